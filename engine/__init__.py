@@ -1,0 +1,1 @@
+"""The scheduling core (no torch): sequences, the paged KV block manager and the scheduler."""

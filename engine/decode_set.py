@@ -1,0 +1,116 @@
+"""The decoding sequences, kept so that a decode step costs nothing per sequence.
+
+All of them grow by one token per decode step, so what happens at which step is known when a sequence joins: with
+`t` the decode clock and `L` its length at the time,
+
+    it ends when the clock reaches          t + end_length - L
+    it needs a new block at every step s    with s = t + 1 - L  (mod block_size)
+
+because step s computes the token at position length - 1. Both are kept in buckets, and the total context is a
+running sum.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from engine.sequence import DecodeClock, Sequence
+
+
+class DecodeSet:
+    """Sequences that decode, in the order they joined."""
+
+    def __init__(self, block_size: int) -> None:
+        self.clock = DecodeClock()
+        self.sequences: dict[Sequence, None] = {}
+        self.fresh: dict[Sequence, None] = {}  # joined since the last decode step
+        self.num_context_tokens = 0
+        self.num_findable = 0  # sequences whose blocks can enter the prefix cache
+        self._block_size = block_size
+        self._boundary: dict[int, dict[Sequence, list[int]]] = {}  # phase -> sequences and their block tables
+        self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
+        self._finish_steps: list[int] = []  # heap of the keys of _finish
+
+    def __len__(self) -> int:
+        return len(self.sequences)
+
+    def join(self, sequence: Sequence) -> None:
+        length = sequence.num_tokens
+        sequence.start_decoding(self.clock)
+        self.sequences[sequence] = None
+        self.fresh[sequence] = None
+        self.num_context_tokens += length
+        self.num_findable += sequence.has_content
+        phase, end = self._keys(sequence, length)
+        bucket = self._boundary.get(phase)
+        if bucket is None:
+            bucket = self._boundary[phase] = {}
+        bucket[sequence] = sequence.block_table
+        ending = self._finish.get(end)
+        if ending is None:
+            ending = self._finish[end] = {}
+            heapq.heappush(self._finish_steps, end)
+        ending[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        length = sequence.num_tokens
+        phase, end = self._keys(sequence, length)
+        del self.sequences[sequence]
+        self.fresh.pop(sequence, None)
+        self.num_context_tokens -= length
+        self.num_findable -= sequence.has_content
+        bucket = self._boundary[phase]
+        del bucket[sequence]
+        if not bucket:
+            del self._boundary[phase]
+        del self._finish[end][sequence]
+
+    def due(self, ahead: int = 0) -> dict[Sequence, list[int]]:
+        """Sequences, with their block tables, that need a new block `ahead` decode steps from now."""
+        return self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE)
+
+    def steps_until_finish(self) -> int:
+        """Decode steps until the first sequence ends; there must be one."""
+        while not self._finish[self._finish_steps[0]]:
+            del self._finish[heapq.heappop(self._finish_steps)]
+        return self._finish_steps[0] - self.clock.step
+
+    def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
+        """How many steps, at most `limit`, the free blocks allow, those of the first step being taken already."""
+        if num_free_blocks >= (limit // self._block_size + 1) * len(self.sequences):
+            return limit
+        for ahead in range(1, limit):
+            num_free_blocks -= len(self.due(ahead))
+            if num_free_blocks < 0:
+                return ahead
+        return limit
+
+    def advance(self, num_steps: int) -> list[Sequence]:
+        """Let `num_steps` decode steps pass and take out the sequences that end with them."""
+        self.clock.step += num_steps
+        self.num_context_tokens += num_steps * len(self.sequences)
+        self.fresh.clear()
+        finished = list(self._finish.get(self.clock.step, ()))
+        for sequence in finished:
+            self.remove(sequence)
+        return finished
+
+    def _keys(self, sequence: Sequence, length: int) -> tuple[int, int]:
+        """The boundary phase and the final clock value, which do not change while the sequence decodes."""
+        offset = self.clock.step - length
+        return (offset + 1) % self._block_size, offset + sequence.end_length
+
+    def check_integrity(self) -> None:
+        """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
+        assert self.num_context_tokens == sum(s.num_tokens for s in self.sequences)
+        assert self.num_findable == sum(s.has_content for s in self.sequences)
+        assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
+        assert self.fresh.keys() <= self.sequences.keys()
+        for sequence in self.sequences:
+            phase, end = self._keys(sequence, sequence.num_tokens)
+            assert self._boundary[phase][sequence] is sequence.block_table
+            assert sequence in self._finish[end] and end > self.clock.step
+            assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+_NOTHING_DUE: dict[Sequence, list[int]] = {}

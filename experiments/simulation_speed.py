@@ -1,0 +1,139 @@
+"""How fast is the simulation? Requests/s, steps/s and simulated over real time ("speed-up"), on three kinds of traffic.
+
+    python experiments/simulation_speed.py [--traces ../shared/traces] [--repeats 3] [--cases azure,mooncake]
+
+Each case runs in a process of its own on one core; the fastest of the repeats counts, since everything that disturbs
+a run makes it slower. "simulate" is the simulation alone, "total" adds reading the trace and building the tables.
+ShareGPT lengths come from the built-in sampler. Results go to experiments/results/simulation_speed.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import resource
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from hydra import compose, initialize_config_dir
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness.arrivals import make_arrivals  # noqa: E402
+from harness.config import parse  # noqa: E402
+from harness.readers import load_trace  # noqa: E402
+from harness.results import environment  # noqa: E402
+from harness.run import build_simulation, kv_pool, serve  # noqa: E402
+
+COMMON = ["model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
+SHAREGPT = ["trace=sharegpt", "arrival=poisson", "arrival.rate=40"]
+AZURE = "azure2023/AzureLLMInferenceTrace_conv.csv"
+MOONCAKE = "mooncake/conversation_trace.jsonl"
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What one case took: wall times in s, peak memory in bytes, simulated time in s."""
+
+    case: str
+    num_requests: int
+    num_steps: int
+    simulated_s: float
+    simulate_s: float
+    total_s: float
+    peak_bytes: int
+
+
+def cases(traces: Path) -> dict[str, list[str]]:
+    """The overrides of each case."""
+    mooncake = ["trace=mooncake", f"trace.path={traces / MOONCAKE}", "arrival=trace"]
+    return {
+        "sharegpt 10k": [*SHAREGPT, "trace.num_requests=10000"],
+        "sharegpt 100k": [*SHAREGPT, "trace.num_requests=100000"],
+        "sharegpt 1M": [*SHAREGPT, "trace.num_requests=1000000"],
+        "sharegpt 100k, backlog": ["trace=sharegpt", "trace.num_requests=100000", "arrival=all_at_once"],
+        "azure conv": ["trace=azure", f"trace.path={traces / AZURE}", "arrival=trace"],
+        "mooncake, blocks of 512": [*mooncake, "block_size=512"],
+        "mooncake, blocks of 16": [*mooncake, "block_size=16"],
+    }
+
+
+def measure(case: str, overrides: list[str]) -> Speed:
+    """Run one case in this process."""
+    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
+        config = parse(compose("config", overrides=[*COMMON, *overrides]))
+    started = time.perf_counter()
+    trace = load_trace(config.trace, seed=config.seed)
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    simulation = build_simulation(config, trace, arrivals, kv_pool(config).num_blocks)
+    loaded = time.perf_counter()
+    serve(simulation)
+    simulated = time.perf_counter()
+    tables = simulation.recorder.tables(trace, simulation.scheduler.unfinished)
+    ended = time.perf_counter()
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    simulated_s = simulation.recorder.now_ns * 1e-9
+    return Speed(case, len(trace.table), len(tables.steps), simulated_s, simulated - loaded, ended - started, peak)
+
+
+def best_of(case: str, overrides: list[str], repeats: int) -> Speed:
+    """The fastest of several runs, each in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    runs = []
+    for _ in range(repeats):
+        with context.Pool(1) as pool:
+            runs.append(pool.apply(measure, (case, overrides)))
+    return min(runs, key=lambda speed: speed.simulate_s)
+
+
+def show(speeds: list[Speed], console: Console) -> None:
+    table = Table("case", "requests/s", "steps/s", "speed-up", "simulate, s", "total, s", "peak, GB", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for speed in speeds:
+        table.add_row(
+            speed.case,
+            f"{speed.num_requests / speed.simulate_s:,.0f}",
+            f"{speed.num_steps / speed.simulate_s:,.0f}",
+            f"{speed.simulated_s / speed.simulate_s:,.0f}x",
+            f"{speed.simulate_s:.2f}",
+            f"{speed.total_s:.2f}",
+            f"{speed.peak_bytes / 1e9:.2f}",
+        )
+    console.print(table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--traces", type=Path, default=ROOT.parent / "shared" / "traces")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--cases", default="", help="comma-separated beginnings of case names; all if empty")
+    args = parser.parse_args()
+    console = Console()
+    wanted = tuple(args.cases.split(","))
+    speeds = []
+    for case, overrides in cases(args.traces.resolve()).items():
+        missing = [word for word in overrides if word.startswith("trace.path=") and not Path(word[11:]).exists()]
+        if missing:
+            console.print(f"{case}: skipped, no file {missing[0][11:]}")
+        elif case.startswith(wanted):
+            console.print(f"{case} ...")
+            speeds.append(best_of(case, overrides, args.repeats))
+    show(speeds, console)
+    if not args.cases:
+        path = ROOT / "experiments" / "results" / "simulation_speed.json"
+        path.parent.mkdir(exist_ok=True)
+        command = "python experiments/simulation_speed.py"
+        result = {"command": command, "environment": environment(), "cases": [asdict(speed) for speed in speeds]}
+        path.write_text(json.dumps(result, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

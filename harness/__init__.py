@@ -1,0 +1,1 @@
+"""Traces, arrivals, replay, metrics, result tables, plots and reports."""

@@ -1,0 +1,153 @@
+"""The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
+
+import importlib
+import importlib.util
+import os
+import re
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.types import RunMode
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+
+from harness import help_text, sweep
+from harness.config import RunConfig, parse, to_yaml
+from harness.config.parse import explain_override
+from harness.config.schema import nearest
+from harness.errors import ConfigError, TwinServeError
+from harness.results import SUMMARY, write_whole
+
+USER_ERROR = 2
+INTERRUPTED = 130
+
+help_text.register()
+
+
+def launch(main: Callable[[], None]) -> int:
+    """Runs the Hydra entry point `main` and returns the process's exit code.
+
+    Errors a user can cause become one line on stderr. With HYDRA_FULL_ERROR=1 in the environment, and for errors that
+    are defects of this program, the exception is raised instead.
+    """
+    show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
+    try:
+        _check_flags()
+        main()
+        return 0
+    except KeyboardInterrupt:
+        sweep.report_interrupted()
+        print("interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as stop:
+        if not isinstance(stop.__cause__, Exception):
+            raise
+        error = stop.__cause__
+    except Exception as caught:
+        if not _is_users(caught):
+            raise
+        error = caught
+    if show_traceback:
+        raise error
+    print(f"error: {explain(error)}", file=sys.stderr)
+    return USER_ERROR
+
+
+def run_job(cfg: DictConfig) -> None:
+    """Runs one composed job in its output folder; in a sweep, without letting its failure stop the other jobs.
+
+    Raises:
+        SystemExit: the user's error is its cause. Hydra lets it through, where it would print a line of its own and a
+            list of overrides for any other exception.
+    """
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    if hydra.mode == RunMode.MULTIRUN:
+        sweep.run_job(cfg, folder, execute)
+        return
+    try:
+        execute(parse(cfg), folder)
+    except (TwinServeError, OSError) as error:
+        raise SystemExit(USER_ERROR) from error
+
+
+def execute(config: RunConfig, folder: Path) -> None:
+    """Does what `config.task` says and leaves the resolved configuration and the results in `folder`.
+
+    Raises:
+        TwinServeError: the configuration, the trace or an input folder cannot be used.
+        OSError: the output cannot be written.
+    """
+    check_engine(config.engine.kind)
+    # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
+    (folder / SUMMARY).unlink(missing_ok=True)
+    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
+    if config.task == "report":
+        sweep.write_report(sweep.expand_results(config.results), folder)
+        return
+    from harness.run import run  # imported late: --help and errors answer without it
+
+    run(config, folder)
+
+
+def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
+    """Says what is missing for the engine asked for.
+
+    Raises:
+        ConfigError: torch or CUDA is missing, or the engine is not part of this version.
+    """
+    if kind == "sim":
+        return
+    runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
+    if importlib.util.find_spec("torch") is None:
+        raise ConfigError(f"engine={kind}: torch is not installed (pip install -e '.[engine]'); {runs_here}")
+    if kind == "gpu" and not importlib.import_module("torch").cuda.is_available():
+        raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")
+    raise ConfigError(f"engine={kind}: the real engine is not part of this version yet; engine=sim runs anywhere")
+
+
+def explain(error: Exception) -> str:
+    """One line for an error of the user's, with the nearest valid name where a name is wrong."""
+    if isinstance(error, OverrideParseException):
+        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)})"
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
+        group, _, option = error.missing_cfg_file.rpartition("/")
+        return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"
+    text = str(error) or str(error.__cause__)
+    if isinstance(error, HydraException) and (match := re.match(r"Could not override '([^']+)'", text)):
+        return explain_override(match[1]) or _one_line(text)
+    return _one_line(text)
+
+
+def _is_users(error: Exception) -> bool:
+    """Whether the user can be the cause; Hydra also uses ValueError for misuse of its flags and groups."""
+    if isinstance(error, (HydraException, OmegaConfBaseException, TwinServeError, OSError)):
+        return True
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _first_line(text: str) -> str:
+    return text.strip().splitlines()[0]
+
+
+def _check_flags() -> None:
+    """Parses the flags as Hydra is going to, so that a wrong one ends in one line instead of a usage text."""
+
+    def fail(message: str) -> NoReturn:
+        raise ConfigError(f"{message}; everything but Hydra's flags is given as key=value (see --help)")
+
+    parser = get_args_parser()
+    parser.error = fail  # type: ignore[method-assign]
+    parser.parse_args()

@@ -1,0 +1,126 @@
+"""Reads the configuration schema itself: which keys exist where, and in words what each accepts.
+
+Error messages are derived from the models, so they cannot contradict what is accepted.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+_COMPARISONS = ((annotated_types.Ge, "ge", ">="), (annotated_types.Gt, "gt", ">"))
+_UPPER_COMPARISONS = ((annotated_types.Le, "le", "<="), (annotated_types.Lt, "lt", "<"))
+_NOUNS = {int: "an integer", float: "a number", str: "text", bool: "true or false"}
+
+
+def split_annotation(annotation: Any) -> tuple[Any, list[Any]]:
+    """The bare type under (nested) Annotated, and all its metadata with pydantic's FieldInfo unpacked."""
+    metadata: list[Any] = []
+    while get_origin(annotation) is Annotated:
+        annotation, *extra = get_args(annotation)
+        for item in extra:
+            metadata.extend(item.metadata if isinstance(item, FieldInfo) else [item])
+    return annotation, metadata
+
+
+def union_members(annotation: Any) -> list[Any]:
+    """Members of a union; a list of the annotation alone when it is none."""
+    bare, _ = split_annotation(annotation)
+    return list(get_args(bare)) if get_origin(bare) in (Union, UnionType) else [bare]
+
+
+def models_in(annotation: Any) -> list[type[BaseModel]]:
+    """The configuration models a key can hold: one, or the variants of a group; empty for a plain value."""
+    members = (split_annotation(member)[0] for member in union_members(annotation))
+    return [member for member in members if isinstance(member, type) and issubclass(member, BaseModel)]
+
+
+def tag_of(model: type[BaseModel]) -> str | None:
+    """The `kind` that selects this variant of a group, None for a model without variants."""
+    field = model.model_fields.get("kind")
+    return None if field is None else str(get_args(field.annotation)[0])
+
+
+def item_type(annotation: Any) -> Any:
+    """Type of what a list or dict holds, None for anything that holds no items."""
+    arguments = {tuple: 0, dict: 1}
+    origin = get_origin(annotation)
+    return get_args(annotation)[arguments[origin]] if origin in arguments else None
+
+
+def item_keys(annotation: Any) -> list[str]:
+    """The keys a dict with a closed set of keys accepts; empty for anything else."""
+    return list(get_args(get_args(annotation)[0])) if get_origin(annotation) is dict else []
+
+
+def describe(annotation: Any, metadata: Sequence[Any] = ()) -> str:
+    """What a key accepts, worded to follow `must be` or to stand alone as `choose one of ...`."""
+    bare, inner = split_annotation(annotation)
+    constraints = [*metadata, *inner]
+    members = union_members(bare)
+    tags = [tag for tag in map(tag_of, models_in(bare)) if tag is not None]
+    if tags:
+        return f"choose one of {', '.join(tags)}"
+    if NoneType in members:
+        (value,) = (member for member in members if member is not NoneType)
+        return f"{describe(value, constraints)}, or null"
+    if get_origin(bare) is Literal:
+        return f"choose one of {', '.join(map(str, get_args(bare)))}"
+    if get_origin(bare) is tuple:
+        item = describe(get_args(bare)[0])
+        return f"must be a list, each item {item.removeprefix('must be ')}"
+    if get_origin(bare) is dict or models_in(bare):
+        return "must be a group of keys"
+    return f"must be {_NOUNS[bare]}{_bounds(constraints)}"
+
+
+def _bounds(constraints: Iterable[Any]) -> str:
+    """The numeric limits among the constraints, as ` >= 1 and <= 10`; ` that is not empty` for required text."""
+    constraints = list(constraints)
+    parts = [
+        f" {symbol} {getattr(item, attribute)}"
+        for comparisons in (_COMPARISONS, _UPPER_COMPARISONS)
+        for kind, attribute, symbol in comparisons
+        for item in constraints
+        if isinstance(item, kind)
+    ]
+    if parts:
+        return " and".join(parts)
+    return " that is not empty" if any(isinstance(item, annotated_types.MinLen) for item in constraints) else ""
+
+
+def nearest(name: str, allowed: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the closest allowed name, empty when none is close."""
+    match = difflib.get_close_matches(name, list(allowed), n=1)
+    return f"; did you mean {match[0]!r}?" if match else ""
+
+
+def unknown_name(key: str, allowed: Sequence[str]) -> str:
+    """One line about a dotted key whose last segment is none of those allowed at its level."""
+    hint = nearest(key.rpartition(".")[2], allowed)
+    return f"{key}: unknown key{hint} (allowed here: {', '.join(allowed) or 'none'})"
+
+
+def unknown_key(models: Sequence[type[BaseModel]], path: Sequence[str], prefix: str = "") -> str | None:
+    """One line about the first segment of a dotted key that no model here has.
+
+    `models` are the variants allowed at this level, `prefix` the dotted path of this level. A key that another
+    variant has is told apart from one that does not exist. None when every segment of the path exists.
+    """
+    name, *rest = path
+    fields = {key: field for model in models for key, field in model.model_fields.items()}
+    full = prefix + name
+    if name not in fields:
+        return unknown_name(full, [key for key in fields if key != "kind"])
+    owners = [tag for model in models if name in model.model_fields and (tag := tag_of(model))]
+    if not rest:
+        group = prefix.rstrip(".")
+        return (
+            f"{full}: belongs to {group}={' or '.join(owners)} only" if len(owners) < len(models) and owners else None
+        )
+    inner = models_in(fields[name].annotation)
+    return unknown_key(inner, rest, f"{full}.") if inner else f"{full}: holds a value, not keys below it"

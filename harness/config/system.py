@@ -1,0 +1,162 @@
+"""Configuration of what serves the requests: engine, model, device, scheduler, step cost; and of the metrics."""
+
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.config.base import (
+    ConfigModel,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Text,
+)
+
+Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class SimEngine(ConfigModel):
+    """Discrete-event simulation; `compress` advances runs of identical decode steps as one event."""
+
+    kind: Literal["sim"] = "sim"
+    compress: bool = True
+
+
+class GpuEngine(ConfigModel):
+    """The real engine on CUDA devices."""
+
+    kind: Literal["gpu"] = "gpu"
+
+
+class CpuEngine(ConfigModel):
+    """The real engine on the CPU."""
+
+    kind: Literal["cpu"] = "cpu"
+
+
+EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator="kind")]
+
+
+class ModelConfig(ConfigModel):
+    """Shape of a decoder-only transformer with grouped-query attention and a gated MLP, dense or mixture of experts.
+
+    Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
+    layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
+    """
+
+    name: Text
+    num_layers: PositiveInt
+    hidden_size: PositiveInt
+    num_attention_heads: PositiveInt
+    num_kv_heads: PositiveInt
+    head_dim: PositiveInt
+    intermediate_size: PositiveInt
+    vocab_size: PositiveInt
+    tie_word_embeddings: bool
+    max_position_embeddings: PositiveInt
+    dtype: Dtype
+    num_experts: NonNegativeInt = 0
+    num_experts_per_token: NonNegativeInt = 0
+    moe_intermediate_size: NonNegativeInt = 0
+
+    @property
+    def dtype_bytes(self) -> int:
+        """Bytes of one weight or KV-cache element."""
+        return 4 if self.dtype == "float32" else 2
+
+    @model_validator(mode="after")
+    def _check_heads(self) -> Self:
+        if self.num_attention_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads={self.num_kv_heads}: must divide num_attention_heads={self.num_attention_heads}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_experts(self) -> Self:
+        sizes = (self.num_experts, self.num_experts_per_token, self.moe_intermediate_size)
+        if any(sizes) and not all(sizes):
+            raise ValueError(
+                f"num_experts={self.num_experts}: num_experts_per_token and moe_intermediate_size must be >= 1 with "
+                "experts, and all three 0 without"
+            )
+        if self.num_experts_per_token > self.num_experts:
+            raise ValueError(
+                f"num_experts_per_token={self.num_experts_per_token}: must be <= num_experts={self.num_experts}"
+            )
+        return self
+
+
+class DeviceConfig(ConfigModel):
+    """One accelerator (or CPU) and its link to its peers.
+
+    `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
+    bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
+    device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
+    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    """
+
+    name: Text
+    memory_bytes: PositiveInt
+    memory_bandwidth: PositiveFloat
+    flops: dict[Literal["bf16", "fp8", "fp32"], PositiveFloat]
+    memory_efficiency: Fraction
+    flops_efficiency: Fraction
+    link_bandwidth: PositiveFloat
+    link_latency_s: NonNegativeFloat
+    step_overhead_s: NonNegativeFloat
+
+    @model_validator(mode="after")
+    def _check_flops(self) -> Self:
+        for name in ("bf16", "fp32"):
+            if name not in self.flops:
+                raise ValueError(f"flops.{name}: missing; must be a number > 0 (operations per second)")
+        return self
+
+
+class SchedulerConfig(ConfigModel):
+    """Scheduling policy. `watermark` is the share of the pool kept free when a request is admitted."""
+
+    policy: Literal["prefill_first", "mixed"] = "mixed"
+    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.02
+    enable_prefix_caching: bool = True
+
+
+class RooflineCost(ConfigModel):
+    """Step times from the device's datasheet rates and efficiencies."""
+
+    kind: Literal["roofline"] = "roofline"
+
+
+class ProfiledCost(ConfigModel):
+    """Step times from measured kernel times; `profile` is the profile's folder."""
+
+    kind: Literal["profiled"] = "profiled"
+    profile: Text
+
+
+CostConfig = Annotated[RooflineCost | ProfiledCost, Field(discriminator="kind")]
+
+
+class SloConfig(ConfigModel):
+    """Service-level objectives in milliseconds; a request is good when it meets every one given."""
+
+    ttft_ms: PositiveFloat | None = None
+    tpot_ms: PositiveFloat | None = None
+    e2el_ms: PositiveFloat | None = None
+
+
+class MetricsConfig(ConfigModel):
+    """Percentiles to report (0 to 100), and seconds cut at the start (`warmup`) and the end (`drain`) of a run."""
+
+    percentiles: Annotated[tuple[Annotated[float, Field(ge=0, le=100)], ...], Field(strict=False, min_length=1)] = (
+        50.0,
+        90.0,
+        95.0,
+        99.0,
+    )
+    warmup: NonNegativeFloat = 0.0
+    drain: NonNegativeFloat = 0.0
+    slo: SloConfig = SloConfig()

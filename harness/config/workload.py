@@ -1,0 +1,213 @@
+"""Configuration of what is asked of the engine: the trace, and when its requests arrive."""
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text
+
+DEFAULT_SAMPLED_REQUESTS = 2000
+
+
+class ConstantLengths(ConfigModel):
+    """Every length is `value` tokens."""
+
+    kind: Literal["constant"] = "constant"
+    value: PositiveInt
+
+
+class UniformLengths(ConfigModel):
+    """Whole numbers of tokens from `low` to `high`, both included, equally likely."""
+
+    kind: Literal["uniform"] = "uniform"
+    low: PositiveInt
+    high: PositiveInt
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.high < self.low:
+            raise ValueError(f"high={self.high}: must be >= low={self.low}")
+        return self
+
+
+class LognormalLengths(ConfigModel):
+    """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max]."""
+
+    kind: Literal["lognormal"] = "lognormal"
+    mean: PositiveFloat
+    std: PositiveFloat
+    min: PositiveInt = 1
+    max: PositiveInt | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.max is not None and self.max < self.min:
+            raise ValueError(f"max={self.max}: must be >= min={self.min}")
+        return self
+
+
+LengthsConfig = Annotated[ConstantLengths | UniformLengths | LognormalLengths, Field(discriminator="kind")]
+
+
+class FileTrace(ConfigModel):
+    """A trace file. `limit` keeps the first requests only; `on_bad_row` skips and counts unusable rows, or stops."""
+
+    path: Text
+    limit: PositiveInt | None = None
+    on_bad_row: Literal["skip", "error"] = "skip"
+
+
+class AzureTrace(FileTrace):
+    """Azure LLM inference traces of 2023, 2024 and 2025, recognised by their content."""
+
+    kind: Literal["azure"] = "azure"
+
+
+class MooncakeTrace(FileTrace):
+    """Mooncake traces: JSON lines with hash ids of 512-token blocks."""
+
+    kind: Literal["mooncake"] = "mooncake"
+
+
+class BurstGptTrace(FileTrace):
+    """BurstGPT traces, of any version, recognised by their header."""
+
+    kind: Literal["burstgpt"] = "burstgpt"
+
+
+class CsvTrace(FileTrace):
+    """A CSV file with the columns of the trace table."""
+
+    kind: Literal["csv"] = "csv"
+
+
+class JsonlTrace(FileTrace):
+    """JSON lines with the columns of the trace table, token ids and hash ids included."""
+
+    kind: Literal["jsonl"] = "jsonl"
+
+
+class ShareGptTrace(ConfigModel):
+    """ShareGPT chats: a file (JSON with texts, or CSV of lengths), or without a path `num_requests` of the
+    distributions fitted to them. `turns` takes first exchanges or whole conversations; `tokenizer` is a
+    tokenizer.json, or a folder holding one, to count the tokens of texts with."""
+
+    kind: Literal["sharegpt"] = "sharegpt"
+    path: Text | None = None
+    turns: Literal["first", "multi"] = "first"
+    tokenizer: Text | None = None
+    num_requests: PositiveInt | None = None
+    limit: PositiveInt | None = None
+    on_bad_row: Literal["skip", "error"] = "skip"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_in_sampled_requests(cls, data: Any) -> Any:
+        sampled = isinstance(data, dict) and data.get("path") is None and data.get("num_requests") is None
+        return data | {"num_requests": DEFAULT_SAMPLED_REQUESTS} if sampled else data
+
+    @model_validator(mode="after")
+    def _check_source(self) -> Self:
+        if self.path is not None and self.num_requests is not None:
+            raise ValueError(f"num_requests={self.num_requests}: for the built-in sampler only; with a path use limit")
+        if self.path is None and self.tokenizer is not None:
+            raise ValueError(f"tokenizer={self.tokenizer!r}: needs a path; the built-in sampler has no texts to count")
+        return self
+
+
+class SyntheticTrace(ConfigModel):
+    """Independent requests of drawn lengths (tokens)."""
+
+    kind: Literal["synthetic"] = "synthetic"
+    num_requests: PositiveInt
+    prompt: LengthsConfig
+    output: LengthsConfig
+
+
+class SharedPrefixTrace(ConfigModel):
+    """Prompts that open with one of `num_prefixes` prefixes of `prefix_tokens` tokens, followed by `suffix` tokens of
+    their own. The k-th prefix is drawn in proportion to k ** -zipf_exponent: 0 makes all equally likely."""
+
+    kind: Literal["shared_prefix"] = "shared_prefix"
+    num_requests: PositiveInt
+    num_prefixes: PositiveInt
+    prefix_tokens: Annotated[int, Field(ge=16)]
+    zipf_exponent: NonNegativeFloat = 0.0
+    suffix: LengthsConfig
+    output: LengthsConfig
+
+
+TraceConfig = Annotated[
+    ShareGptTrace
+    | AzureTrace
+    | MooncakeTrace
+    | BurstGptTrace
+    | CsvTrace
+    | JsonlTrace
+    | SyntheticTrace
+    | SharedPrefixTrace,
+    Field(discriminator="kind"),
+]
+
+
+class TraceArrival(ConfigModel):
+    """The trace's own arrival times, multiplied by `time_scale`."""
+
+    kind: Literal["trace"] = "trace"
+    time_scale: PositiveFloat = 1.0
+
+
+class PoissonArrival(ConfigModel):
+    """Independent arrivals at `rate` requests/s."""
+
+    kind: Literal["poisson"] = "poisson"
+    rate: PositiveFloat
+
+
+class GammaArrival(ConfigModel):
+    """Gamma-distributed gaps at `rate` requests/s; `burstiness` is the shape, their CV is 1/sqrt(burstiness)."""
+
+    kind: Literal["gamma"] = "gamma"
+    rate: PositiveFloat
+    burstiness: PositiveFloat
+
+
+class ConstantArrival(ConfigModel):
+    """Equal gaps at `rate` requests/s."""
+
+    kind: Literal["constant"] = "constant"
+    rate: PositiveFloat
+
+
+class AllAtOnceArrival(ConfigModel):
+    """Every request at time 0."""
+
+    kind: Literal["all_at_once"] = "all_at_once"
+
+
+class ClosedLoopArrival(ConfigModel):
+    """`concurrency` clients, each sending its next request when the one before has finished."""
+
+    kind: Literal["closed_loop"] = "closed_loop"
+    concurrency: PositiveInt
+
+
+class SessionsArrival(ConfigModel):
+    """Sessions start at `rate` per second (Poisson); a turn follows the end of the one before after a think time,
+    exponential with mean `think_time` seconds."""
+
+    kind: Literal["sessions"] = "sessions"
+    rate: PositiveFloat
+    think_time: NonNegativeFloat = 0.0
+
+
+ArrivalConfig = Annotated[
+    TraceArrival
+    | PoissonArrival
+    | GammaArrival
+    | ConstantArrival
+    | AllAtOnceArrival
+    | ClosedLoopArrival
+    | SessionsArrival,
+    Field(discriminator="kind"),
+]

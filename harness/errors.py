@@ -1,0 +1,13 @@
+"""Errors a user can cause. Every message is one line that names the key or file and says what is allowed."""
+
+
+class TwinServeError(Exception):
+    """Base of all errors that end a run with one line instead of a traceback."""
+
+
+class ConfigError(TwinServeError):
+    """A configuration value is unknown, of the wrong type, out of range, or contradicts another."""
+
+
+class TraceError(TwinServeError):
+    """A trace file is missing, unreadable, or holds no usable row."""

@@ -1,0 +1,167 @@
+"""One run over time: throughput, queues, KV cache, preemptions, and what the prefix cache gave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.metrics import Floats, step_integral
+from harness.plots.style import COLORS, GREY, LIGHT, head, panels, plain_numbers, run_subtitle
+from harness.results import RunResult
+
+_MAX_BINS = 240
+
+
+@dataclass(frozen=True)
+class _Bins:
+    """Equal spans of time from 0 to the end of the last step, and the steps to be counted in them. Times in s."""
+
+    edges: Floats
+    starts: Floats
+    durations: Floats
+
+    @property
+    def width(self) -> float:
+        return float(self.edges[1] - self.edges[0])
+
+    def total(self, amount: npt.NDArray[Any]) -> Floats:
+        """float64[bins]: what of each step's amount falls into each bin."""
+        return np.diff(step_integral(self.starts, self.durations, amount, self.edges))
+
+    def mean(self, level: npt.NDArray[Any]) -> Floats:
+        """float64[bins]: time-weighted mean, idle time counting as zero."""
+        return self.total(level * self.durations) / self.width
+
+
+@dataclass(frozen=True)
+class _Panel:
+    """What to draw per bin. absent: what to say instead where it is zero throughout. top: of the y axis, if fixed."""
+
+    title: str
+    unit: str
+    values: Floats
+    color: str
+    absent: str = ""
+    top: float | None = None
+
+
+def draw_timeline(result: RunResult, summary: Mapping[str, Any]) -> Figure | None:
+    """Stacked panels on one time axis; None without steps. What never happened gets a word instead of a panel."""
+    bins = _bins(result)
+    if bins is None:
+        return None
+    contents = [*_throughput(result, bins), *_engine_state(result, bins)]
+    notes = [panel.absent for panel in contents if panel.absent and not panel.values.any()]
+    if summary["num_excluded"]:
+        notes.append("grey: arrivals left out of the summary")
+    contents = [panel for panel in contents if not panel.absent or panel.values.any()]
+    subtitle = " · ".join([run_subtitle(summary), *notes])
+    grid_size = (9.0, 1.15 * len(contents) + 0.3)
+    figure, grid = panels("The run over time", subtitle, len(contents), 1, grid_size, sharex=True)
+    figure.align_ylabels()
+    for axes, panel in zip(grid[:, 0], contents, strict=True):
+        axes.stairs(panel.values, bins.edges, color=panel.color, fill=True, alpha=0.18)
+        axes.stairs(panel.values, bins.edges, color=panel.color, linewidth=1.1, baseline=None)
+        head(axes, panel.title)
+        axes.set_ylabel(panel.unit)
+        axes.set_ylim(0, panel.top or float(panel.values.max()) * 1.1 or 1.0)
+        axes.locator_params(axis="y", nbins=3)
+        plain_numbers(axes, "y")
+        _shade_outside(axes, bins, summary)
+    _time_axis(grid[-1, 0], bins)
+    return figure
+
+
+def draw_cache(result: RunResult, summary: Mapping[str, Any]) -> Figure | None:
+    """Hit rate and where prompt tokens came from; None where no prompt token was found in the prefix cache."""
+    bins = _bins(result)
+    cached_per_step = _column(result, "num_cached_tokens")
+    if bins is None or not cached_per_step.any():
+        return None
+    cached, prompt = bins.total(cached_per_step), bins.total(_column(result, "num_first_admitted_tokens"))
+    cumulative = _share(np.cumsum(cached), np.cumsum(prompt))
+    figure, grid = panels("Prefix cache", run_subtitle(summary), 2, 1, (9.0, 4.0), sharex=True)
+    rate, tokens = grid[:, 0]
+    rate.stairs(100 * _share(cached, prompt), bins.edges, color=LIGHT, baseline=None)
+    rate.stairs(100 * cumulative, bins.edges, color=COLORS[0], baseline=None, linewidth=1.8)
+    head(rate, f"Hit rate over first admissions: {cumulative[-1]:.1%} since the start (blue), per bin (grey)")
+    rate.set_ylabel("% of prompt tokens")
+    rate.set_ylim(0, 102)
+    computed = prompt - cached
+    tokens.stairs(prompt / bins.width, bins.edges, baseline=cached / bins.width, fill=True, color=COLORS[1], alpha=0.55)
+    tokens.stairs(cached / bins.width, bins.edges, fill=True, color=COLORS[0], alpha=0.75)
+    head(tokens, f"Prompt tokens: {cached.sum():,.0f} from the cache (blue), {computed.sum():,.0f} computed (orange)")
+    tokens.set_ylabel("tok/s")
+    tokens.set_ylim(0, None)
+    plain_numbers(tokens, "y")
+    for axes in (rate, tokens):
+        _shade_outside(axes, bins, summary)
+    _time_axis(tokens, bins)
+    return figure
+
+
+def _bins(result: RunResult) -> _Bins | None:
+    if result.steps.empty:
+        return None
+    starts = result.steps["start_time"].to_numpy(dtype=np.float64)
+    durations = result.steps["duration"].to_numpy(dtype=np.float64)
+    end = float(starts[-1] + durations[-1])
+    if end <= 0:
+        return None
+    return _Bins(np.linspace(0.0, end, min(_MAX_BINS, len(starts)) + 1), starts, durations)
+
+
+def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
+    # each decode gives a token, and so does the end of a prefill: counted where a request's first token is, which
+    # leaves out one token per resumption after a preemption
+    first_tokens = np.sort(result.requests["first_token_time"].dropna().to_numpy(dtype=np.float64))
+    firsts = np.diff(np.searchsorted(first_tokens, bins.edges, side="right"))
+    output = (bins.total(_column(result, "num_decode_seqs")) + firsts) / bins.width
+    prefill = bins.total(_column(result, "num_prefill_tokens")) / bins.width
+    return [
+        _Panel("Output throughput", "tok/s", output, COLORS[0]),
+        _Panel("Prefill throughput, recomputation included", "tok/s", prefill, COLORS[5]),
+    ]
+
+
+def _engine_state(result: RunResult, bins: _Bins) -> list[_Panel]:
+    running, waiting = _column(result, "num_running"), _column(result, "num_waiting")
+    used, preempted = _column(result, "num_used_blocks") / result.num_blocks, _column(result, "num_preempted")
+    full = 104.0 if used.max() > 0.5 else None
+    queue, events = f"Waiting (peak {waiting.max():,})", f"Preemptions ({preempted.sum():,} in all)"
+    return [
+        _Panel(f"Running (peak {running.max():,})", "requests", bins.mean(running), COLORS[2]),
+        _Panel(queue, "requests", bins.mean(waiting), COLORS[1], absent="no waiting requests"),
+        _Panel(f"KV cache in use (peak {used.max():.1%})", "% of blocks", 100 * bins.mean(used), COLORS[3], top=full),
+        _Panel(events, "per s", bins.total(preempted) / bins.width, COLORS[7], absent="no preemptions"),
+    ]
+
+
+def _column(result: RunResult, name: str) -> npt.NDArray[Any]:
+    return result.steps[name].to_numpy()
+
+
+def _share(part: Floats, whole: Floats) -> Floats:
+    """NaN, and so a break in the line, where nothing was admitted."""
+    return np.divide(part, whole, out=np.full_like(whole, np.nan), where=whole > 0)
+
+
+def _shade_outside(axes: Axes, bins: _Bins, summary: Mapping[str, Any]) -> None:
+    """Grey where arrivals are outside the window, if it cuts any."""
+    if not summary["num_excluded"]:
+        return
+    start, end = summary["window_start_s"], summary["window_end_s"]
+    for low, high in ((0.0, start), (end, float(bins.edges[-1]))):
+        axes.axvspan(low, min(high, bins.edges[-1]), color=GREY, alpha=0.12, linewidth=0)
+
+
+def _time_axis(axes: Axes, bins: _Bins) -> None:
+    axes.set_xlim(0, bins.edges[-1])
+    axes.set_xlabel(f"time since the start of the replay, s (bins of {bins.width:.3g} s)")
+    plain_numbers(axes, "x")

@@ -1,0 +1,85 @@
+"""Opens trace files, and reads JSON-lines files in batches."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.errors import TraceError
+
+_HEAD_BYTES = 1 << 16
+_BATCH_LINES = 4096
+
+
+@dataclass(frozen=True)
+class JsonBatch:
+    """Consecutive lines of a JSON-lines file.
+
+    Attributes:
+        records: the decoded objects.
+        lines: int64[n], number of each object's line, counted from 1.
+        malformed: number and reason of each line that holds no object.
+    """
+
+    records: list[dict[str, Any]]
+    lines: npt.NDArray[np.int64]
+    malformed: list[tuple[int, str]]
+
+    def column(self, key: str) -> list[Any]:
+        """The values of one key, None where an object lacks it."""
+        return [record.get(key) for record in self.records]
+
+
+@contextmanager
+def open_trace(path: str) -> Iterator[BinaryIO]:
+    """Opens a file for reading; raises TraceError, one line, when that or reading it fails."""
+    try:
+        with open(path, "rb") as file:
+            yield file
+    except OSError as error:
+        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def file_head(path: str) -> bytes:
+    """The start of a file, for recognising its format. Raises TraceError for an empty file."""
+    with open_trace(path) as file:
+        start = file.read(_HEAD_BYTES)
+    if not start.strip():
+        raise TraceError(f"{path}: the file is empty")
+    return start
+
+
+def json_batches(path: str) -> Iterator[JsonBatch]:
+    """Yields the objects of a JSON-lines file, one a line. Blank lines are passed over."""
+    with open_trace(path) as file:
+        numbered = enumerate(file, 1)
+        while texts := list(islice(numbered, _BATCH_LINES)):
+            records = {line: _decode(text) for line, text in texts if not text.isspace()}
+            lines = [line for line, record in records.items() if record is not None]
+            yield JsonBatch(
+                records=[record for record in records.values() if record is not None],
+                lines=np.array(lines, dtype=np.int64),
+                malformed=[(line, "the line is not a JSON object") for line in records if records[line] is None],
+            )
+
+
+def first_record(path: str, wanted: tuple[str, ...], what: str) -> dict[str, Any]:
+    """The first object of a JSON-lines file, which must have the wanted keys; raises TraceError otherwise."""
+    file_head(path)
+    record = next((batch.records[0] for batch in json_batches(path) if batch.records), None)
+    if record is None or not set(wanted) <= set(record):
+        raise TraceError(f"{path}: not {what}: each line must be a JSON object with {', '.join(wanted)}")
+    return record
+
+
+def _decode(text: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,93 @@
+"""The request trace: one table of requests, whatever file or sampler it came from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+MAX_TOKENS = 2**31 - 1  # of a prompt or output: longer is a damaged file, and sums stay far from the end of int64
+
+_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "priority", "session_id", "turn")
+_LIST_COLUMNS = ("hash_ids", "token_ids")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Requests to replay, in arrival order.
+
+    Attributes:
+        name: short name for tables and plots.
+        table: one row per request, RangeIndex. `request_id` int64, 0..n-1; `arrival_time` float64, seconds since the
+            first request, NaN throughout when the trace has no times; `num_prompt_tokens` and `num_output_tokens`
+            int64, >= 1. Optional, absent when the trace does not have them:
+            `priority` int64;
+            `session_id` and `turn` int64: rows of a session are in turn order and its prompts are cumulative, each
+            at least as long as the previous turn's prompt and output, which it starts with;
+            `hash_ids` int64 arrays, one id per block of `hash_block_size` prompt tokens (the last may be partial):
+            two requests with an equal id have equal prompts up to the end of that block;
+            `token_ids` int32 arrays of length `num_prompt_tokens`.
+        source: path of the file, or what generated the requests.
+        hash_block_size: tokens per hash id; None without `hash_ids`.
+        bad_rows: rows of the file that were left out, counted by reason.
+        notes: what a reader of the results must know about the data.
+    """
+
+    name: str
+    table: pd.DataFrame
+    source: str
+    hash_block_size: int | None = None
+    bad_rows: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def has_times(self) -> bool:
+        """Whether the trace says when its requests arrive."""
+        return bool(self.table["arrival_time"].notna().all())
+
+
+def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.DataFrame:
+    """Assembles `Trace.table` from its columns.
+
+    Args:
+        columns: by name, each of length n >= 1. `num_prompt_tokens` and `num_output_tokens` are required;
+            `arrival_time` in ticks from any origin, ascending. A `session_id` without `turn` gets turns counted.
+        ticks_per_second: resolution of `arrival_time`; integer ticks keep their exact distances.
+    """
+    n = len(columns["num_prompt_tokens"])
+    table: dict[str, Any] = {"request_id": np.arange(n, dtype=np.int64), "arrival_time": np.full(n, np.nan)}
+    if "arrival_time" in columns:
+        ticks = np.asarray(columns["arrival_time"])
+        table["arrival_time"] = (ticks - ticks[0]) / ticks_per_second
+    for name in _INTEGER_COLUMNS:
+        if name in columns:
+            table[name] = np.asarray(columns[name], dtype=np.int64)
+    if "session_id" in table and "turn" not in table:
+        table["turn"] = pd.Series(table["session_id"]).groupby(table["session_id"]).cumcount().to_numpy(np.int64)
+    for name in _LIST_COLUMNS:
+        if name in columns:
+            table[name] = pd.Series(columns[name], dtype=object)
+    return pd.DataFrame(table)
+
+
+def conversation_columns(
+    *, num_turns: npt.NDArray[np.int64], new_tokens: npt.NDArray[np.int64], output_tokens: npt.NDArray[np.int64]
+) -> dict[str, npt.NDArray[np.int64]]:
+    """Columns of conversations whose prompts hold everything said before: prompt(t) = prompt(t-1) + output(t-1) + new.
+
+    Args:
+        num_turns: int64[sessions], >= 1.
+        new_tokens: int64[requests], tokens of each turn's new message, turn after turn, session after session.
+        output_tokens: int64[requests], likewise.
+    """
+    session_id = np.repeat(np.arange(len(num_turns), dtype=np.int64), num_turns)
+    first_row = np.cumsum(num_turns) - num_turns
+    said = np.concatenate([[0], np.cumsum(new_tokens + output_tokens)])  # before each row, by all sessions so far
+    return {
+        "session_id": session_id,
+        "turn": np.arange(len(session_id), dtype=np.int64) - first_row[session_id],
+        "num_prompt_tokens": said[:-1] - said[first_row][session_id] + new_tokens,
+        "num_output_tokens": output_tokens,
+    }

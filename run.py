@@ -1,0 +1,17 @@
+"""Entry point: Hydra composes the configuration and the harness runs it. `python run.py --help` explains it."""
+
+import sys
+
+import hydra
+from omegaconf import DictConfig
+
+from harness import cli
+
+
+@hydra.main(version_base=None, config_path="conf", config_name="config")
+def main(cfg: DictConfig) -> None:
+    cli.run_job(cfg)
+
+
+if __name__ == "__main__":
+    sys.exit(cli.launch(main))

@@ -1,0 +1,161 @@
+"""What a model and a device are to the simulator: shapes, rates, and the KV pool that follows from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+GIB = 1 << 30
+
+
+class DeviceTooSmallError(ValueError):
+    """The model leaves no room for a single KV block."""
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a decoder-only transformer with grouped-query attention and gated MLPs.
+
+    `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
+    `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights, activations and KV cache take
+    `dtype_bytes` per element; `dtype` names the arithmetic ("bf16" or "fp32").
+    """
+
+    name: str
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    num_kv_heads: int
+    head_dim: int
+    intermediate_size: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    max_position_embeddings: int
+    dtype: str
+    dtype_bytes: int
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    moe_intermediate_size: int = 0
+
+    def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
+        """KV heads are split over the ranks, and replicated where there are more ranks than heads."""
+        return max(1, self.num_kv_heads // tensor_parallel_size)
+
+    def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> int:
+        """Bytes of K and V of one token in all layers on one rank: 2·layers·kv_heads/TP·head_dim·bytes."""
+        heads = self.kv_heads_per_rank(tensor_parallel_size)
+        return 2 * self.num_layers * heads * self.head_dim * self.dtype_bytes
+
+    def attention_parameters(self, tensor_parallel_size: int = 1) -> tuple[int, int]:
+        """Elements of one layer's QKV and output projection on one rank."""
+        heads = self.num_attention_heads // tensor_parallel_size
+        qkv_heads = heads + 2 * self.kv_heads_per_rank(tensor_parallel_size)
+        return self.hidden_size * qkv_heads * self.head_dim, heads * self.head_dim * self.hidden_size
+
+    def mlp_parameters(self) -> tuple[int, int]:
+        """Elements of the gate-and-up and the down projection of one MLP (of one expert, with experts)."""
+        width = self.moe_intermediate_size if self.num_experts else self.intermediate_size
+        return 2 * self.hidden_size * width, width * self.hidden_size
+
+    def weight_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """Bytes of all weights on one rank: sharded matrices, replicated router and norms."""
+        tp = tensor_parallel_size
+        mlp = sum(self.mlp_parameters()) * max(1, self.num_experts) // tp
+        router = self.hidden_size * self.num_experts
+        norms = 2 * self.hidden_size + 2 * self.head_dim
+        layer = sum(self.attention_parameters(tp)) + mlp + router + norms
+        embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size // tp
+        return (self.num_layers * layer + embeddings + self.hidden_size) * self.dtype_bytes
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator and its link to its peers.
+
+    `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
+    "fp32". The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
+    all-reduce; `step_overhead_s` the host time of one engine step.
+    """
+
+    name: str
+    memory_bytes: int
+    memory_bandwidth: float
+    flops: dict[str, float] = field(hash=False)
+    memory_efficiency: float
+    flops_efficiency: float
+    link_bandwidth: float
+    link_latency_s: float
+    step_overhead_s: float
+
+
+@dataclass(frozen=True)
+class KVPool:
+    """How many KV blocks one rank holds, and the account of its memory in bytes (0 where the number was given)."""
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    usable_bytes: int = 0
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+
+    def describe(self) -> str:
+        """One line for the log: the number of blocks and the formula it comes from."""
+        line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
+        each = f"{self.block_bytes:,} bytes per block = 2·layers·block_size·kv_heads/TP·head_dim·bytes"
+        if not self.usable_bytes:
+            return f"{line}, as configured; {each}"
+        account = (
+            f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
+            f" - activations {self.activation_bytes / GIB:.2f} GiB)"
+        )
+        return f"{line} from {account}; {each}"
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+def activation_bytes(
+    model: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
+) -> int:
+    """Peak of the buffers that live at once in the largest step on one rank.
+
+    Per token: the residual and the hidden state, and the larger of the MLP's gate, up and product or attention's
+    query, key, value and output; and the logits of all sequences in float32, twice (raw and scaled).
+    """
+    tp = tensor_parallel_size
+    width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
+    heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
+    per_token = 2 * model.hidden_size + max(3 * width // tp, heads * model.head_dim)
+    logits = 2 * max_num_seqs * model.vocab_size * 4
+    return max_num_batched_tokens * per_token * model.dtype_bytes + logits
+
+
+def size_kv_pool(
+    model: ModelShape,
+    device: Device,
+    *,
+    block_size: int,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> KVPool:
+    """The KV blocks that fit on one rank beside the weights and the largest step's activations.
+
+    Raises:
+        DeviceTooSmallError: not even one block fits.
+    """
+    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size)
+    usable = int(device.memory_bytes * gpu_memory_utilization)
+    weights = model.weight_bytes(tensor_parallel_size)
+    activations = activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
+    num_blocks = (usable - weights - activations) // block_bytes
+    if num_blocks < 1:
+        raise DeviceTooSmallError(
+            f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
+            f"weights {weights / GIB:.1f} GiB and activations {activations / GIB:.1f} GiB leave no KV block of "
+            f"{block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
+            "a smaller model or a smaller block_size"
+        )
+    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations)

@@ -1,0 +1,116 @@
+"""One simulated engine as a SimPy process: the real scheduler, and a cost model in place of the execution."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Protocol
+
+import numpy as np
+import simpy
+from numpy.typing import NDArray
+
+from engine.plan import StepOutcome, StepPlan
+from engine.scheduler import Scheduler
+from engine.sequence import RequestRefusedError, Sequence
+from simulator.cost import CostModel
+
+NEVER = 2**63 - 1  # later than any time of a run, in ns
+
+
+class Arrivals(Protocol):
+    """Requests that come by their own clock, pulled by whoever serves them; a row names one."""
+
+    next_ns: int  # time of the earliest pending arrival, NEVER when nothing comes unless a running request ends
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        """Take out the arrivals up to `now_ns`: pairs of intended arrival and row, in order."""
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        """The request of `row` is over: it finished, was refused or aborted."""
+
+
+class Observer(Protocol):
+    """Sees all that happens to a run, whichever engine serves it."""
+
+    def on_refused(self, sequence: Sequence, reason: str) -> None: ...
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+        """A plan ran from `start_ns` on; one duration per step, a bare number for a single one."""
+
+    def on_commit(self, outcome: StepOutcome) -> None: ...
+
+
+class Replica:
+    """Serves what arrives until nothing is left or `stop` is called; time is the environment's, in ns.
+
+    With `compress`, a run of identical decode steps is one event, cut at the next arrival: an arrival is seen at the
+    end of the step during which it comes, exactly as if the steps were taken one by one.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        scheduler: Scheduler,
+        cost_model: CostModel,
+        arrivals: Arrivals,
+        make_sequence: Callable[[int, int], Sequence],
+        observer: Observer,
+        *,
+        compress: bool = True,
+    ) -> None:
+        self._env = env
+        self._scheduler = scheduler
+        self._cost_model = cost_model
+        self._arrivals = arrivals
+        self._make_sequence = make_sequence
+        self._observer = observer
+        self._compress = compress
+        self._stopping = False
+        self.process = env.process(self._serve())
+
+    def stop(self) -> None:
+        """End the run after the plan that is under way."""
+        self._stopping = True
+
+    def _serve(self) -> Generator[simpy.Event, None, None]:
+        env, scheduler, arrivals, observer = self._env, self._scheduler, self._arrivals, self._observer
+        while not self._stopping:
+            now: int = env.now  # type: ignore[assignment]  # whole, as all delays are
+            if arrivals.next_ns <= now:
+                self._deliver(now)
+            plan = scheduler.schedule(now)
+            if plan is None:
+                if arrivals.next_ns == NEVER:
+                    return
+                yield env.timeout(arrivals.next_ns - now)
+                continue
+            plan, durations, total = self._price(plan, now)
+            yield env.timeout(total)
+            end = now + total
+            observer.on_step(plan, now, durations)
+            outcome = scheduler.commit(plan, end)
+            observer.on_commit(outcome)
+            for sequence in outcome.finished:
+                arrivals.on_finish(sequence.request_id, end)
+
+    def _deliver(self, now: int) -> None:
+        while self._arrivals.next_ns <= now:  # a refusal can release the next request at once
+            for arrival, row in self._arrivals.pop_due(now):
+                sequence = self._make_sequence(row, arrival)
+                try:
+                    self._scheduler.add(sequence)
+                except RequestRefusedError as refusal:
+                    self._observer.on_refused(sequence, str(refusal))
+                    self._arrivals.on_finish(row, now)
+
+    def _price(self, plan: StepPlan, now: int) -> tuple[StepPlan, NDArray[np.int64] | int, int]:
+        """Decide how many steps the plan covers, and what each takes."""
+        first = self._cost_model.step_ns(plan)
+        # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
+        limit = min(plan.horizon, (self._arrivals.next_ns - now - 1) // first + 1) if self._compress else 1
+        if limit <= 1:
+            return plan, first, first
+        durations = self._cost_model.decode_ns(plan, limit)
+        ends = durations.cumsum()
+        num_steps = min(limit, int(ends.searchsorted(self._arrivals.next_ns - now)) + 1)
+        return self._scheduler.extend(plan, num_steps), durations[:num_steps], int(ends[num_steps - 1])

@@ -1,0 +1,151 @@
+"""The scheduling core under random workloads, against a shadow KV store; and proof that the fuzz catches mutants."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.policy import POLICIES
+from tests.engine.fuzz import Request, Workload, check_workload, random_workload
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("seed", range(120))
+def test_random_workloads_are_sound(seed: int) -> None:
+    check_workload(random_workload(seed), seed)
+
+
+@st.composite
+def small_workloads(draw: st.DrawFn) -> Workload:
+    """Small enough to shrink to something a person can follow."""
+    block_size = draw(st.integers(1, 5))
+    stem = draw(st.lists(st.integers(0, 2), min_size=12, max_size=12))
+    requests = []
+    for _ in range(draw(st.integers(1, 6))):
+        num_prompt, num_output = draw(st.integers(1, 10)), draw(st.integers(1, 10))
+        shared = draw(st.integers(0, num_prompt))
+        own = draw(st.lists(st.integers(0, 2), min_size=20, max_size=20))
+        tokens = (stem[:shared] + own)[: num_prompt + num_output]
+        contents = draw(st.sampled_from(["tokens", "hashes", "none"]))
+        abort = draw(st.none() | st.integers(0, 20))
+        requests.append(Request(tokens, num_prompt, draw(st.integers(0, 10)), contents, abort_step=abort))
+    contents = requests[0].contents
+    for request in requests:  # hash ids and tokens are two names of one content: a run uses one of them
+        if {contents, request.contents} == {"tokens", "hashes"}:
+            request.contents = contents
+    longest = max(-(-len(request.tokens) // block_size) for request in requests)
+    max_num_seqs = draw(st.integers(1, 6))
+    return Workload(
+        requests,
+        policy=draw(st.sampled_from(sorted(POLICIES))),
+        block_size=block_size,
+        num_blocks=longest + draw(st.integers(1, 8)),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
+        watermark=draw(st.sampled_from([0.0, 0.1])),
+        caching=draw(st.booleans()),
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(small_workloads())
+def test_small_workloads_are_sound(workload: Workload) -> None:
+    check_workload(workload)
+
+
+MUTANTS = {
+    "the hash of an evicted block stays in the index": (
+        "block_manager.py",
+        "del index[block_hash]",
+        "pass",
+    ),
+    "an evicted block keeps its hash": (
+        "block_manager.py",
+        "hashes[block] = None  # its content is about to be overwritten",
+        "pass",
+    ),
+    "a second reference is not counted": (
+        "block_manager.py",
+        "shared[block] = shared.get(block, 0) + 1",
+        "pass",
+    ),
+    "a reference is dropped twice": (
+        "block_manager.py",
+        "findable = [block for block in findable if block not in shared]",
+        "pass",
+    ),
+    "a revived block stays in the free pool": (
+        "block_manager.py",
+        "                del lru[block]\n",
+        "                pass\n",
+    ),
+    "a preempted sequence keeps a stale block": (
+        "block_manager.py",
+        "self._free.extend(reversed(table[num_registered:]))",
+        "self._free.extend(reversed(table[num_registered + 1 :]))",
+    ),
+    "a shared last block is written without a copy": (
+        "block_manager.py",
+        "copy_last = blocks[-1] not in self._lru",
+        "copy_last = False",
+    ),
+    "a block is copied before it is computed": ("block_manager.py", "if blocks[-1] in self._pending:", "if False:"),
+    "blocks are found before they are computed": (
+        "scheduler.py",
+        "self.blocks.register(sequence, start + num_tokens)",
+        "self.blocks.register(sequence, sequence.num_tokens)",
+    ),
+    "the hash leaves out the prefix": ("sequence.py", "parent = hashes[-1] if hashes else 0", "parent = 0"),
+    "growth comes one step late": ("decode_set.py", "return (offset + 1) %", "return (offset + 2) %"),
+    "the context sum forgets who left": ("decode_set.py", "        self.num_context_tokens -= length\n", ""),
+    "the horizon ignores the pool": (
+        "decode_set.py",
+        "                return ahead\n",
+        "                return limit\n",
+    ),
+    "the horizon ignores the queue": (
+        "scheduler.py",
+        "if self._waiting and not self._head_blocked and",
+        "if False and",
+    ),
+    "the bound on running sequences is off by one": (
+        "scheduler.py",
+        "len(self._running) < self.max_num_seqs and budget > 0",
+        "len(self._running) <= self.max_num_seqs and budget > 0",
+    ),
+    "a duplicate is lost when the indexed block is evicted": (
+        "block_manager.py",
+        "self._index[block_hash] = duplicates.pop(0)",
+        "del self._index[block_hash]",
+    ),
+    "a head once blocked stays blocked": (
+        "scheduler.py",
+        "        sequence.leave(status)\n        self._head_blocked = False\n",
+        "        sequence.leave(status)\n",
+    ),
+    "a stopped sequence registers what it discarded": ("scheduler.py", " and sequence not in stopped:", ":"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_fuzz_catches_mutant(name: str, tmp_path: Path) -> None:
+    file, old, new = MUTANTS[name]
+    shutil.copytree(ROOT / "engine", tmp_path / "engine")
+    shutil.copytree(ROOT / "tests" / "engine", tmp_path / "tests" / "engine")
+    (tmp_path / "tests" / "__init__.py").touch()
+    source = (tmp_path / "engine" / file).read_text()
+    assert source.count(old) == 1, f"mutant out of date: {old!r} occurs {source.count(old)} times in {file}"
+    (tmp_path / "engine" / file).write_text(source.replace(old, new))
+    command = [sys.executable, "-m", "tests.engine.fuzz", "--seeds", "400"]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    result = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+    assert result.returncode != 0, "the mutant survived"
+    assert "AssertionError" in result.stderr or "Error" in result.stderr, result.stderr

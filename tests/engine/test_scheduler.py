@@ -1,0 +1,319 @@
+"""The scheduler's rules, one by one; soundness under load is the fuzz test's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from engine.block_manager import BlockManager
+from engine.plan import StepPlan
+from engine.policy import POLICIES
+from engine.scheduler import Scheduler
+from engine.sequence import RequestRefusedError, Sequence, SequenceStatus
+
+BOTH = pytest.mark.parametrize("policy", sorted(POLICIES))
+
+
+def make(
+    policy: str = "mixed",
+    *,
+    num_blocks: int = 100,
+    block_size: int = 4,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 64,
+    max_model_len: int | None = None,
+    watermark: float = 0.0,
+) -> Scheduler:
+    return Scheduler(
+        BlockManager(num_blocks, block_size),
+        POLICIES[policy](),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        watermark=watermark,
+    )
+
+
+def run(scheduler: Scheduler) -> Iterator[StepPlan]:
+    """Execute to the end, one step per plan; time counts steps. Plans are yielded before they are committed."""
+    now = 0
+    while plan := scheduler.schedule(now):
+        yield plan
+        now += 1
+        for sequence in (*[c.sequence for c in plan.prefills if c.is_last], *plan.decodes):
+            if sequence.token_ids is not None:
+                sequence.token_ids.append(7)
+        scheduler.commit(plan, now)
+        scheduler.check_integrity()
+
+
+def chunks(plan: StepPlan) -> list[tuple[object, int, int]]:
+    return [(chunk.sequence.request_id, chunk.start, chunk.num_tokens) for chunk in plan.prefills]
+
+
+@pytest.mark.parametrize(
+    ("num_prompt", "max_tokens", "reason"),
+    [
+        (0, 5, "prompt is empty"),
+        (5, 0, "max_tokens=0"),
+        (5, -1, "max_tokens=-1"),
+        (400, 1, "of 400"),
+        (9999, 1, "of 400"),
+    ],
+)
+def test_what_cannot_run_is_refused_and_stops_nobody(num_prompt: int, max_tokens: int, reason: str) -> None:
+    scheduler = make()
+    scheduler.add(Sequence(0, 5, 5))
+    with pytest.raises(RequestRefusedError, match=reason):
+        scheduler.add(Sequence(1, num_prompt, max_tokens))
+    assert sum(plan.num_decodes for plan in run(scheduler)) == 4
+    with pytest.raises(RequestRefusedError, match="in use"):
+        scheduler.add(Sequence(2, 1, 1))
+        scheduler.add(Sequence(2, 1, 1))
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"max_num_seqs": 0}, {"max_num_seqs": 65}, {"watermark": 1.0}, {"block_size": 0}]
+)
+def test_impossible_limits_are_refused(arguments: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make(**arguments)  # type: ignore[arg-type]
+
+
+@BOTH
+def test_output_ends_at_max_model_len(policy: str) -> None:
+    scheduler = make(policy, max_model_len=10)
+    sequence = Sequence(0, 6, 100)
+    scheduler.add(sequence)
+    list(run(scheduler))
+    assert sequence.num_output_tokens == 4 and sequence.status is SequenceStatus.FINISHED
+
+
+@BOTH
+def test_max_num_seqs_bounds_the_running_set(policy: str) -> None:
+    scheduler = make(policy, max_num_seqs=3)
+    for i in range(10):
+        scheduler.add(Sequence(i, 4, 5 + i))
+    assert max(plan.num_running for plan in run(scheduler)) == 3
+
+
+def test_prefill_first_separates_and_cuts_only_the_first_prompt() -> None:
+    scheduler = make("prefill_first", max_num_batched_tokens=10)
+    for i, num_prompt in enumerate([4, 5, 3, 25]):
+        scheduler.add(Sequence(i, num_prompt, 2))
+    plans = [(chunks(plan), plan.num_decodes) for plan in run(scheduler)]
+    assert plans == [
+        ([(0, 0, 4), (1, 0, 5)], 0),
+        ([(2, 0, 3)], 0),
+        ([(3, 0, 10)], 0),
+        ([(3, 10, 10)], 0),
+        ([(3, 20, 5)], 0),
+        ([], 4),
+    ]
+
+
+def test_mixed_decodes_first_and_fills_up_with_chunks() -> None:
+    scheduler = make("mixed", max_num_batched_tokens=10)
+    for i, num_prompt in enumerate([4, 5, 3, 12]):
+        scheduler.add(Sequence(i, num_prompt, 3))
+    plans = [(chunks(plan), plan.num_decodes) for plan in run(scheduler)]
+    assert plans == [
+        ([(0, 0, 4), (1, 0, 5), (2, 0, 1)], 0),
+        ([(2, 1, 2), (3, 0, 6)], 2),
+        ([(3, 6, 6)], 3),
+        ([], 2),
+        ([], 1),
+    ]
+
+
+def test_context_of_a_decode_is_its_length() -> None:
+    scheduler = make(max_num_seqs=2)
+    scheduler.add(Sequence(0, 5, 3))
+    scheduler.add(Sequence(1, 9, 2))
+    assert [plan.num_context_tokens for plan in run(scheduler)] == [0, 6 + 10, 7]
+
+
+@BOTH
+def test_a_repeated_prompt_that_fills_its_last_block_computes_one_token(policy: str) -> None:
+    scheduler = make(policy)
+    prompt = list(range(8))
+    for i in range(2):
+        scheduler.add(Sequence(i, 8, 1, token_ids=prompt.copy()))
+        (plan,) = run(scheduler)
+        assert chunks(plan) == [(i, 7 * i, 8 - 7 * i)]
+        assert plan.copies == []
+
+
+@BOTH
+def test_a_last_block_that_another_holds_is_copied_before_it_is_written(policy: str) -> None:
+    scheduler = make(policy)
+    prompt = list(range(8))
+    scheduler.add(Sequence(0, 8, 9, token_ids=prompt.copy()))
+    plans = run(scheduler)
+    next(plans)
+    held = scheduler._sequences[0].block_table[1]
+    next(plans)
+    scheduler.add(Sequence(1, 8, 2, token_ids=prompt.copy()))
+    plan = next(plans)
+    assert chunks(plan) == [(1, 7, 1)]
+    assert plan.copies == [(held, plan.admitted[0].block_table[1])]
+    assert plan.admitted[0].block_table[0] == scheduler._sequences[0].block_table[0]
+    list(plans)
+
+
+@BOTH
+def test_same_step_duplicates_share_full_blocks(policy: str) -> None:
+    scheduler = make(policy)
+    for i in range(3):
+        scheduler.add(Sequence(i, 11, 1, token_ids=list(range(11))))
+    (plan,) = run(scheduler)
+    assert chunks(plan) == [(0, 0, 11), (1, 8, 3), (2, 8, 3)]
+    assert plan.num_used_blocks == 2 + 3
+
+
+def test_a_hash_collision_is_not_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.sequence.chain_hash", lambda parent, tokens: 42)
+    scheduler = make()
+    for i in range(2):
+        scheduler.add(Sequence(i, 9, 1, token_ids=[i] * 9))
+        (plan,) = run(scheduler)
+        assert chunks(plan) == [(i, 0, 9)]
+
+
+def test_an_equal_block_after_another_prefix_is_not_a_hit() -> None:
+    scheduler = make()
+    for i in range(2):
+        scheduler.add(Sequence(i, 9, 1, token_ids=[i] * 4 + [5] * 5))
+        (plan,) = run(scheduler)
+        assert chunks(plan) == [(i, 0, 9)]
+
+
+def test_generated_blocks_are_found_by_the_next_turn() -> None:
+    scheduler = make()
+    first = Sequence(0, 6, 7, token_ids=list(range(6)))
+    scheduler.add(first)
+    list(run(scheduler))
+    turn = first.token_ids + [9, 9]  # type: ignore[operator]
+    scheduler.add(Sequence(1, len(turn), 1, token_ids=turn))
+    (plan,) = run(scheduler)
+    assert chunks(plan) == [(1, 12, 3)]  # of 13 tokens all but the last were computed: three full blocks
+
+
+def test_evicting_the_indexed_copy_keeps_a_live_one_findable() -> None:
+    blocks = BlockManager(4, 2)
+    one, two = (Sequence(i, 2, 1, block_hashes=[1]) for i in range(2))
+    for sequence in (one, two):  # both computed the same content without knowing of each other
+        blocks.admit(sequence, blocks.match(Sequence(9, 2, 1)), 2)
+    for sequence in (one, two):
+        blocks.register(sequence, 2)
+    blocks.settle()
+    blocks.release(one)
+    blocks.take(3)  # evicts the first copy
+    match = blocks.match(Sequence(3, 3, 1, block_hashes=[1]))
+    assert match.blocks == two.block_table
+
+
+def test_free_blocks_are_reused_least_recently_used_first_tail_before_head() -> None:
+    blocks = BlockManager(6, 1)
+    old, new = (Sequence(i, 3, 1, block_hashes=[10 * i, 10 * i + 1, 10 * i + 2]) for i in range(2))
+    for sequence in (old, new):
+        blocks.admit(sequence, blocks.match(sequence), 3)
+        blocks.register(sequence, 3)
+    old_table, new_table = old.block_table, new.block_table
+    blocks.release(old)
+    blocks.release(new)
+    assert blocks.take(6) == old_table[::-1] + new_table[::-1]
+
+
+@BOTH
+def test_block_size_one(policy: str) -> None:
+    scheduler = make(policy, block_size=1, num_blocks=30)
+    for i in range(4):
+        scheduler.add(Sequence(i, 5, 6, token_ids=[1, 2, 3, 4, i % 2]))
+    list(run(scheduler))
+    assert not scheduler.unfinished
+
+
+@BOTH
+def test_a_preempted_sequence_comes_back_first_and_is_not_the_next_victim(policy: str) -> None:
+    scheduler = make(policy, num_blocks=12, block_size=2, max_num_seqs=8)
+    for i in range(8):
+        scheduler.add(Sequence(i, 3, 12))
+    queue_heads = []
+    victims: list[Sequence] = []
+    for plan in run(scheduler):
+        for victim in plan.preempted:
+            spared = [s for s in scheduler._running if s.num_preemptions < victim.num_preemptions - 1]
+            assert not spared, "somebody who gave way less often was spared"
+        victims += plan.preempted
+        queue_heads += [s.num_preemptions for s in plan.admitted]
+    assert victims and all(a is not b for a, b in zip(victims, victims[1:], strict=False))
+    assert scheduler.unfinished == []
+
+
+@BOTH
+def test_what_was_generated_survives_a_preemption(policy: str) -> None:
+    scheduler = make(policy, num_blocks=6, block_size=2)
+    sequences = [Sequence(i, 4, 7) for i in range(2)]
+    for sequence in sequences:
+        scheduler.add(sequence)
+    restarts = []
+    for plan in run(scheduler):
+        restarts += [c for c in plan.prefills if c.sequence.num_preemptions]
+    (restart,) = restarts
+    victim = restart.sequence
+    assert restart.start + restart.num_tokens > victim.num_prompt_tokens  # the prompt and what came after it
+    assert [s.num_output_tokens for s in sequences] == [7, 7]
+    assert sum(s.num_preemptions for s in sequences) == 1
+    assert victim.num_recomputed_tokens == victim.num_lost_tokens - restart.start
+
+
+def test_the_watermark_leaves_room_for_those_who_run() -> None:
+    scheduler = make(num_blocks=20, block_size=4, watermark=0.25)
+    scheduler.add(Sequence(0, 32, 2))  # 8 blocks: alone, it needs no reserve
+    scheduler.add(Sequence(1, 32, 2))  # 8 more would leave 4 of the 5 reserved
+    plan = scheduler.schedule(0)
+    assert plan is not None and chunks(plan) == [(0, 0, 32)] and plan.num_waiting == 1
+
+
+def test_priority_decides_who_goes_first_and_who_gives_way() -> None:
+    scheduler = make(num_blocks=7, block_size=2, max_num_seqs=2)
+    for i, priority in enumerate([5, 0, 5]):
+        scheduler.add(Sequence(i, 4, 6, priority=priority))
+    plans = run(scheduler)
+    assert [s.request_id for s in next(plans).admitted] == [1, 0]
+    victims = [s.request_id for plan in plans for s in plan.preempted]
+    assert 1 not in victims
+
+
+def test_horizon_ends_with_the_first_finish_the_pool_or_a_possible_admission() -> None:
+    scheduler = make(num_blocks=10, block_size=4, max_num_seqs=2)
+    scheduler.add(Sequence(0, 4, 21))
+    scheduler.add(Sequence(1, 4, 11))
+    plans = run(scheduler)
+    next(plans)
+    assert next(plans).horizon == 10  # request 1 has ten tokens to go
+    scheduler = make(num_blocks=4, block_size=4, max_num_seqs=2)
+    for i in range(2):
+        scheduler.add(Sequence(i, 4, 11))
+    plans = run(scheduler)
+    next(plans)
+    assert next(plans).horizon == 4  # the pool's last two blocks hold four steps
+
+
+def test_abort_frees_everything_and_lets_the_queue_move() -> None:
+    scheduler = make(num_blocks=4, block_size=4, max_num_seqs=2)
+    for i in range(2):
+        scheduler.add(Sequence(i, 12, 3))
+    plan = scheduler.schedule(0)
+    assert plan is not None and plan.num_waiting == 1
+    scheduler.commit(plan, 1)
+    assert scheduler.abort(0).status is SequenceStatus.ABORTED
+    plan = scheduler.schedule(1)
+    assert plan is not None and chunks(plan) == [(1, 0, 12)]
+    scheduler.commit(plan, 2)
+    scheduler.abort(1)
+    assert scheduler.blocks.num_used_blocks == 0 and scheduler.schedule(2) is None
+    with pytest.raises(KeyError):
+        scheduler.abort(1)

@@ -1,0 +1,240 @@
+"""The command line: every error of the user's is one line on stderr with exit code 2; defects keep their traceback."""
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import hydra
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from harness import cli
+from harness.config import RunConfig, load
+from harness.errors import ConfigError, TraceError
+
+ROOT = Path(__file__).resolve().parents[2]
+Launch = Callable[..., int]
+
+
+@pytest.fixture(autouse=True)
+def _clean_hydra() -> Iterator[None]:
+    yield
+    HydraConfig.instance().cfg = None
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
+    """What `run.py` does with the given arguments, in an empty working directory."""
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.chdir(tmp_path)
+
+    @hydra.main(version_base=None, config_path=str(ROOT / "conf"), config_name="config")
+    def main(cfg: DictConfig) -> None:
+        cli.run_job(cfg)
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        return cli.launch(main)
+
+    return call
+
+
+def stub_module(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    def raise_it(*_: Any) -> None:
+        raise error
+
+    return raise_it
+
+
+USER_ERRORS = [
+    (["blok_size=3"], "error: blok_size: unknown key; did you mean 'block_size'? (allowed here: task, engine, trace, "),
+    (
+        ["+blok_size=3"],
+        "error: blok_size: unknown key; did you mean 'block_size'? (allowed here: task, engine, trace, ",
+    ),
+    (["devise=h200"], "error: devise: unknown key; did you mean 'device'? (allowed here: task, engine, trace, "),
+    (["arrival.rtae=3"], "error: arrival.rtae: unknown key; did you mean 'rate'? (allowed here: time_scale, rate, "),
+    (["arrival.concurrency=3"], "error: arrival.concurrency: belongs to arrival=closed_loop only\n"),
+    (
+        ["hydra.swep.dir=x"],
+        "error: Could not override 'hydra.swep.dir'. To append to your config use +hydra.swep.dir=x\n",
+    ),
+    (["engine=smi"], "error: engine='smi': choose one of cpu, gpu, sim; did you mean 'sim'?\n"),
+    (["-m", "engine=sim,foo"], "error: engine='foo': choose one of cpu, gpu, sim\n"),
+    (["hydra/launcher=foo"], "error: hydra/launcher='foo': choose one of basic, "),
+    (["engine=null"], "error: Config group override must be a string or a list. Got NoneType\n"),
+    (["engine", "sim"], "error: 'engine': not of the form key=value ("),
+    (["block_size=[1"], "error: 'block_size=[1': not of the form key=value ("),
+    (["~foo"], "error: Could not delete from config. 'foo' does not exist.\n"),
+    (
+        ["--engine", "sim"],
+        "error: unrecognized arguments: --engine; everything but Hydra's flags is given as key=value",
+    ),
+    (["-m", "--cfg", "job"], "error: Only one of --run, --multirun, --cfg, --info and --shell_completion can be "),
+    (["block_size=0"], "error: block_size=0: must be an integer >= 1 and <= 1048576\n"),
+    (["trace=mooncake"], "error: trace.path: missing; give it as trace.path=...\n"),
+    (
+        ["task=report", "results=[none]"],
+        "error: results: none is not a folder; give folders of earlier runs or sweeps\n",
+    ),
+    (
+        ["task=report", "results=[.]"],
+        "error: results: . holds no result (no summary.json in it or below it)\n",
+    ),
+    (["hydra.run.dir=/dev/null/x"], "error: [Errno 20] Not a directory: '/dev/null/x'\n"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "expected"), USER_ERRORS, ids=lambda value: str(value)[:40])
+def test_user_errors_are_one_line_and_exit_code_2(
+    launch: Launch, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    assert launch(*arguments) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith(expected)
+    assert err.count("\n") == 1 and err.endswith("\n")
+
+
+def test_the_process_ends_with_the_line_and_the_code_alone(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "run.py"), "blok_size=3"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert done.stderr.startswith("error: blok_size: unknown key")
+
+
+def test_help_needs_no_working_directory_and_explains_the_groups(
+    launch: Launch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as stop:
+        launch("--help")
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "Usage: python run.py" in out and "\n  scheduler\n  * mixed " in out and "block_size=16" in out
+
+
+def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[RunConfig, Path]] = []
+    stub_module(monkeypatch, "harness.run", run=lambda config, folder: calls.append((config, folder)))
+    assert launch("block_size=32", "hydra.run.dir=here") == 0
+    ((config, folder),) = calls
+    assert config.block_size == 32
+    assert folder == Path("here").resolve()
+    assert load(folder / "config.yaml") == config
+
+
+def test_runs_of_the_same_second_have_folders_of_their_own(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_module(monkeypatch, "harness.run", run=lambda config, folder: None)
+    assert [launch(), launch()] == [0, 0]
+    assert len(list(Path("outputs").iterdir())) == 2
+
+
+def test_results_of_an_earlier_configuration_do_not_outlive_a_failed_run(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("here").mkdir()
+    Path("here/summary.json").write_text("{}")
+    stub_module(monkeypatch, "harness.run", run=raising(TraceError("x.csv: no usable row")))
+    assert launch("hydra.run.dir=here") == 2
+    assert not Path("here/summary.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (TraceError("x.csv: no usable row"), "error: x.csv: no usable row\n"),
+        (OSError(28, "No space left on device", "a"), "error: [Errno 28] No space left on device: 'a'\n"),
+    ],
+)
+def test_errors_of_a_run_are_one_line(
+    launch: Launch,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    expected: str,
+) -> None:
+    stub_module(monkeypatch, "harness.run", run=raising(error))
+    assert launch() == 2
+    assert capsys.readouterr().err == expected
+
+
+def test_defects_keep_their_traceback(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub_module(monkeypatch, "harness.run", run=raising(ValueError("a defect")))
+    with pytest.raises(ValueError, match="a defect"):
+        launch()
+
+
+@pytest.mark.parametrize("arguments", [["blok_size=3"], ["block_size=0"]])
+def test_hydra_full_error_shows_the_traceback_of_user_errors(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+    with pytest.raises(Exception, match="blok_size|block_size"):
+        launch(*arguments)
+
+
+def test_an_interrupt_ends_with_130(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stub_module(monkeypatch, "harness.run", run=raising(KeyboardInterrupt()))
+    assert launch() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_report_compares_runs_and_the_jobs_of_sweeps(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    calls: list[tuple[list[Path], Path]] = []
+
+    def write_comparison(folders: list[Path], out_folder: Path) -> list[Path]:
+        calls.append((folders, out_folder))
+        return [out_folder / "table.csv"]
+
+    stub_module(monkeypatch, "harness.report", write_comparison=write_comparison)
+    for name in ("a", "sweep/block_size=16", "sweep/block_size=128"):
+        (tmp_path / name).mkdir(parents=True)
+        text = '{"complete": true, "block_size": 16, "num_blocks": 1}'
+        (tmp_path / name / "summary.json").write_text(text)
+    assert launch("task=report", "results=[a,sweep]", "hydra.run.dir=out") == 0
+    folders = [Path("a"), Path("sweep/block_size=16"), Path("sweep/block_size=128")]
+    assert calls == [(folders, tmp_path / "out")]
+    assert capsys.readouterr().out == f"comparison in {tmp_path / 'out'}: table.csv\n"
+
+
+def fake_torch(monkeypatch: pytest.MonkeyPatch, *, installed: bool, cuda: bool) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace() if installed else None)
+    stub_module(monkeypatch, "torch", cuda=SimpleNamespace(is_available=lambda: cuda))
+
+
+@pytest.mark.parametrize(
+    ("kind", "installed", "cuda", "expected"),
+    [
+        ("gpu", False, False, "torch is not installed.*engine=cpu needs torch only, engine=sim runs anywhere"),
+        ("cpu", False, False, "torch is not installed.*engine=sim runs anywhere"),
+        ("gpu", True, False, "torch finds no CUDA device; engine=cpu needs torch only, engine=sim runs anywhere"),
+        ("gpu", True, True, "not part of this version yet; engine=sim runs anywhere"),
+        ("cpu", True, False, "not part of this version yet; engine=sim runs anywhere"),
+    ],
+)
+def test_an_engine_that_cannot_run_says_what_is_missing_and_what_runs(
+    monkeypatch: pytest.MonkeyPatch, kind: Any, installed: bool, cuda: bool, expected: str
+) -> None:
+    fake_torch(monkeypatch, installed=installed, cuda=cuda)
+    with pytest.raises(ConfigError, match=f"^engine={kind}: .*{expected}"):
+        cli.check_engine(kind)
+
+
+def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", raising(AssertionError("looked for torch")))
+    cli.check_engine("sim")

@@ -1,0 +1,76 @@
+"""Block identities: equal exactly where the contents are, at any block size."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.block_manager import BlockManager
+from engine.policy import POLICIES
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from harness.content import block_identities, sequence_factory
+from harness.trace import Trace, trace_table
+
+
+def shared_blocks(trace: Trace, block_size: int) -> int:
+    """Leading full blocks that the first two rows share."""
+    identities = block_identities(trace, block_size)
+    assert identities is not None
+    one, two = identities(0), identities(1)
+    return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+@given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 6), st.integers(1, 33))
+def test_hash_ids_share_what_lies_under_equal_ids(one: int, two: int, num_equal: int, block_size: int) -> None:
+    span = 8
+    ids = [np.arange(-(-n // span)) for n in (one, two)]
+    ids[1][num_equal:] += 100
+    table = trace_table({"num_prompt_tokens": [one, two], "num_output_tokens": [1, 1], "hash_ids": ids})
+    equal_tokens = min(num_equal * span, one, two)
+    assert shared_blocks(Trace("t", table, "made", span), block_size) == equal_tokens // block_size
+
+
+@given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 12))
+def test_token_ids_share_equal_prefixes_only(length: int, num_equal: int, block_size: int) -> None:
+    tokens = [np.arange(length, dtype=np.int32), np.arange(length, dtype=np.int32)]
+    tokens[1][num_equal : num_equal + 1] += 1  # one token differs, the rest is equal again
+    table = trace_table({"num_prompt_tokens": [length] * 2, "num_output_tokens": [1, 1], "token_ids": tokens})
+    assert shared_blocks(Trace("t", table, "made"), block_size) == min(num_equal, length) // block_size
+
+
+def test_token_ids_hash_as_the_engine_hashes_them() -> None:
+    tokens = np.arange(10, dtype=np.int32)
+    table = trace_table({"num_prompt_tokens": [10], "num_output_tokens": [1], "token_ids": [tokens]})
+    identities = block_identities(Trace("t", table, "made"), 4)
+    engine_side = Sequence(0, 10, 1, token_ids=tokens.tolist())
+    engine_side.hash_blocks(4, 2)
+    assert identities is not None and identities(0) == engine_side.block_hashes
+
+
+def test_a_turn_finds_what_its_session_said_before_and_nobody_else_does() -> None:
+    columns = {"num_prompt_tokens": [10, 30, 30], "num_output_tokens": [9, 1, 1], "session_id": [0, 0, 1]}
+    trace = Trace("t", trace_table(columns), "made")
+    make = sequence_factory(trace, 4)
+    scheduler = Scheduler(BlockManager(99, 4), POLICIES["mixed"](), max_num_seqs=4, max_num_batched_tokens=99)
+    cached = []
+    for row in range(3):
+        sequence = make(row, 0)
+        scheduler.add(sequence)
+        while plan := scheduler.schedule(0):
+            scheduler.commit(plan, 1)
+        cached.append(sequence.num_cached_tokens)
+    assert cached == [0, 16, 0]  # 18 of the first turn's 19 tokens were computed: four full blocks
+
+
+def test_requests_without_contents_share_nothing() -> None:
+    table = trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1]})
+    assert block_identities(Trace("t", table, "made"), 4) is None
+    assert not sequence_factory(Trace("t", table, "made"), 4)(0, 5).has_content
+
+
+def test_priorities_reach_the_sequence() -> None:
+    table = trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1], "priority": [3]})
+    assert sequence_factory(Trace("t", table, "made"), 4)(0, 5).priority == pytest.approx(3)

@@ -1,0 +1,280 @@
+"""Metrics against a slow reference that walks every token, and at the edges: nothing arrived, nothing finished."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.config import MetricsConfig, SloConfig
+from harness.metrics import HEADLINE, Gaps, json_ready, step_integral, summarize
+from harness.results import RunResult
+from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine, tables
+
+PERCENTILES = (1.0, 50.0, 90.0, 99.0, 99.9)
+CONFIG = MetricsConfig(percentiles=PERCENTILES)
+seconds = st.floats(0, 1e3)
+step_seconds = st.one_of(st.just(0.0), st.floats(1e-3, 10))
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e9, 1e9), st.integers(0, 5)), max_size=40),
+    st.lists(st.floats(0, 100), min_size=1, max_size=5),
+)
+def test_gaps_equal_numpy_on_the_expanded_values(pairs: list[tuple[float, int]], percentiles: list[float]) -> None:
+    values = np.array([value for value, _ in pairs], dtype=np.float64)
+    weights = np.array([weight for _, weight in pairs], dtype=np.int64)
+    gaps, expanded = Gaps(values, weights), np.repeat(values, weights)
+    assert gaps.count == len(expanded)
+    if not len(expanded):
+        assert np.isnan([gaps.mean(), gaps.std(), *gaps.percentiles(percentiles)]).all()
+        return
+    assert gaps.percentiles(percentiles).tolist() == np.percentile(expanded, percentiles).tolist()
+    scale = np.abs(expanded).max()
+    assert gaps.mean() == pytest.approx(expanded.mean(), rel=1e-9, abs=1e-12 * scale)
+    assert gaps.std() == pytest.approx(expanded.std(), rel=1e-6, abs=1e-7 * scale)
+
+
+@given(
+    st.lists(st.tuples(seconds, step_seconds, st.integers(0, 100)), max_size=10),
+    st.lists(st.floats(0, 1e4), min_size=1, max_size=9),
+)
+def test_step_integral_equals_a_walk_over_steps(rows: list[tuple[float, float, int]], times: list[float]) -> None:
+    starts, durations, amounts, now = [], [], [], 0.0
+    for idle, duration, amount in rows:
+        starts.append(now + idle)
+        durations.append(duration)
+        amounts.append(amount)
+        now = starts[-1] + duration
+    got = step_integral(np.array(starts), np.array(durations), np.array(amounts), times)
+    for time, value in zip(times, got, strict=True):
+        expected = 0.0
+        for start, duration, amount in zip(starts, durations, amounts, strict=True):
+            if start + duration <= time:
+                expected += amount
+            elif start < time:
+                expected += amount * (time - start) / duration
+        assert value == pytest.approx(expected, rel=1e-6, abs=1e-6)
+
+
+toy_requests = st.lists(
+    st.builds(
+        ToyRequest,
+        arrival=st.floats(0, 20),
+        prompt=st.integers(1, 900),
+        output=st.integers(1, 60),
+        cached=st.just(0),
+    ),
+    max_size=25,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(toy_requests, st.sampled_from([20, 60, 1000]), st.floats(0, 8), st.floats(0, 8), st.sampled_from([1.0, np.inf]))
+def test_summary_equals_a_walk_over_tokens(
+    requests: list[ToyRequest], num_blocks: int, warmup: float, drain: float, until_s: float
+) -> None:
+    for number, request in enumerate(requests):
+        request.cached = request.prompt // 3 if number % 2 else 0
+    result = run_toy_engine(requests, num_blocks=num_blocks, max_num_seqs=4, until_s=until_s)
+    config = MetricsConfig(percentiles=PERCENTILES, warmup=warmup, drain=drain, slo=SloConfig(ttft_ms=400, tpot_ms=9))
+    summary = summarize(result, config)
+    expected = reference(requests, result, config)
+    assert expected.keys() <= summary.keys()
+    undefined = {name for name, value in expected.items() if value is None}
+    assert undefined == {name for name in expected if summary[name] is None}
+    for name in expected.keys() - undefined:
+        assert summary[name] == pytest.approx(expected[name], rel=1e-9, abs=1e-6), name
+
+
+def reference(requests: list[ToyRequest], result: RunResult, config: MetricsConfig) -> dict[str, Any]:
+    """The definitions, word for word, over token times; latencies in ms."""
+    arrivals = [request.arrival for request in requests]
+    start_s = min(arrivals, default=math.nan) + config.warmup
+    end_s = max(arrivals, default=math.nan) - config.drain
+    counted = [request for request in requests if start_s <= request.arrival <= end_s]
+    finished = [request for request in counted if request.status == "finished"]
+    first = min((request.arrival for request in counted), default=math.nan)
+    last = max((request.tokens[-1] for request in finished), default=math.nan)
+    latency: dict[str, list[float]] = {name: [] for name in ("ttft", "tpot", "e2el", "queue_time", "itl")}
+    good = outputs = inputs = 0
+    for request in finished:
+        latency["ttft"].append(request.tokens[0] - request.arrival)
+        latency["e2el"].append(request.tokens[-1] - request.arrival)
+        latency["queue_time"].append(request.first_scheduled - request.arrival)
+        tpot = 0.0
+        if len(request.tokens) > 1:
+            tpot = (request.tokens[-1] - request.tokens[0]) / (len(request.tokens) - 1)
+            latency["tpot"].append(tpot)
+        outputs += len(request.tokens)
+        inputs += request.prompt
+        good += latency["ttft"][-1] <= 0.4 and tpot <= 0.009
+    for request in requests:
+        for before, after in zip(request.tokens, request.tokens[1:], strict=False):
+            latency["itl"].append(after - before)
+    duration = last - first
+    admitted = [request for request in counted if not math.isnan(request.first_scheduled)]
+    out: dict[str, Any] = {
+        "num_prompts": len(counted),
+        "num_excluded": len(requests) - len(counted),
+        "completed": len(finished),
+        "failed": len(counted) - len(finished),
+        "rejected": sum(request.status == "rejected" for request in counted),
+        "unfinished": sum(request.status == "unfinished" for request in counted),
+        "duration": duration,
+        "total_input_tokens": inputs,
+        "total_output_tokens": outputs,
+        "request_throughput": ratio(len(finished), duration),
+        "request_goodput": ratio(good, duration),
+        "goodput_share": ratio(good, len(counted)),
+        "output_throughput": ratio(outputs, duration),
+        "total_token_throughput": ratio(outputs + inputs, duration),
+        "prefix_cache_hit_rate": ratio(sum(r.cached for r in admitted), sum(r.prompt for r in admitted)),
+        "recomputed_tokens": sum(request.recomputed for request in counted),
+        "preemptions": sum(request.preemptions for request in counted),
+        "preempted_requests": sum(request.preemptions > 0 for request in counted),
+    }
+    for name, values in latency.items():
+        ms = np.array(values) * 1e3
+        for percentile in config.percentiles:
+            label = f"p{percentile:g}"
+            out[f"{label}_{name}_ms"] = float(np.percentile(ms, percentile)) if values else math.nan
+        out[f"median_{name}_ms"] = float(np.median(ms)) if values else math.nan
+        out[f"mean_{name}_ms"] = sum(ms) / len(ms) if values else math.nan
+        out[f"std_{name}_ms"] = float(np.std(ms)) if values else math.nan
+    out |= reference_engine(result, first, last)
+    return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in out.items()}
+
+
+def reference_engine(result: RunResult, start: float, end: float) -> dict[str, float]:
+    steps = result.steps.to_dict("records") if not math.isnan(start) else []
+    if math.isnan(end) and steps:
+        end = max(step["start_time"] + step["duration"] for step in steps)
+    area = dict.fromkeys(("num_used_blocks", "num_running", "num_waiting"), 0.0)
+    peak = dict.fromkeys(area, 0)
+    num_steps = sequences = tokens = 0
+    for step in steps:
+        overlap = min(step["start_time"] + step["duration"], end) - max(step["start_time"], start)
+        if not overlap > 0:
+            continue
+        num_steps += 1
+        sequences += step["num_prefill_seqs"] + step["num_decode_seqs"]
+        tokens += step["num_prefill_tokens"] + step["num_decode_seqs"]
+        for name in area:
+            area[name] += step[name] * overlap
+            peak[name] = max(peak[name], step[name])
+    return {
+        "num_steps": num_steps,
+        "mean_batch_size": ratio(sequences, num_steps),
+        "mean_batch_tokens": ratio(tokens, num_steps),
+        "mean_kv_cache_usage": ratio(area["num_used_blocks"] / result.num_blocks, end - start),
+        "max_kv_cache_usage": peak["num_used_blocks"] / result.num_blocks,
+        "mean_running": ratio(area["num_running"], end - start),
+        "max_running": peak["num_running"],
+        "mean_waiting": ratio(area["num_waiting"], end - start),
+        "max_waiting": peak["num_waiting"],
+    }
+
+
+def ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan
+
+
+def test_two_requests_by_hand() -> None:
+    """a: arrives 1, tokens at 2, 3, 5. b: arrives 4, one token at 6. Idle in between counts as zero use."""
+    requests = [
+        ToyRequest(1.0, 10, 3, cached=5, status="finished", first_scheduled=1.5, tokens=[2.0, 3.0, 5.0]),
+        ToyRequest(4.0, 30, 2, status="finished", first_scheduled=5.0, tokens=[6.0]),
+    ]
+    steps: list[tuple[float, ...]] = [
+        (0, 1.5, 0.5, 1, 0, 5, 0, 1, 0, 10, 0, 10, 5),
+        (1, 2.0, 1.0, 0, 1, 0, 11, 1, 0, 20, 0, 0, 0),
+        (2, 5.0, 1.0, 1, 0, 30, 0, 1, 1, 40, 0, 30, 0),
+    ]
+    summary = summarize(tables(requests, steps, num_blocks=100, complete=True), CONFIG)
+    expected = {
+        "duration": 5.0,
+        "output_throughput": 4 / 5,
+        "request_throughput": 2 / 5,
+        "truncated": 1,
+        "mean_ttft_ms": 1500.0,
+        "mean_tpot_ms": 1500.0,
+        "median_itl_ms": 1500.0,
+        "mean_e2el_ms": 3000.0,
+        "mean_queue_time_ms": 750.0,
+        "prefix_cache_hit_rate": 5 / 40,
+        "mean_kv_cache_usage": (0.10 * 0.5 + 0.20 * 1 + 0.40 * 1) / 5,
+        "max_kv_cache_usage": 0.4,
+        "mean_running": 2.5 / 5,
+        "mean_waiting": 1 / 5,
+        "num_steps": 3,
+        "mean_batch_tokens": 36 / 3,
+        "mean_decode_batch_size": 1.0,
+        "window_start_s": 1.0,
+        "window_end_s": 4.0,
+    }
+    assert {name: summary[name] for name in expected} == pytest.approx(expected)
+    assert summary["request_goodput"] is None, "no SLO was given"
+
+
+@pytest.mark.parametrize("case", ["empty", "rejected", "one token", "never arrived"])
+def test_edges_give_a_summary_that_json_can_hold(case: str) -> None:
+    requests = {
+        "empty": [],
+        "rejected": [ToyRequest(0.0, 10**9, 5), ToyRequest(1.0, 10**9, 5)],
+        "one token": [ToyRequest(0.5, 10, 1)],
+        "never arrived": [ToyRequest(math.nan, 10, 1)],
+    }[case]
+    result = tables(requests, [], 100, complete=False) if case == "never arrived" else run_toy_engine(requests)
+    summary = summarize(result, CONFIG)
+    assert json.loads(json.dumps(summary, allow_nan=False)) == summary
+    assert set(HEADLINE) <= summary.keys()
+    assert summary["num_prompts"] == len(requests)
+    assert summary["mean_tpot_ms"] is None
+    assert summary["num_excluded"] == 0
+    if case == "one token":
+        assert summary["completed"] == 1
+        assert summary["mean_ttft_ms"] == summary["p99_e2el_ms"] > 0
+        assert summary["output_throughput"] > 0
+    else:
+        assert summary["duration"] is None
+        assert summary["failed"] == len(requests)
+        assert summary["rejected"] == (2 if case == "rejected" else 0)
+
+
+def test_a_cut_window_is_stated_and_an_uncut_one_adds_no_note() -> None:
+    result = run_toy_engine(heavy_tailed_requests(50, rate=5))
+    whole = summarize(result, CONFIG)
+    cut = summarize(result, MetricsConfig(warmup=2.0, drain=1.0))
+    arrivals = result.requests["arrival_time"]
+    assert whole["num_excluded"] == 0 and whole["notes"] == list(result.meta["notes"])
+    assert cut["num_excluded"] == 50 - cut["num_prompts"] > 0
+    assert (cut["window_start_s"], cut["window_end_s"]) == (arrivals.min() + 2.0, arrivals.max() - 1.0)
+    assert "ITL covers the whole run" in cut["notes"][-1]
+
+
+def test_replay_lag_is_reported_only_where_there_is_some() -> None:
+    result = run_toy_engine(heavy_tailed_requests(4, rate=5))
+    assert not [name for name in summarize(result, CONFIG) if "replay_lag" in name]
+    result.requests["replay_lag"] = [0.0, 0.001, 0.003, math.nan]
+    summary = summarize(result, CONFIG)
+    assert summary["mean_replay_lag_ms"] == pytest.approx(4 / 3)
+    assert summary["max_replay_lag_ms"] == pytest.approx(3)
+    assert summary["p99_replay_lag_ms"] == pytest.approx(np.percentile([0, 1, 3], 99))
+
+
+def test_percentile_names_are_those_of_vllm() -> None:
+    summary = summarize(run_toy_engine(heavy_tailed_requests(4, rate=5)), CONFIG)
+    assert {"p1_ttft_ms", "p50_tpot_ms", "p99_itl_ms", "p99.9_e2el_ms", "std_ttft_ms"} <= summary.keys()
+
+
+def test_json_ready_converts_numpy_and_refuses_what_it_does_not_know() -> None:
+    value = {"a": np.float64("inf"), 2: (np.int64(3), np.bool_(True), np.array([math.nan, 1.0]))}
+    assert json_ready(value) == {"a": None, "2": [3, True, [None, 1.0]]}
+    with pytest.raises(TypeError, match="object"):
+        json_ready({"a": object()})

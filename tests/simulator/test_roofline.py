@@ -1,0 +1,139 @@
+"""Step times against an operator-by-operator reference, and memory against published sizes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from engine.plan import PrefillChunk, StepPlan
+from engine.sequence import Sequence
+from simulator.hardware import GIB, Device, DeviceTooSmallError, ModelShape, activation_bytes, size_kv_pool
+from simulator.roofline import RooflineCost
+
+CONF = Path(__file__).parents[2] / "conf"
+H100 = Device("H100", 81559 << 20, 3.35e12, {"bf16": 989e12, "fp32": 67e12}, 0.8, 0.7, 450e9, 1e-5, 1e-3)
+
+
+def load_model(name: str) -> ModelShape:
+    fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2})
+
+
+QWEN, MOE = load_model("qwen3-8b"), load_model("qwen3-30b-a3b")
+
+
+def plan(chunks: list[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int) -> StepPlan:
+    sequence = Sequence(0, 1, 1)
+    prefills = [PrefillChunk(sequence, *chunk) for chunk in chunks]
+    return StepPlan(
+        prefills, (), num_decodes, num_context_tokens, [], [], [], [], [], horizon=1, num_steps=1, num_running=1,
+        num_waiting=0, num_used_blocks=1,
+    )  # fmt: skip
+
+
+def reference_s(model: ModelShape, device: Device, tp: int, step: StepPlan) -> float:
+    """Seconds of a step, one operator at a time, as the module's docstring has it."""
+    bandwidth = device.memory_bandwidth * device.memory_efficiency
+    flops = device.flops["bf16"] * device.flops_efficiency
+    b, hidden = 2, model.hidden_size
+    heads, kv_heads = model.num_attention_heads // tp, max(1, model.num_kv_heads // tp)
+    tokens = step.num_decodes + sum(chunk.num_tokens for chunk in step.prefills)
+    sampled = step.num_decodes + sum(chunk.is_last for chunk in step.prefills)
+
+    def linear(rows: float, columns: float, n: float) -> float:
+        return max(rows * columns * b / bandwidth, 2 * rows * columns * n / flops)
+
+    layer = linear(hidden, (heads + 2 * kv_heads) * model.head_dim, tokens)
+    layer += linear(heads * model.head_dim, hidden, tokens)
+    if model.num_experts:
+        experts, k, width = model.num_experts, model.num_experts_per_token, model.moe_intermediate_size
+        hit = experts * (1 - (1 - k / experts) ** tokens)
+        layer += linear(hidden, experts, tokens)
+        layer += linear(hidden * hit, 2 * width / tp, tokens * k / hit)
+        layer += linear(width * hit / tp, hidden, tokens * k / hit)
+        active = k * width
+    else:
+        layer += linear(hidden, 2 * model.intermediate_size / tp, tokens)
+        layer += linear(model.intermediate_size / tp, hidden, tokens)
+        active = model.intermediate_size
+    elementwise = 8 * hidden + 2 * (heads + kv_heads) * model.head_dim + 4 * kv_heads * model.head_dim + 3 * active / tp
+    layer += tokens * elementwise * b / bandwidth
+    kv_token = 2 * kv_heads * model.head_dim * b
+    pair_flops = 4 * heads * model.head_dim
+    layer += max(step.num_context_tokens * kv_token / bandwidth, step.num_context_tokens * pair_flops / flops)
+    for chunk in step.prefills:
+        pairs = sum(chunk.start + i + 1 for i in range(chunk.num_tokens))
+        layer += max((chunk.start + chunk.num_tokens) * kv_token / bandwidth, pairs * pair_flops / flops)
+    if tp > 1:
+        layer += 2 * (device.link_latency_s + 2 * (tp - 1) / tp * tokens * hidden * b / device.link_bandwidth)
+    head = linear(hidden, model.vocab_size // tp, sampled) + 3 * 4 * sampled * model.vocab_size / tp / bandwidth
+    return device.step_overhead_s + model.num_layers * layer + (head if sampled else 0)
+
+
+CHUNKS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 500), st.booleans()), max_size=4)
+
+
+@given(CHUNKS, st.integers(0, 300), st.integers(1, 3000), st.sampled_from([1, 2, 4]), st.sampled_from([QWEN, MOE]))
+def test_step_time_is_the_sum_of_its_operators(
+    chunks: list[tuple[int, int, bool]], num_decodes: int, mean_context: int, tp: int, model: ModelShape
+) -> None:
+    if not chunks and not num_decodes:
+        num_decodes = 1
+    step = plan(chunks, num_decodes, num_decodes * mean_context)
+    expected = reference_s(model, H100, tp, step)
+    assert RooflineCost(model, H100, tp).step_ns(step) == pytest.approx(expected * 1e9, rel=1e-9, abs=1)
+
+
+@given(st.integers(1, 1000), st.integers(1, 10**7), st.integers(1, 200))
+def test_a_run_of_decodes_costs_bit_for_bit_what_its_steps_cost(batch: int, context: int, num_steps: int) -> None:
+    cost = RooflineCost(QWEN, H100)
+    run = cost.decode_ns(plan([], batch, context), num_steps)
+    assert run.tolist() == [cost.step_ns(plan([], batch, context + k * batch)) for k in range(num_steps)]
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [  # parameter counts as published with each model
+        ("qwen3-0.6b", 0.596),
+        ("qwen3-8b", 8.19),
+        ("qwen3-32b", 32.76),
+        ("qwen3-30b-a3b", 30.53),
+        ("llama-3.1-8b", 8.03),
+        ("llama-3.1-70b", 70.55),
+    ],
+)
+def test_weights_match_the_published_parameter_counts(name: str, billions: float) -> None:
+    model = load_model(name)
+    assert model.weight_bytes() / 2 / 1e9 == pytest.approx(billions, rel=2e-3)
+    assert 4 * model.weight_bytes(4) == pytest.approx(model.weight_bytes(), rel=0.01)
+
+
+def test_kv_pool_follows_the_formula() -> None:
+    llama = load_model("llama-3.1-8b")
+    assert llama.kv_bytes_per_token() == 131072  # 128 KiB, as in vLLM's log for this model
+    settings = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+    for tp, block_size in ((1, 16), (2, 64), (8, 1)):
+        pool = size_kv_pool(llama, H100, block_size=block_size, tensor_parallel_size=tp, **settings)  # type: ignore[arg-type]
+        assert pool.block_bytes == 2 * 32 * block_size * (8 // tp) * 128 * 2
+        free = int(H100.memory_bytes * 0.9) - llama.weight_bytes(tp) - activation_bytes(llama, 8192, 256, tp)
+        assert pool.num_blocks == free // pool.block_bytes
+        assert f"{pool.num_blocks:,} blocks" in pool.describe() and f"{pool.block_bytes:,} bytes" in pool.describe()
+
+
+def test_kv_heads_are_replicated_beyond_their_number() -> None:
+    llama = load_model("llama-3.1-8b")
+    assert llama.kv_bytes_per_token(16) == llama.kv_bytes_per_token(8) == 131072 // 8
+
+
+def test_a_device_too_small_says_so() -> None:
+    small = replace(H100, name="small", memory_bytes=16 * GIB)
+    with pytest.raises(DeviceTooSmallError, match="does not fit on small"):
+        size_kv_pool(
+            QWEN, small, block_size=16, tensor_parallel_size=1, gpu_memory_utilization=0.9,
+            max_num_batched_tokens=8192, max_num_seqs=256,
+        )  # fmt: skip

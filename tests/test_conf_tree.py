@@ -1,0 +1,123 @@
+"""The configuration tree: every option composes into a valid configuration, explains itself, and has true numbers."""
+
+from pathlib import Path
+
+import pytest
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+
+from harness import help_text
+from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, parse
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)
+# What must be given with an option: it has no default that could work.
+REQUIRED = {
+    **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
+    "cost/profiled": ["cost.profile=x"],
+}
+# Published numbers of weights, which no key of the files states.
+WEIGHTS = {
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-8b": 8_190_735_360,
+    "qwen3-32b": 32_762_123_264,
+    "qwen3-30b-a3b": 30_532_122_624,
+    "llama-3.1-8b": 8_030_261_248,
+    "llama-3.1-70b": 70_553_706_496,
+}
+
+
+def compose_and_parse(*overrides: str) -> RunConfig:
+    with initialize_config_dir(config_dir=str(CONF), version_base=None):
+        return parse(compose("config", overrides=list(overrides)))
+
+
+def count_weights(model: ModelConfig) -> int:
+    attention = 2 * model.hidden_size * model.head_dim * (model.num_attention_heads + model.num_kv_heads)
+    if model.num_experts:
+        mlp = model.num_experts * (3 * model.hidden_size * model.moe_intermediate_size + model.hidden_size)
+    else:
+        mlp = 3 * model.hidden_size * model.intermediate_size
+    norms = 2 * model.hidden_size + (2 * model.head_dim if model.name.startswith("Qwen") else 0)
+    embeddings = (1 if model.tie_word_embeddings else 2) * model.vocab_size * model.hidden_size
+    return model.num_layers * (attention + mlp + norms) + embeddings + model.hidden_size
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=str)
+def test_every_option_composes_and_parses(path: Path) -> None:
+    group, option = path.parent.as_posix(), path.name.removesuffix(".yaml")
+    if group == "trace/lengths":
+        config = compose_and_parse("trace=synthetic", f"trace/lengths@trace.prompt={option}")
+        assert config.trace.prompt.kind == option  # type: ignore[union-attr]
+    else:
+        config = compose_and_parse(f"{group}={option}", *REQUIRED.get(f"{group}/{option}", []))
+        assert parse(OmegaConf.create(config.model_dump(mode="json"))) == config
+
+
+@pytest.mark.parametrize("path", OPTIONS, ids=str)
+def test_every_option_opens_with_one_line_on_when_to_choose_it(path: Path) -> None:
+    first, second = (CONF / path).read_text(encoding="utf-8").splitlines()[:2]
+    assert first.startswith("# Choose ") and first.endswith(".")
+    assert not second.startswith("#")
+
+
+@pytest.mark.parametrize("name", ["trace/azure", "trace/mooncake", "trace/csv", "cost/profiled"])
+def test_an_option_without_its_required_key_is_refused(name: str) -> None:
+    key = REQUIRED[name][0].removesuffix("=x")
+    with pytest.raises(Exception, match=f"^{key}: missing"):
+        compose_and_parse(name.replace("/", "="))
+
+
+def test_defaults_are_those_of_the_schema() -> None:
+    config = compose_and_parse()
+    for name, field in RunConfig.model_fields.items():
+        if not field.is_required():
+            assert getattr(config, name) == field.get_default(), name
+    assert config.scheduler == SchedulerConfig()
+    assert config.metrics == MetricsConfig()
+    assert compose_and_parse("scheduler=prefill_first").scheduler == SchedulerConfig(policy="prefill_first")
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_model_shapes_add_up_to_the_published_number_of_weights(name: str) -> None:
+    assert count_weights(compose_and_parse(f"model={name}").model) == WEIGHTS[name]
+
+
+def test_tiny_has_the_weights_its_comment_says() -> None:
+    assert round(count_weights(compose_and_parse("model=tiny").model) / 1e6, 1) == 3.7
+    assert "3.7 million" in (CONF / "model/tiny.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", sorted((CONF / "device").glob("*.yaml")), ids=lambda path: path.stem)
+def test_device_rates_are_consistent(path: Path) -> None:
+    device = compose_and_parse(f"device={path.name.removesuffix('.yaml')}").device
+    assert device.memory_bytes % 2**20 == 0
+    assert device.flops["fp32"] <= device.flops["bf16"]
+    if "fp8" in device.flops:  # dense rates double with half the bits; a sparse rate among them would stand out
+        assert device.flops["fp8"] / device.flops["bf16"] == pytest.approx(2, rel=0.01)
+
+
+def test_h200_efficiencies_are_its_measured_ceilings() -> None:
+    device = compose_and_parse("device=h200").device
+    assert device.memory_bandwidth * device.memory_efficiency == pytest.approx(4.3e12, rel=0.02)
+    assert device.flops["bf16"] * device.flops_efficiency == pytest.approx(790e12, rel=0.02)
+
+
+def test_help_lists_every_group_option_and_key() -> None:
+    lines = [line.strip(" *") for line in help_text.build(CONF).splitlines()]
+    for path in OPTIONS:
+        assert path.parent.as_posix() in lines
+        option = path.name.removesuffix(".yaml")
+        comment = (CONF / path).read_text(encoding="utf-8").splitlines()[0].removeprefix("# Choose ")
+        entries = [line.removeprefix(option).strip() for line in lines if line.startswith(f"{option} ")]
+        assert any(entry and comment.startswith(entry) for entry in entries), path
+    defaults = OmegaConf.load(CONF / "config.yaml")
+    for key in set(RunConfig.model_fields) - set(OmegaConf.to_container(defaults, resolve=False)):  # type: ignore[arg-type]
+        assert key in lines  # a group
+    for key in set(RunConfig.model_fields) & set(OmegaConf.to_container(defaults, resolve=False)):  # type: ignore[arg-type]
+        assert any(line.startswith(f"{key}=") and len(line.split()) > 2 for line in lines), key
+
+
+def test_help_marks_the_defaults() -> None:
+    marked = {line.split()[1] for line in help_text.build(CONF).splitlines() if line.startswith("  * ")}
+    assert marked == {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "roofline", "default"}
