@@ -30,7 +30,7 @@ from harness.arrivals import make_arrivals  # noqa: E402
 from harness.config import parse  # noqa: E402
 from harness.readers import load_trace  # noqa: E402
 from harness.results import environment  # noqa: E402
-from harness.run import build_simulation, kv_pool, serve  # noqa: E402
+from harness.simulated import SimulatedEngine  # noqa: E402
 
 COMMON = ["model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
 SHAREGPT = ["trace=sharegpt", "arrival=poisson", "arrival.rate=40"]
@@ -72,14 +72,14 @@ def measure(case: str, overrides: list[str]) -> Speed:
     started = time.perf_counter()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    simulation = build_simulation(config, trace, arrivals, kv_pool(config).num_blocks)
+    engine = SimulatedEngine(config, trace, arrivals)
     loaded = time.perf_counter()
-    serve(simulation)
+    engine.run()
     simulated = time.perf_counter()
-    tables = simulation.recorder.tables(trace, simulation.scheduler.unfinished)
+    tables = engine.recorder.tables(trace, engine.unfinished())
     ended = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    simulated_s = simulation.recorder.now_ns * 1e-9
+    simulated_s = engine.recorder.now_ns * 1e-9
     return Speed(case, len(trace.table), len(tables.steps), simulated_s, simulated - loaded, ended - started, peak)
 
 

@@ -2,48 +2,46 @@
 
 from __future__ import annotations
 
-import gc
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
-import simpy
 from rich.console import Console
 
-from engine.block_manager import BlockManager
-from engine.policy import POLICIES
-from engine.scheduler import Scheduler
+from engine.sequence import Sequence
 from harness.arrivals import ArrivalProcess, make_arrivals
 from harness.config import RunConfig
-from harness.content import sequence_factory
-from harness.errors import ConfigError
 from harness.metrics import summarize
 from harness.progress import progress_bar
 from harness.readers import load_trace
 from harness.recorder import Recorder
 from harness.report import print_summary
 from harness.results import RunResult, environment, write_results
+from harness.simulated import SimulatedEngine
 from harness.trace import Trace
-from simulator.cost import CostModel
-from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
-from simulator.replica import Replica
-from simulator.roofline import RooflineCost
 
 
-@dataclass(frozen=True)
-class Simulation:
-    """A run set up and ready to go."""
+class Engine(Protocol):
+    """What serves a trace: simulated or real. `run` serves it all, `stop` ends that early, from a signal handler."""
 
-    env: simpy.Environment
-    scheduler: Scheduler
-    replica: Replica
     recorder: Recorder
+    num_blocks: int
+
+    def describe(self) -> str:
+        """One line on the KV pool."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def unfinished(self) -> list[Sequence]: ...
+
+    def close(self) -> None: ...
 
 
 def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
@@ -56,14 +54,15 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     console = Console()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    pool = kv_pool(config)
-    console.print(pool.describe(), highlight=False, soft_wrap=True)
-    simulation = build_simulation(config, trace, arrivals, pool.num_blocks)
-    started = time.perf_counter()
-    with progress_bar(simulation.recorder, len(trace.table), enabled=config.progress, console=console):
-        interrupted = serve(simulation)
-    wall_s = time.perf_counter() - started
-    result = _collect(config, trace, pool, simulation, interrupted, wall_s)
+    engine = make_engine(config, trace, arrivals)
+    try:
+        console.print(engine.describe(), highlight=False, soft_wrap=True)
+        started = time.perf_counter()
+        with progress_bar(engine.recorder, len(trace.table), enabled=config.progress, console=console):
+            interrupted = serve(engine)
+        result = _collect(config, trace, engine, interrupted, time.perf_counter() - started)
+    finally:
+        engine.close()
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
     if config.plots and not interrupted:
@@ -77,91 +76,21 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     return summary
 
 
-def kv_pool(config: RunConfig) -> KVPool:
-    """The KV pool of one rank: as configured, or what the device's memory leaves.
-
-    Raises:
-        ConfigError: the model does not fit.
-    """
-    model = model_shape(config)
-    if config.num_blocks is not None:
-        block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(config.num_blocks, config.block_size, block_bytes)
-    try:
-        return size_kv_pool(
-            model,
-            device(config),
-            block_size=config.block_size,
-            tensor_parallel_size=config.tensor_parallel_size,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-        )
-    except DeviceTooSmallError as error:
-        raise ConfigError(f"device={config.device.name}: {error}") from error
+def make_engine(config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> Engine:
+    """The engine that `config.engine` names, ready to serve `trace`."""
+    return SimulatedEngine(config, trace, arrivals)
 
 
-def build_simulation(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, num_blocks: int) -> Simulation:
-    """Put the scheduling core, a cost model and the arrivals together around a SimPy environment."""
-    env = simpy.Environment(initial_time=0)
-    caching = config.scheduler.enable_prefix_caching
-    blocks = BlockManager(num_blocks, config.block_size, enable_prefix_caching=caching)
-    scheduler = Scheduler(
-        blocks,
-        POLICIES[config.scheduler.policy](),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len or config.model.max_position_embeddings,
-        watermark=config.scheduler.watermark,
-    )
-    recorder = Recorder()
-    replica = Replica(
-        env,
-        scheduler,
-        cost_model(config),
-        arrivals,
-        sequence_factory(trace, config.block_size),
-        recorder,
-        compress=config.engine.kind == "sim" and config.engine.compress,
-    )
-    return Simulation(env, scheduler, replica, recorder)
-
-
-def cost_model(config: RunConfig) -> CostModel:
-    """The cost model that `config.cost` names.
-
-    Raises:
-        ConfigError: it is not available.
-    """
-    if config.cost.kind == "profiled":
-        raise ConfigError("cost=profiled: no profile format is supported yet; use cost=roofline")
-    return RooflineCost(model_shape(config), device(config), config.tensor_parallel_size)
-
-
-def model_shape(config: RunConfig) -> ModelShape:
-    fields = config.model.model_dump() | {"dtype_bytes": config.model.dtype_bytes}
-    return ModelShape(**fields | {"dtype": "fp32" if config.model.dtype == "float32" else "bf16"})
-
-
-def device(config: RunConfig) -> Device:
-    return Device(**config.device.model_dump())
-
-
-def serve(simulation: Simulation) -> bool:
+def serve(engine: Engine) -> bool:
     """Run to the end, or to the end of the step in which an interrupt came; returns whether one came."""
     interrupts: list[int] = []
 
     def stop() -> None:
         interrupts.append(1)
-        simulation.replica.stop()
+        engine.stop()
 
-    # A run makes no reference cycles, and looking for them among a million requests takes a tenth of its time.
-    gc.disable()
-    try:
-        with _on_interrupt(stop):
-            simulation.env.run()
-    finally:
-        gc.enable()
+    with _on_interrupt(stop):
+        engine.run()
     return bool(interrupts)
 
 
@@ -173,9 +102,12 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
     def handle(number: int, frame: object) -> None:
-        for each, handler in before.items():
-            signal.signal(each, handler)
+        restore()
         stop()
 
     for number in before:
@@ -183,17 +115,14 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        restore()
 
 
-def _collect(
-    config: RunConfig, trace: Trace, pool: KVPool, simulation: Simulation, interrupted: bool, wall_s: float
-) -> RunResult:
-    recorded = simulation.recorder.tables(trace, simulation.scheduler.unfinished)
+def _collect(config: RunConfig, trace: Trace, engine: Engine, interrupted: bool, wall_s: float) -> RunResult:
+    recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
         "engine": config.engine.kind,
-        "simulated": True,
+        "simulated": config.engine.kind == "sim",
         "model": config.model.name,
         "device": config.device.name,
         "tensor_parallel_size": config.tensor_parallel_size,
@@ -203,12 +132,12 @@ def _collect(
         "policy": config.scheduler.policy,
         "bad_rows": trace.bad_rows,
         "notes": list(trace.notes),
-        "kv_pool": pool.describe(),
+        "kv_pool": engine.describe(),
         "wall_time_s": wall_s,
-        "simulated_time_s": simulation.recorder.now_ns * 1e-9,
+        "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
         "environment": environment(),
     }
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, pool.num_blocks, config.block_size, not interrupted, meta
+        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, not interrupted, meta
     )

@@ -24,11 +24,11 @@ _MAX_FOLDER_NAME = 120  # well under the 255 bytes of common file systems, and s
 
 
 def job_folder(overrides: str) -> str:
-    """Folder name of a job: its overrides, or a shortened and hashed form where they would not make one folder.
+    """Folder name of a job: its overrides (`key=value,key=value`), shortened and with a hash where they make no name.
 
     It depends on nothing but the overrides, so a sweep that is extended finds the folders of its finished jobs.
     """
-    name = re.sub(r"[^\w.,=+\-\[\]]", "_", overrides)[:_MAX_FOLDER_NAME]
+    name = re.sub(r"[^\w.,=+\-\[\]]", "_", overrides, flags=re.ASCII)[:_MAX_FOLDER_NAME]
     if name != overrides:
         name = f"{name}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
     return name or "defaults"

@@ -52,10 +52,16 @@ class RunConfig(ConfigModel):
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
         size = self.tensor_parallel_size
-        for key in ("num_attention_heads", "num_kv_heads"):
-            heads = getattr(self.model, key)
-            if heads % size:
-                raise ValueError(f"tensor_parallel_size={size}: must divide model.{key}={heads} of {self.model.name}")
+        heads, kv_heads = self.model.num_attention_heads, self.model.num_kv_heads
+        if heads % size:
+            raise ValueError(
+                f"tensor_parallel_size={size}: must divide model.num_attention_heads={heads} of {self.model.name}"
+            )
+        if kv_heads % size and size % kv_heads:  # beyond their number, KV heads are replicated
+            raise ValueError(
+                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={kv_heads} "
+                f"of {self.model.name}"
+            )
         return self
 
     @model_validator(mode="after")

@@ -222,6 +222,29 @@ def test_two_requests_by_hand() -> None:
     assert summary["request_goodput"] is None, "no SLO was given"
 
 
+@pytest.mark.parametrize(
+    ("limits", "good"),
+    [
+        ({"ttft_ms": 1000.0}, 2),
+        ({"ttft_ms": 999.0}, 1),
+        ({"tpot_ms": 250.0}, 2),
+        ({"tpot_ms": 249.0}, 1),
+        ({"ttft_ms": 1000.0, "e2el_ms": 999.0}, 1),
+    ],
+)
+def test_goodput_counts_requests_within_every_limit_given(limits: dict[str, float], good: int) -> None:
+    """One request of three tokens, one of a single token, which has no TPOT to miss, and one that was refused."""
+    requests = [
+        ToyRequest(0.0, 10, 3, status="finished", first_scheduled=0.0, tokens=[1.0, 1.25, 1.5]),
+        ToyRequest(1.0, 10, 1, status="finished", first_scheduled=1.0, tokens=[1.5]),
+        ToyRequest(1.0, 10, 1, status="rejected"),
+    ]
+    result = tables(requests, [], num_blocks=100, complete=True)
+    summary = summarize(result, MetricsConfig(slo=SloConfig(**limits)))
+    assert summary["goodput_share"] == pytest.approx(good / 3)
+    assert summary["request_goodput"] == pytest.approx(good / 1.5)
+
+
 @pytest.mark.parametrize("case", ["empty", "rejected", "one token", "never arrived"])
 def test_edges_give_a_summary_that_json_can_hold(case: str) -> None:
     requests = {

@@ -114,6 +114,12 @@ def test_the_first_bad_row_of_the_file_is_named(path: Path) -> None:
         read(path, HEADER + "1,1,0\n2\n3,0,1\n", on_bad_row="error")
 
 
+def test_line_numbers_go_on_from_chunk_to_chunk(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_file, "_BLOCK_BYTES", 7)
+    with pytest.raises(TraceError, match=r"line 6: num_prompt_tokens is 0"):
+        read(path, HEADER + "1,1,1\n2,1,1\n\n3,1,1\n4,0,1\n", on_bad_row="error")
+
+
 @pytest.mark.parametrize(("limit", "kept", "bad"), [(1, [1], 0), (2, [1, 4], 2), (3, [1, 4, 6], 4), (9, [1, 4, 6], 5)])
 def test_limit_counts_usable_rows_and_looks_no_further(path: Path, limit: int, kept: list[int], bad: int) -> None:
     text = HEADER + "1,1,1\n2\n3,0,1\n4,4,1\n5,0,1\n5\n6,6,1\n7,0,1\n"

@@ -66,6 +66,10 @@ def test_limit_counts_requests(path: Path, turns: str, limit: int, num_rows: int
     assert rows(trace) == rows(read(path, TWO_CONVERSATIONS, turns=turns))[:num_rows]
 
 
+def test_conversations_after_the_limit_are_not_looked_at(path: Path) -> None:
+    assert len(read(path, [TWO_CONVERSATIONS[0], "damaged"], limit=1, on_bad_row="error").table) == 1
+
+
 def test_estimated_counts_are_announced(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trace = read(path, TWO_CONVERSATIONS)
     assert any("estimated from the text: one token per 4 UTF-8 bytes" in note for note in trace.notes)
@@ -79,7 +83,7 @@ def test_estimated_counts_are_announced(path: Path, caplog: pytest.LogCaptureFix
         ([("gpt", "cut off"), ("human", "a" * 8), ("gpt", "b")], [[2, 1]]),
         ([("system", "a" * 7), ("human", "b" * 8), ("gpt", "c")], [[4, 1]]),
         ([("human", "a" * 4), ("human", "b" * 3), ("gpt", "c" * 4), ("gpt", "d" * 4)], [[2, 3]]),
-        ([("human", "a"), ("gpt", " \n"), ("gpt", "b")], [[1, 1]]),
+        ([("human", "a"), ("gpt", " \n"), ("gpt", "bbbb")], [[1, 1]]),
         ([("human", "\ud83d" * 5), ("gpt", "b")], [[2, 1]]),
     ],
 )
@@ -130,7 +134,7 @@ class WordTokenizer:
         return cls()
 
     def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[str]]:
-        return [["<s>"] * add_special_tokens + text.split() for text in texts]
+        return [["<s>"] * add_special_tokens + text.replace("stripped", "").split() for text in texts]
 
 
 @pytest.fixture
@@ -149,6 +153,11 @@ def test_a_tokenizer_counts_tokens(path: Path, tokenizer: Path, as_folder: bool)
     trace = read(path, [conversation(("human", "one two three"), ("gpt", "four five"))], tokenizer=location)
     assert rows(trace) == [[3, 2]]
     assert not any("estimated" in note for note in trace.notes)
+
+
+def test_a_text_without_tokens_counts_as_one(path: Path, tokenizer: Path) -> None:
+    trace = read(path, [conversation(("human", "stripped"), ("gpt", "a b"))], tokenizer=str(tokenizer))
+    assert rows(trace) == [[1, 2]]
 
 
 def test_tokenizer_mistakes_are_one_line(path: Path, tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,3 +153,7 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
     assert (environment()["git_revision"], environment()["git_dirty"]) == (git("rev-parse", "HEAD"), False)
     source.write_text("changed")
     assert environment()["git_dirty"] is True
+    installed = tmp_path / "site-packages" / "harness"
+    installed.mkdir(parents=True)
+    monkeypatch.setattr(results, "__file__", str(installed / "results.py"))
+    assert environment()["git_revision"] is None, "installed inside somebody else's repository"
