@@ -15,16 +15,16 @@ class Policy(Protocol):
     def compose(self, scheduler: Scheduler, draft: StepDraft) -> None:
         """Fill `draft` with the next step, using the scheduler's building blocks."""
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        """Choose whom to preempt among the running sequences, given last admitted first."""
+    def victim(self, running: Iterable[Sequence], spared: Sequence | None) -> Sequence:
+        """Choose whom to preempt among the running sequences, given last admitted first; `spared` was the last one."""
 
 
-def last_admitted(running: Iterable[Sequence]) -> Sequence:
-    """Of the least urgent, those preempted least often; of these, the last admitted.
+def last_admitted(running: Iterable[Sequence], spared: Sequence | None) -> Sequence:
+    """Of the least urgent, the last admitted; `spared` only if there is no other.
 
-    So a sequence that came back is not the next victim while anyone is spared who gave way less often.
+    So whoever gave way last and came back is not the next victim.
     """
-    return min(running, key=lambda sequence: (-sequence.priority, sequence.num_preemptions))
+    return min(running, key=lambda sequence: (-sequence.priority, sequence is spared))
 
 
 class PrefillFirst:
@@ -36,8 +36,8 @@ class PrefillFirst:
         if not draft.prefills:
             scheduler.decode(draft)
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        return last_admitted(running)
+    def victim(self, running: Iterable[Sequence], spared: Sequence | None) -> Sequence:
+        return last_admitted(running, spared)
 
 
 class Mixed:
@@ -49,8 +49,8 @@ class Mixed:
         if not draft.preempted:
             scheduler.admit(draft, budget, cut_any=True)
 
-    def victim(self, running: Iterable[Sequence]) -> Sequence:
-        return last_admitted(running)
+    def victim(self, running: Iterable[Sequence], spared: Sequence | None) -> Sequence:
+        return last_admitted(running, spared)
 
 
 POLICIES: dict[str, type[Policy]] = {"prefill_first": PrefillFirst, "mixed": Mixed}

@@ -73,6 +73,7 @@ class Scheduler:
         self._sequences: dict[int, Sequence] = {}
         self._num_added = 0
         self._last_decode_time: int | None = None
+        self._last_victim: Sequence | None = None
         self._planned = False
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -185,7 +186,7 @@ class Scheduler:
             self._commit_chunk(chunk, now, stopped or {}, finished, resumed_gaps)
         if plan.prefills:
             self._head_blocked = False  # what was computed may shorten the prompt of the first in the queue
-            self.blocks.settle()
+        self.blocks.settle()
         for sequence in finished:
             sequence.finish_time = now
             del self._sequences[sequence.request_id]
@@ -204,7 +205,8 @@ class Scheduler:
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
         while len(due := self._decodes.due()) > self.blocks.num_free_blocks:
-            victim = self.policy.victim(reversed(self._running))
+            victim = self.policy.victim(reversed(self._running), self._last_victim)
+            self._last_victim = victim
             self._preempt(victim)
             draft.preempted.append(victim)
         draft.num_decodes = len(self._decodes)

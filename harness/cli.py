@@ -86,12 +86,12 @@ def execute(config: RunConfig, folder: Path) -> None:
         OSError: the output cannot be written.
     """
     check_engine(config.engine.kind)
-    # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
-    (folder / SUMMARY).unlink(missing_ok=True)
-    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     if config.task == "report":
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
+    # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
+    (folder / SUMMARY).unlink(missing_ok=True)
+    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     from harness.run import run  # imported late: --help and errors answer without it
 
     run(config, folder)
@@ -101,7 +101,7 @@ def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
     """Says what is missing for the engine asked for.
 
     Raises:
-        ConfigError: torch or CUDA is missing, or the engine is not part of this version.
+        ConfigError: it is torch or CUDA.
     """
     if kind == "sim":
         return
@@ -110,7 +110,6 @@ def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
         raise ConfigError(f"engine={kind}: torch is not installed (pip install -e '.[engine]'); {runs_here}")
     if kind == "gpu" and not importlib.import_module("torch").cuda.is_available():
         raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")
-    raise ConfigError(f"engine={kind}: the real engine is not part of this version yet; engine=sim runs anywhere")
 
 
 def explain(error: Exception) -> str:

@@ -49,7 +49,7 @@ def block_identities(trace: Trace, block_size: int) -> Callable[[int], list[int]
         return lambda row: _hash_tokens(tokens[row], block_size)
     prompts = table["num_prompt_tokens"].to_numpy()
     if "hash_ids" in table:
-        hash_ids, span = table["hash_ids"].tolist(), trace.hash_block_size
+        hash_ids, span = dense_hash_ids(trace), trace.hash_block_size
         assert span is not None
         return lambda row: _from_hash_ids(hash_ids[row], span, int(prompts[row]), block_size)
     if "session_id" in table:
@@ -57,6 +57,13 @@ def block_identities(trace: Trace, block_size: int) -> Callable[[int], list[int]
         num_blocks = ((prompts + table["num_output_tokens"].to_numpy()) // block_size).tolist()
         return lambda row: list(range(sessions[row] << 32, (sessions[row] << 32) + num_blocks[row]))
     return None
+
+
+def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
+    """The trace's hash ids, renumbered 0, 1, ...: only equality matters, and real hashes may fill all 64 bits."""
+    rows = trace.table["hash_ids"].tolist()
+    _, dense = np.unique(np.concatenate(rows), return_inverse=True)
+    return np.split(dense, np.cumsum([len(ids) for ids in rows])[:-1])
 
 
 def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,10 @@ from engine.plan import StepOutcome, StepPlan
 from engine.sequence import Sequence
 from harness.metrics import Gaps
 from harness.trace import Trace
+
+if TYPE_CHECKING:  # the real engine brings torch
+    from engine.llm_engine import StepReport
+    from harness.replay import Issued
 
 _UNSET = -1
 _NS = 1e-9
@@ -29,6 +34,7 @@ _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions",
 )  # fmt: skip
+_TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
@@ -54,6 +60,8 @@ class Recorder:
         self._requests = array("q")
         self._single_gaps = array("q")
         self._errors: dict[int, str] = {}
+        self._lags: dict[int, int] = {}
+        self._times = array("q")
 
     # -- while the run goes on ------------------------------------------------------------------------------------
 
@@ -100,6 +108,21 @@ class Recorder:
             self._add_request(sequence, 0)
         self.num_done += len(outcome.finished)
 
+    def on_issued(self, issued: Issued, now_ns: int) -> None:
+        """A request was issued on a real clock, this much later than intended."""
+        self._lags[issued.row] = issued.issued_ns - issued.arrival_ns
+
+    def on_report(self, report: StepReport) -> None:
+        """A plan ran on a real engine. Only the whole is timed, so its steps share the time evenly."""
+        plan = report.plan
+        each, rest = divmod(report.end_ns - report.start_ns, plan.num_steps)
+        durations = np.full(plan.num_steps, each)
+        durations[:rest] += 1
+        self.on_step(plan, report.start_ns, durations)
+        times = report.times
+        self._times.extend((times.schedule_ns, times.prepare_ns, times.execute_ns, times.sample_ns))
+        self.on_commit(report.outcome)
+
     def _add_request(self, sequence: Sequence, status: int) -> None:
         first_scheduled, first_token = sequence.first_scheduled_time, sequence.first_token_time
         finish = sequence.finish_time
@@ -144,7 +167,8 @@ class Recorder:
         table["status"] = pd.Categorical(statuses, categories=list(STATUSES))
         table["error"] = pd.Series(self._errors, index=table.index, dtype="object")
         table["arrival_time"] = _seconds(recorded["arrival_ns"].to_numpy())
-        table["replay_lag"] = np.nan  # a simulated request is issued exactly when it is meant to be
+        # A simulated request is issued exactly when it is meant to be: it has no lag.
+        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * _NS
         for name in ("first_scheduled", "first_token", "finish"):
             table[f"{name}_time"] = _seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
@@ -173,6 +197,9 @@ class Recorder:
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
             steps.loc[ahead > 0, column] = 0
+        times = _matrix(self._times, len(_TIME_COLUMNS))
+        for i, column in enumerate(_TIME_COLUMNS):
+            steps[column] = times[plan, i] * _NS / num_steps[plan] if len(times) else np.nan
         return steps
 
     def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
@@ -50,14 +51,14 @@ def combine(folders: Sequence[Path]) -> pd.DataFrame:
     rows = []
     for name, folder, document, config in zip(labels, folders, documents, configs, strict=True):
         metrics = {key: value for key, value in document.items() if not isinstance(value, (dict, list))}
-        # a metric of the same name says what was really used: num_blocks is null in a configuration that leaves it open
-        swept = {key: metrics.get(key, config.get(key)) for key in parameters}
+        swept = {key: config.get(key) for key in parameters}
         head = {
             "run": name,
             "folder": str(folder),
             "status": metrics.pop("status"),
             "error": metrics.pop("error", None),
         }
+        # where both have a name, the summary says what was really used: a configuration may leave num_blocks open
         rows.append({**head, **swept, **metrics})
     table = pd.DataFrame(rows).infer_objects()
     table.attrs["parameters"] = parameters
@@ -67,7 +68,8 @@ def combine(folders: Sequence[Path]) -> pd.DataFrame:
 def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console | None = None) -> list[Path]:
     """Compare results: comparison.parquet, comparison.csv and the figures in `out_folder`, and a table on the console.
 
-    Returns the paths written. Raises TwinServeError for a folder that does not exist or has unreadable tables.
+    Returns the paths written. A folder with unreadable tables counts as failed. Raises
+    TwinServeError for one that does not exist.
     """
     # imported late, as they bring matplotlib, which a run without plots does without
     from harness.plots import write_comparison_plots
@@ -75,19 +77,34 @@ def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console
 
     runs = combine(folders)
     parameters = runs.attrs["parameters"]
+    if parameters:
+        runs = runs.sort_values(parameters, key=_sort_key, kind="stable")
+    curves = {}
+    wanted = ["status", "arrival_time", "ttft", "tpot", "e2el"]
+    for index, row in runs[runs["status"] != "failed"].iterrows():
+        try:
+            requests = read_requests(Path(row["folder"]), wanted)
+        except TwinServeError as error:  # one damaged result does not stand in the way of the others
+            runs.loc[index, ["status", "error"]] = ["failed", str(error)]
+        else:
+            curves[row["run"]] = latency_curves(requests, row.to_dict())
     out_folder.mkdir(parents=True, exist_ok=True)
     paths = [out_folder / "comparison.parquet", out_folder / "comparison.csv"]
     write_whole(paths[0], lambda path: _parquet_ready(runs).to_parquet(path, index=False))
     write_whole(paths[1], lambda path: runs.to_csv(path, index=False))
-    alive = runs[runs["status"] != "failed"]
-    wanted = ["status", "arrival_time", "ttft", "tpot", "e2el"]
-    curves = {
-        row["run"]: latency_curves(read_requests(Path(row["folder"]), wanted), row) for row in alive.to_dict("records")
-    }
-    if len(alive):
+    if curves:
         paths += write_comparison_plots(runs, parameters, curves, out_folder)
     _print_comparison(runs, parameters, console or Console())
     return paths
+
+
+def _sort_key(column: pd.Series) -> pd.Series:
+    """Ranks: numbers by value, then text, then what is missing."""
+    numbers = pd.to_numeric(column, errors="coerce").astype(float)
+    kinds = np.where(numbers.notna(), 0, np.where(column.notna(), 1, 2)).tolist()
+    keys = list(zip(kinds, numbers.fillna(0.0), column.astype(str), strict=True))
+    rank = {key: i for i, key in enumerate(sorted(set(keys)))}
+    return pd.Series([rank[key] for key in keys], index=column.index)
 
 
 def _headline(summary: Mapping[str, Any]) -> Text:
@@ -148,7 +165,7 @@ def _warnings(summary: Mapping[str, Any]) -> Iterable[str]:
         window = f"{_number(summary['window_start_s'])} to {_number(summary['window_end_s'])} s"
         yield f"{summary['num_excluded']:,} requests are left out: only arrivals from {window} count"
     if summary["truncated"]:
-        yield f"{summary['truncated']:,} requests were cut short at the model's maximum length"
+        yield f"{summary['truncated']:,} requests were cut short at max_model_len or the size of the KV pool"
     for reason, count in (summary.get("bad_rows") or {}).items():
         yield f"{count:,} rows of the trace were skipped: {reason}"
     if (summary.get("max_replay_lag_ms") or 0) > 0:

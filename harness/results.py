@@ -124,7 +124,7 @@ def environment() -> dict[str, Any]:
         **{name: _version(name) for name in _PACKAGES},
         "git_revision": revision,
         "git_dirty": dirty,
-        "cpu_model": _cpu_model(),
+        "cpu_model": cpu_model(),
         "cpu_cores": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "platform": platform.platform(),
@@ -180,8 +180,8 @@ def _git(root: Path, *arguments: str) -> str:
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
 
 
-def _cpu_model() -> str | None:
-    """Linux has the name in /proc/cpuinfo; elsewhere the platform module may know one."""
+def cpu_model() -> str | None:
+    """Name of the processor. Linux has the name in /proc/cpuinfo; elsewhere the platform module may know one."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

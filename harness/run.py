@@ -32,6 +32,10 @@ class Engine(Protocol):
     recorder: Recorder
     num_blocks: int
 
+    @property
+    def device_name(self) -> str:
+        """The hardware that is simulated, or that was measured."""
+
     def describe(self) -> str:
         """One line on the KV pool."""
 
@@ -57,48 +61,40 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     engine = make_engine(config, trace, arrivals)
     try:
         console.print(engine.describe(), highlight=False, soft_wrap=True)
-        started = time.perf_counter()
-        with progress_bar(engine.recorder, len(trace.table), enabled=config.progress, console=console):
-            interrupted = serve(engine)
-        result = _collect(config, trace, engine, interrupted, time.perf_counter() - started)
+        with _on_interrupt(engine.stop) as interrupts:
+            started = time.perf_counter()
+            with progress_bar(engine.recorder, len(trace.table), enabled=config.progress, console=console):
+                engine.run()
+            is_complete = not interrupts
+            result = _collect(config, trace, engine, is_complete, time.perf_counter() - started)
+            summary = _write(config, result, output_dir)
     finally:
         engine.close()
-    summary = summarize(result, config.metrics)
-    write_results(result, summary, output_dir)
-    if config.plots and not interrupted:
-        from harness.plots import write_run_plots  # imported late, as it brings matplotlib
-
-        write_run_plots(result, summary, output_dir)
     print_summary(summary, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
-    if interrupted:
+    if interrupts:
         raise KeyboardInterrupt
     return summary
 
 
 def make_engine(config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
-    return SimulatedEngine(config, trace, arrivals)
+    if config.engine.kind == "sim":
+        return SimulatedEngine(config, trace, arrivals)
+    from harness.real import RealEngine  # imported late, as it brings torch
 
-
-def serve(engine: Engine) -> bool:
-    """Run to the end, or to the end of the step in which an interrupt came; returns whether one came."""
-    interrupts: list[int] = []
-
-    def stop() -> None:
-        interrupts.append(1)
-        engine.stop()
-
-    with _on_interrupt(stop):
-        engine.run()
-    return bool(interrupts)
+    return RealEngine(config, trace, arrivals)
 
 
 @contextmanager
-def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
-    """The first Ctrl-C or SIGTERM calls `stop`; the next one acts as usual."""
+def _on_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM calls `stop` and lands in the list; the next one acts as usual.
+
+    So neither the results of a run cut short nor those being written are lost.
+    """
+    interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield
+        yield interrupts
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -108,23 +104,35 @@ def _on_interrupt(stop: Callable[[], None]) -> Iterator[None]:
 
     def handle(number: int, frame: object) -> None:
         restore()
+        interrupts.append(number)
         stop()
 
     for number in before:
         signal.signal(number, handle)
     try:
-        yield
+        yield interrupts
     finally:
         restore()
 
 
-def _collect(config: RunConfig, trace: Trace, engine: Engine, interrupted: bool, wall_s: float) -> RunResult:
+def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, Any]:
+    """Write tables, summary and, of a complete run, plots; returns the summary."""
+    summary = summarize(result, config.metrics)
+    write_results(result, summary, output_dir)
+    if config.plots and result.complete:
+        from harness.plots import write_run_plots  # imported late, as it brings matplotlib
+
+        write_run_plots(result, summary, output_dir)
+    return summary
+
+
+def _collect(config: RunConfig, trace: Trace, engine: Engine, is_complete: bool, wall_s: float) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
         "model": config.model.name,
-        "device": config.device.name,
+        "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
         "trace": trace.name,
         "trace_source": trace.source,
@@ -139,5 +147,5 @@ def _collect(config: RunConfig, trace: Trace, engine: Engine, interrupted: bool,
         "environment": environment(),
     }
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, not interrupted, meta
+        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, is_complete, meta
     )

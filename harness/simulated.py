@@ -18,7 +18,7 @@ from harness.recorder import Recorder
 from harness.trace import Trace
 from simulator.cost import CostModel
 from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
-from simulator.replica import Replica
+from simulator.replica import ImplausibleStepError, Replica
 from simulator.roofline import RooflineCost
 
 
@@ -31,6 +31,7 @@ class SimulatedEngine:
 
     def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
         self.recorder = Recorder()
+        self._device_name = config.device.name
         self.pool = kv_pool(config)
         self.num_blocks = self.pool.num_blocks
         self._env = simpy.Environment(initial_time=0)
@@ -53,16 +54,26 @@ class SimulatedEngine:
             compress=config.engine.kind == "sim" and config.engine.compress,
         )
 
+    @property
+    def device_name(self) -> str:
+        return self._device_name
+
     def describe(self) -> str:
         """The KV pool, for the log."""
         return self.pool.describe()
 
     def run(self) -> None:
-        """Simulate to the end, or to the end of the plan in which `stop` was called."""
+        """Simulate to the end, or to the end of the plan in which `stop` was called.
+
+        Raises:
+            ConfigError: the device's rates price a step beyond all reason.
+        """
         # A run makes no reference cycles, and looking for them among a million requests takes a tenth of its time.
         gc.disable()
         try:
             self._env.run()
+        except ImplausibleStepError as error:
+            raise ConfigError(f"device={self._device_name}: {error}") from error
         finally:
             gc.enable()
 

@@ -14,7 +14,12 @@ from engine.scheduler import Scheduler
 from engine.sequence import RequestRefusedError, Sequence
 from simulator.cost import CostModel
 
+_LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
 NEVER = 2**63 - 1  # later than any time of a run, in ns
+
+
+class ImplausibleStepError(ValueError):
+    """The cost model prices a step beyond all reason, as happens when a rate is given in other units."""
 
 
 class Arrivals(Protocol):
@@ -75,7 +80,7 @@ class Replica:
     def _serve(self) -> Generator[simpy.Event, None, None]:
         env, scheduler, arrivals, observer = self._env, self._scheduler, self._arrivals, self._observer
         while not self._stopping:
-            now: int = env.now  # type: ignore[assignment]  # whole, as all delays are
+            now: int = env.now  # whole, as all delays are
             if arrivals.next_ns <= now:
                 self._deliver(now)
             plan = scheduler.schedule(now)
@@ -106,6 +111,8 @@ class Replica:
     def _price(self, plan: StepPlan, now: int) -> tuple[StepPlan, NDArray[np.int64] | int, int]:
         """Decide how many steps the plan covers, and what each takes."""
         first = self._cost_model.step_ns(plan)
+        if first > _LONGEST_STEP_NS:
+            raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         limit = min(plan.horizon, (self._arrivals.next_ns - now - 1) // first + 1) if self._compress else 1
         if limit <= 1:

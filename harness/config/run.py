@@ -28,7 +28,7 @@ class RunConfig(ConfigModel):
     max_model_len: PositiveInt | None = None
     tensor_parallel_size: PositiveInt = 1
     gpu_memory_utilization: Fraction = 0.9
-    num_blocks: PositiveInt | None = None
+    num_blocks: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
     seed: NonNegativeInt = 0
     progress: bool = True
     plots: bool = True

@@ -24,13 +24,26 @@ class SimEngine(ConfigModel):
     compress: bool = True
 
 
-class GpuEngine(ConfigModel):
-    """The real engine on CUDA devices."""
+class RealEngineConfig(ConfigModel):
+    """The real engine: `weights` is a model folder in Hugging Face format, None for seeded random weights;
+    `max_lookahead_steps` bounds the decode steps between two looks at the queue; `warm_up` runs a few steps first that
+    are not counted; `num_threads` of the CPU, None for all cores."""
+
+    weights: Text | None = None
+    attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
+    max_lookahead_steps: PositiveInt = 1
+    temperature: NonNegativeFloat = 0.0
+    warm_up: bool = True
+    num_threads: PositiveInt | None = None
+
+
+class GpuEngine(RealEngineConfig):
+    """The real engine on a CUDA device."""
 
     kind: Literal["gpu"] = "gpu"
 
 
-class CpuEngine(ConfigModel):
+class CpuEngine(RealEngineConfig):
     """The real engine on the CPU."""
 
     kind: Literal["cpu"] = "cpu"

@@ -223,8 +223,6 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch, *, installed: bool, cuda: bool) 
         ("gpu", False, False, "torch is not installed.*engine=cpu needs torch only, engine=sim runs anywhere"),
         ("cpu", False, False, "torch is not installed.*engine=sim runs anywhere"),
         ("gpu", True, False, "torch finds no CUDA device; engine=cpu needs torch only, engine=sim runs anywhere"),
-        ("gpu", True, True, "not part of this version yet; engine=sim runs anywhere"),
-        ("cpu", True, False, "not part of this version yet; engine=sim runs anywhere"),
     ],
 )
 def test_an_engine_that_cannot_run_says_what_is_missing_and_what_runs(
@@ -233,6 +231,13 @@ def test_an_engine_that_cannot_run_says_what_is_missing_and_what_runs(
     fake_torch(monkeypatch, installed=installed, cuda=cuda)
     with pytest.raises(ConfigError, match=f"^engine={kind}: .*{expected}"):
         cli.check_engine(kind)
+
+
+def test_an_engine_that_can_run_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_torch(monkeypatch, installed=True, cuda=True)
+    cli.check_engine("gpu")
+    fake_torch(monkeypatch, installed=True, cuda=False)
+    cli.check_engine("cpu")
 
 
 def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:

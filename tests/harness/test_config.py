@@ -43,7 +43,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["block_size=0"], f"block_size=0: {BLOCK_SIZE}"),
         (["block_size=1048577"], f"block_size=1048577: {BLOCK_SIZE}"),
         (["block_size=[16]"], f"block_size=[16]: {BLOCK_SIZE}"),
-        (["num_blocks=0"], "num_blocks=0: must be an integer >= 1, or null"),
+        (["num_blocks=0"], "num_blocks=0: must be an integer >= 1 and <= 100000000, or null"),
         (["gpu_memory_utilization=0"], "gpu_memory_utilization=0: must be a number > 0 and <= 1"),
         (["gpu_memory_utilization=1.01"], "gpu_memory_utilization=1.01: must be a number > 0 and <= 1"),
         (["arrival.rate=inf"], "arrival.rate=inf: must be a number > 0, and finite"),
@@ -64,7 +64,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["trace=csv"], "trace.path: missing; give it as trace.path=..."),
         (["block_size=${nothing}"], "block_size: Interpolation key 'nothing' not found"),
         (["+engine.compres=true"], "engine.compres: unknown key; did you mean 'compress'? (allowed here: compress)"),
-        (["+engine.x=1", "engine=gpu"], "engine.x: unknown key (allowed here: none)"),
+        (["+cost.x=1"], "cost.x: unknown key (allowed here: none)"),
         (
             ["+device.flops.b16=1"],
             "device.flops.b16: unknown key; did you mean 'bf16'? (allowed here: bf16, fp8, fp32)",

@@ -33,6 +33,15 @@ def test_hash_ids_share_what_lies_under_equal_ids(one: int, two: int, num_equal:
     assert shared_blocks(Trace("t", table, "made", span), block_size) == equal_tokens // block_size
 
 
+def test_hash_ids_may_be_any_64_bit_number() -> None:
+    ids = [np.array([2**62 + i], dtype=np.int64) for i in range(0, 9, 2)] + [np.array([-(2**63)], dtype=np.int64)]
+    table = trace_table({"num_prompt_tokens": [16] * 6, "num_output_tokens": [1] * 6, "hash_ids": ids})
+    identities = block_identities(Trace("t", table, "made", 16), 16)
+    assert identities is not None
+    blocks = [identities(row)[0] for row in range(6)]
+    assert len(set(blocks)) == 6 and min(blocks) >= 0
+
+
 @given(st.integers(1, 30), st.integers(0, 30), st.integers(1, 12))
 def test_token_ids_share_equal_prefixes_only(length: int, num_equal: int, block_size: int) -> None:
     tokens = [np.arange(length, dtype=np.int32), np.arange(length, dtype=np.int32)]

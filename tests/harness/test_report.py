@@ -169,14 +169,22 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
     names = ["comparison.parquet", "comparison.csv", "metrics.png", "pareto.png", "cdfs.png"]
     assert [path.name.removeprefix("comparison_") for path in paths] == names
     stored = pd.read_parquet(paths[0])
-    assert stored["run"].tolist() == pd.read_csv(paths[1])["run"].tolist() == ["8", "16", "gpu", "cut", "bad"]
-    assert stored["max_num_seqs"].tolist()[:4] == ["8", "16", "[auto]", "64"], "one type per column"
+    assert stored["run"].tolist() == pd.read_csv(paths[1])["run"].tolist() == ["8", "16", "cut", "gpu", "bad"]
+    assert stored["max_num_seqs"].tolist()[:4] == ["8", "16", "64", "[auto]"], "one type per column"
     text = stream.getvalue()
     assert "3 runs SIMULATED, 1 MEASURED" in text
     row = next(line for line in text.splitlines() if line.startswith("[auto]"))
     assert "measured" in row and f"{combine(folders)['output_throughput'][2]:,.0f}" in row
     assert "! interrupted before the end: cut" in text
     assert "! bad failed: out of [red]memory" in text
+
+
+def test_undefined_numbers_are_dashes_in_the_combined_table(tmp_path: Path) -> None:
+    folders = [store(tmp_path / "0", {"seed": 0}), store(tmp_path / "1", {"seed": 1}, until_s=0.02)]
+    assert combine(folders)["median_ttft_ms"].isna().tolist() == [False, True]
+    stream = io.StringIO()
+    write_comparison(folders, tmp_path / "out", Console(file=stream, width=100))
+    assert "–" in stream.getvalue() and "nan" not in stream.getvalue()
 
 
 def test_a_comparison_of_failures_only_is_a_table_without_figures(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pandas as pd
 import pytest
 from hydra import compose, initialize_config_dir
 
+from harness.cli import execute
 from harness.config import RunConfig, parse
 from harness.errors import ConfigError, TwinServeError
 from harness.results import read_results
@@ -100,6 +101,7 @@ def test_bad_rows_and_requests_that_cannot_run_leave_the_others_alone(tmp_path: 
         (["arrival=trace"], "arrival"),
         (["arrival=sessions"], "session"),
         (["cost=profiled", "cost.profile=x"], "cost=profiled"),
+        (["device.memory_bandwidth=3350"], "check the units of the device's rates"),
     ],
 )
 def test_what_cannot_run_ends_in_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -107,6 +109,13 @@ def test_what_cannot_run_ends_in_one_line(overrides: list[str], message: str, tm
         run(config(*overrides), tmp_path)
     assert "\n" not in str(caught.value)
     assert isinstance(caught.value, ConfigError) or "nowhere" in message
+
+
+def test_a_report_into_the_folder_of_a_run_leaves_the_run_alone(tmp_path: Path) -> None:
+    run(config("trace.num_requests=20"), tmp_path)
+    execute(config("task=report", f"results=[{tmp_path}]"), tmp_path)
+    assert read_results(tmp_path)[1]["completed"] == 20
+    assert (tmp_path / "comparison.csv").exists()
 
 
 def test_a_sequence_cut_at_the_model_limit_is_reported(tmp_path: Path) -> None:
