@@ -43,7 +43,8 @@ def test_core_imports_only_the_standard_library_numpy_and_xxhash(module: str) ->
 )
 def test_packages_import_downwards(package: str, forbidden: set[str]) -> None:
     for path in (ROOT / package).rglob("*.py"):
-        assert not imported_modules(path) & forbidden, path
+        if path != ROOT / "harness" / "real.py":  # the one place where the harness meets the real engine's library
+            assert not imported_modules(path) & forbidden, path
 
 
 def test_a_simulation_does_not_load_torch(tmp_path: Path) -> None:

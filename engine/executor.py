@@ -1,0 +1,99 @@
+"""Execution of plans: what one rank holds, and the executor for a single rank in this process."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine import kv_cache
+from engine.engine_config import EngineConfig
+from engine.model_config import ModelConfig, ModelError
+from engine.model_runner import ModelRunner, StepTokens
+from engine.models import build_model
+from engine.parallel import TensorParallel
+from engine.step_inputs import StepInputs
+from engine.weights import load_random, load_safetensors, pack_for_cpu
+from kernels.attention import select_backend
+
+
+class Rank:
+    """One rank's share of a model, and after `allocate` its KV cache and runner.
+
+    Args:
+        config: the engine's settings.
+        model_config: the model's shape.
+        folder: where its weights are; not needed with `load_format="random"`.
+        tp: which rank it is.
+
+    Raises:
+        ModelError: the weights are missing or do not fit the shape, or the device is not there.
+        BackendUnavailableError: the attention backend asked for cannot run here.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model_config: ModelConfig, folder: Path | None, tp: TensorParallel | None = None
+    ) -> None:
+        tp = tp or TensorParallel()
+        if config.device == "cuda" and tp.rank >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise ModelError(f"device='cuda': rank {tp.rank} of {tp.size} has no device, torch finds {count}")
+        self._config = config
+        self._device = torch.device("cuda", tp.rank) if config.device == "cuda" else torch.device("cpu")
+        self._dtype = getattr(torch, config.dtype or model_config.dtype)
+        self._max_model_len = longest_sequence(config, model_config)
+        backend = select_backend(
+            config.attention_backend, self._device, self._dtype, model_config.head_dim, config.block_size
+        )
+        self.backend_name = backend.name
+        self._model = build_model(model_config, tp, backend, self._dtype, self._device)
+        if config.load_format == "random":
+            load_random(self._model, config.seed)
+        elif folder is None:
+            raise ModelError("load_format='auto' needs a model folder; load_format='random' makes weights")
+        else:
+            load_safetensors(self._model, folder)
+        pack_for_cpu(self._model)
+
+    def fitting_blocks(self) -> int:
+        """KV blocks that fit on this rank, or the configured number; raises OutOfMemoryError where none does."""
+        if self._config.num_blocks is not None:
+            return self._config.num_blocks
+        return kv_cache.fitting_blocks(self._model, self._config, self._max_model_len, self._dtype, self._device)
+
+    def allocate(self, num_blocks: int) -> ModelRunner:
+        """Allocate the KV cache and return the runner on it."""
+        size = self._config.tensor_parallel_size
+        cache = kv_cache.allocate(
+            self._model.config, num_blocks, self._config.block_size, size, self._dtype, self._device
+        )
+        return ModelRunner(self._model, cache, self._config.max_num_seqs, self._max_model_len)
+
+
+class LocalExecutor:
+    """A single rank in this process; arguments and errors as those of `Rank`, and OutOfMemoryError."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path | None = None) -> None:
+        rank = Rank(config, model_config, folder)
+        self.backend_name = rank.backend_name
+        self.num_blocks = rank.fitting_blocks()
+        self._runner: ModelRunner | None = rank.allocate(self.num_blocks)
+
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        """Run a plan and return its tokens."""
+        assert self._runner is not None, "the executor is closed"
+        return self._runner.execute(inputs)
+
+    def close(self) -> None:
+        """Free the model and its cache."""
+        self._runner = None
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def longest_sequence(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Most tokens of a sequence; raises ModelError where more are asked for than the model has positions."""
+    longest = model_config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ModelError(f"max_model_len={config.max_model_len} exceeds the model's {longest} positions")
+    return config.max_model_len or longest

@@ -1,0 +1,137 @@
+"""The engine as a Python library: prompts in, texts or tokens out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.engine_config import EngineConfig, SamplingParams
+from engine.executor import longest_sequence
+from engine.llm_engine import FinishReason, LLMEngine
+from engine.model_config import ModelConfig, ModelError
+from engine.sequence import RequestRefusedError
+from engine.sequence import Sequence as EngineSequence
+from engine.tensor_parallel import make_executor
+
+Prompt = str | Sequence[int]
+
+
+@dataclass(frozen=True)
+class RequestOutput:
+    """What a request has generated so far: `index` of its prompt, its tokens, its text if the model has a tokenizer,
+    and why it ended, None while it goes on."""
+
+    index: int
+    token_ids: list[int]
+    text: str | None
+    finish_reason: FinishReason | None
+
+
+class LLM:
+    """A model ready to generate.
+
+    Args:
+        model: a folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or fields as in
+            `conf/model/`), which then gets random weights.
+        config: the engine's settings; keyword arguments override its fields.
+
+    Raises:
+        ModelError, OutOfMemoryError, BackendUnavailableError: the model cannot be loaded or run here.
+    """
+
+    def __init__(
+        self, model: str | Path | ModelConfig | Mapping[str, Any], config: EngineConfig | None = None, **settings: Any
+    ) -> None:
+        config = replace(config or EngineConfig(), **settings)
+        if isinstance(model, str | Path):
+            folder: Path | None = Path(model)
+            model_config = ModelConfig.load(model)
+        else:
+            config = replace(config, load_format="random")
+            folder, model_config = None, model if isinstance(model, ModelConfig) else ModelConfig.from_shape(model)
+        self.model_config = model_config
+        self.tokenizer = _load_tokenizer(folder) if folder is not None else None
+        executor = make_executor(config, model_config, folder)
+        self.engine = LLMEngine(
+            config,
+            executor,
+            max_model_len=longest_sequence(config, model_config),
+            eos_token_ids=model_config.eos_token_ids,
+        )
+        self._num_requests = 0
+
+    def generate(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[RequestOutput]:
+        """Generate for all prompts, texts or token ids; outputs are in the order of the prompts.
+
+        Raises:
+            RequestRefusedError: a prompt can never run.
+            ModelError: a text without a tokenizer, or as many parameters as not prompts.
+        """
+        outputs = {output.index: output for output in self.stream(prompts, sampling_params) if output.finish_reason}
+        return [outputs[i] for i in range(len(prompts))]
+
+    def stream(
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Generator[RequestOutput, None, None]:
+        """Like `generate`, but yields each request's output whenever it has grown."""
+        params = self._params_of(prompts, sampling_params)
+        sequences = [self._sequence(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
+        indices = {sequence: i for i, sequence in enumerate(sequences)}
+        added: list[EngineSequence] = []
+        try:
+            for sequence, each in zip(sequences, params, strict=True):
+                self.engine.add(sequence, each)
+                added.append(sequence)
+            while report := self.engine.step(time.perf_counter_ns()):
+                for output in report.outputs:
+                    yield self._output(indices[output.sequence], output.sequence, output.finish_reason)
+        except (
+            GeneratorExit,
+            RequestRefusedError,
+        ):  # a caller that stops early, or a bad prompt, leaves nothing behind
+            for sequence in added:
+                if sequence.finish_time is None:
+                    self.engine.abort(sequence.request_id)
+            raise
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        self.engine.close()
+
+    def _params_of(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise ModelError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
+        return list(params)
+
+    def _sequence(self, prompt: Prompt, params: SamplingParams) -> EngineSequence:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise ModelError("the model has no tokenizer: give prompts as token ids")
+            prompt = self.tokenizer.encode(prompt)
+        token_ids = [int(token) for token in prompt]
+        self._num_requests += 1
+        return EngineSequence(self._num_requests, len(token_ids), params.max_tokens, token_ids=token_ids)
+
+    def _output(self, index: int, sequence: EngineSequence, reason: FinishReason | None) -> RequestOutput:
+        assert sequence.token_ids is not None
+        new = sequence.token_ids[sequence.num_prompt_tokens :]
+        text = self.tokenizer.decode(new) if self.tokenizer is not None else None
+        return RequestOutput(index, new, text, reason)
+
+
+def _load_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a model folder, None where there is none."""
+    if not (folder / "tokenizer_config.json").exists() and not (folder / "tokenizer.json").exists():
+        return None
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(folder)

@@ -1,0 +1,214 @@
+"""The real engine: the scheduling core in front, a model runner behind, and the tokens of every request in between."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Protocol
+
+from engine.block_manager import BlockManager
+from engine.engine_config import EngineConfig, SamplingParams
+from engine.model_runner import StepTokens
+from engine.plan import StepOutcome, StepPlan
+from engine.policy import POLICIES
+from engine.scheduler import Scheduler
+from engine.sequence import Sequence
+from engine.step_inputs import StepBuilder, StepInputs
+
+FinishReason = Literal["stop", "length"]
+
+
+class Executor(Protocol):
+    """Where plans are executed: one rank in this process, or several in others."""
+
+    num_blocks: int
+    backend_name: str
+
+    def execute(self, inputs: StepInputs) -> StepTokens: ...
+
+    def close(self) -> None:
+        """Free everything; the executor cannot be used any more."""
+
+
+class NewTokens(NamedTuple):
+    """Tokens that a step gave to a request, and why it ended, if it did."""
+
+    sequence: Sequence
+    token_ids: list[int]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Where the time of a plan went, in ns: deciding, building and sending inputs, the model, logits and sampling."""
+
+    schedule_ns: int
+    prepare_ns: int
+    execute_ns: int
+    sample_ns: int
+
+
+@dataclass(frozen=True)
+class ExecutedPlan:
+    """A plan that ran but is not accounted for; `stopped` as `Scheduler.commit` takes it."""
+
+    plan: StepPlan
+    start_ns: int
+    times: StepTimes
+    outputs: list[NewTokens]
+    stopped: dict[Sequence, int]
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """One executed plan: when it ran (ns, the caller's clock), what it gave, and what it brought about."""
+
+    plan: StepPlan
+    start_ns: int
+    end_ns: int
+    times: StepTimes
+    outputs: list[NewTokens]
+    outcome: StepOutcome
+
+
+class LLMEngine:
+    """Serves requests step by step.
+
+    Args:
+        config: limits and policy.
+        executor: executes plans.
+        max_model_len: most tokens of a sequence.
+        eos_token_ids: tokens that end a sequence unless its parameters ignore them.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        *,
+        max_model_len: int,
+        eos_token_ids: Iterable[int] = (),
+    ) -> None:
+        self.config = config
+        self._executor = executor
+        self._eos = frozenset(eos_token_ids)
+        self._stops: dict[Sequence, frozenset[int]] = {}
+        self.max_model_len = max_model_len
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the prefix cache; no request may be left."""
+        config = self.config
+        caching = config.enable_prefix_caching
+        self.scheduler = Scheduler(
+            BlockManager(self._executor.num_blocks, config.block_size, enable_prefix_caching=caching),
+            POLICIES[config.policy](),
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=self.max_model_len,
+            watermark=config.watermark,
+        )
+        # Rows of the executor start empty with a new builder, because a first plan keeps none.
+        self._builder = StepBuilder(config.block_size)
+
+    def add(self, sequence: Sequence, params: SamplingParams) -> None:
+        """Queue a request; `sequence.token_ids` holds its prompt and will hold what is generated.
+
+        Raises:
+            RequestRefusedError: it can never run.
+        """
+        self.scheduler.add(sequence)
+        seed = params.seed if params.seed is not None else hash((self.config.seed, sequence.request_id)) & (2**63 - 1)
+        self._builder.add(sequence, params, seed)
+        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
+        if stops:
+            self._stops[sequence] = stops
+
+    def abort(self, request_id: int) -> Sequence:
+        """Take a request out; raises KeyError where there is none."""
+        sequence = self.scheduler.abort(request_id)
+        self._forget([sequence])
+        return sequence
+
+    @property
+    def has_unfinished(self) -> bool:
+        return bool(self.scheduler.unfinished)
+
+    def step(self, now_ns: int) -> StepReport | None:
+        """Plan, execute and commit at the time that has passed since `now_ns`; None when no request is left."""
+        started = time.perf_counter_ns()
+        executed = self.execute(now_ns)
+        return None if executed is None else self.commit(executed, now_ns + time.perf_counter_ns() - started)
+
+    def execute(self, now_ns: int) -> ExecutedPlan | None:
+        """Plan what to do at `now_ns` and do it; None when no request is left."""
+        started = time.perf_counter_ns()
+        plan = self.scheduler.schedule(now_ns)
+        if plan is None:
+            return None
+        num_steps = min(plan.horizon, self.config.max_lookahead_steps)
+        if num_steps > 1:
+            plan = self.scheduler.extend(plan, num_steps)
+        scheduled = time.perf_counter_ns()
+        inputs = self._builder.build(plan)
+        prepared = time.perf_counter_ns()
+        tokens = self._executor.execute(inputs)
+        sending_ns = time.perf_counter_ns() - prepared - tokens.execute_ns - tokens.sample_ns
+        times = StepTimes(
+            schedule_ns=scheduled - started,
+            prepare_ns=prepared - scheduled + sending_ns,
+            execute_ns=tokens.execute_ns,
+            sample_ns=tokens.sample_ns,
+        )
+        outputs, stopped = self._collect(plan, tokens)
+        return ExecutedPlan(plan, now_ns, times, outputs, stopped)
+
+    def commit(self, executed: ExecutedPlan, now_ns: int) -> StepReport:
+        """Account for an executed plan that ended at `now_ns`; between the two, requests may only be collected."""
+        outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped)
+        self._forget(outcome.finished)
+        outputs = _with_reasons(executed, set(outcome.finished))
+        return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome)
+
+    def close(self) -> None:
+        """Free the executor's memory and processes."""
+        self._executor.close()
+
+    def _collect(self, plan: StepPlan, tokens: StepTokens) -> tuple[list[NewTokens], dict[Sequence, int]]:
+        """Append the plan's tokens to their sequences, up to a stop; returns them and what came after stops."""
+        columns = tokens.decode.T.tolist()
+        given = list(zip(self._builder.sequences, columns, strict=True)) if columns else []
+        last_chunks = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
+        given += [(sequence, [token]) for sequence, token in zip(last_chunks, tokens.prefill.tolist(), strict=True)]
+        outputs, stopped = [], {}
+        for sequence, new in given:
+            stops = self._stops.get(sequence)
+            if stops:
+                for i, token in enumerate(new):
+                    if token in stops:
+                        stopped[sequence] = len(new) - i - 1
+                        new = new[: i + 1]
+                        break
+            assert sequence.token_ids is not None
+            sequence.token_ids.extend(new)
+            outputs.append(NewTokens(sequence, new, None))
+        return outputs, stopped
+
+    def _forget(self, sequences: Iterable[Sequence]) -> None:
+        sequences = list(sequences)
+        self._builder.drop(sequences)
+        for sequence in sequences:
+            self._stops.pop(sequence, None)
+
+
+def _with_reasons(executed: ExecutedPlan, finished: set[Sequence]) -> list[NewTokens]:
+    """The plan's tokens, with the reason for each sequence that ended."""
+    if not finished:
+        return executed.outputs
+    return [
+        output._replace(finish_reason="stop" if output.sequence in executed.stopped else "length")
+        if output.sequence in finished
+        else output
+        for output in executed.outputs
+    ]

@@ -1,0 +1,60 @@
+"""The model families, and how one is built."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.model_config import ModelConfig, ModelError
+from engine.models import llama, qwen2, qwen3, qwen3_moe
+from engine.models.blocks import CausalLM, LayerFactory
+from engine.parallel import TensorParallel
+from kernels.attention import AttentionBackend
+
+_FAMILIES: dict[str, LayerFactory] = {
+    "qwen3": qwen3.make_layer,
+    "qwen3_moe": qwen3_moe.make_layer,
+    "qwen2": qwen2.make_layer,
+    "llama": llama.make_layer,
+}
+
+
+def build_model(
+    config: ModelConfig,
+    tp: TensorParallel,
+    backend: AttentionBackend,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> CausalLM:
+    """This rank's part of a model, its weights uninitialised: fill them with `engine.weights`.
+
+    Raises:
+        ModelError: the ranks cannot share the heads or the MLPs equally.
+    """
+    check_parallel(config, tp.size)
+    previous = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return CausalLM(config, tp, backend, _FAMILIES[config.family]).eval()
+    finally:
+        torch.set_default_dtype(previous)
+
+
+def check_parallel(config: ModelConfig, size: int) -> None:
+    """Whether `size` ranks can share the model: equal shares of all, but for KV heads, which may be repeated.
+
+    Raises:
+        ModelError: they cannot.
+    """
+    shared = {"num_attention_heads": config.num_attention_heads}
+    if config.num_experts:
+        shared["moe_intermediate_size"] = config.moe_intermediate_size
+    if not all(config.has_experts(layer) for layer in range(config.num_layers)):
+        shared["intermediate_size"] = config.intermediate_size
+    for name, total in shared.items():
+        if total % size:
+            raise ModelError(f"tensor_parallel_size={size} does not divide {name}={total}")
+    if config.num_kv_heads % size and size % config.num_kv_heads:
+        raise ModelError(
+            f"tensor_parallel_size={size} neither divides nor is a multiple of num_kv_heads={config.num_kv_heads}"
+        )

@@ -1,0 +1,20 @@
+"""Llama 3: Llama 3.1 and later stretch the rotary embedding (Hugging Face's `LlamaForCausalLM`)."""
+
+from __future__ import annotations
+
+from engine.model_config import ModelConfig
+from engine.models.blocks import Attention, DecoderLayer, GatedMLP, Rotary
+from engine.parallel import TensorParallel
+from kernels.attention import AttentionBackend
+
+
+def make_layer(
+    index: int, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, rotary: Rotary
+) -> DecoderLayer:
+    """The layer of an index, counted from 0."""
+    name = f"model.layers.{index}"
+    bias = config.attention_bias
+    attention = Attention(
+        f"{name}.self_attn", config, tp, backend, rotary, qkv_bias=bias, output_bias=bias, qk_norm=False
+    )
+    return DecoderLayer(name, config, attention, GatedMLP(f"{name}.mlp", config, tp))

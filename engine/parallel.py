@@ -1,0 +1,44 @@
+"""Tensor parallelism: what one rank knows about the others, and the two collectives that the layers need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class TensorParallel:
+    """One rank of a tensor-parallel group; the default is a single rank, for which the collectives do nothing.
+
+    Attributes:
+        rank: 0..size-1.
+        size: number of ranks that share the model.
+        group: a `torch.distributed` process group of that size (gloo on CPU, NCCL on CUDA); None is the default group.
+    """
+
+    rank: int = 0
+    size: int = 1
+    group: Any = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise ValueError(f"rank={self.rank} must be in 0..tensor_parallel_size-1={self.size - 1}")
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """Sum of `x` over the ranks, written into `x` (any shape, contiguous)."""
+        if self.size > 1:
+            dist.all_reduce(x, group=self.group)
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """The ranks' `[rows, columns]` side by side, in rank order: `[rows, size * columns]`."""
+        if self.size == 1:
+            return x
+        rows, columns = x.shape
+        gathered = torch.empty(self.size * rows, columns, dtype=x.dtype, device=x.device)
+        dist.all_gather_into_tensor(gathered, x.contiguous(), group=self.group)
+        return gathered.view(self.size, rows, columns).transpose(0, 1).reshape(rows, self.size * columns)

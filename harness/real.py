@@ -1,0 +1,124 @@
+"""The real engine, put together from a configuration, with a replay in front of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from engine.engine_config import EngineConfig, SamplingParams
+from engine.kv_cache import GIB, OutOfMemoryError, block_bytes
+from engine.llm_engine import LLMEngine
+from engine.model_config import ModelConfig, ModelError
+from engine.sequence import Sequence
+from engine.tensor_parallel import WorkerError, make_executor
+from harness.arrivals import ArrivalProcess
+from harness.config import CpuEngine, GpuEngine, RunConfig
+from harness.errors import ConfigError
+from harness.prompts import PromptSource
+from harness.recorder import Recorder
+from harness.replay import Replay
+from harness.results import cpu_model
+from harness.trace import Trace
+from kernels.attention import BackendUnavailableError
+
+_WARM_UP_TOKENS = (300, 5)  # prompt lengths of the warm-up requests: a long prefill, and decodes beside a short one
+
+
+class RealEngine:
+    """A model loaded and ready to serve `trace`; the recorder fills while `run` runs.
+
+    Raises:
+        ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
+    """
+
+    def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
+        settings = config.engine
+        assert isinstance(settings, CpuEngine | GpuEngine)
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
+        try:
+            self._load(config, settings)
+        except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
+            raise ConfigError(f"engine={settings.kind}: {error}") from error
+        self.recorder = Recorder()
+        self._prompts = PromptSource(trace, self._model_config.vocab_size, config.seed)
+        temperature = settings.temperature
+        if settings.warm_up:
+            self._warm_up(SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True))
+        self._replay = Replay(
+            self._engine,
+            arrivals,
+            self._prompts,
+            self.recorder,
+            lambda max_tokens: SamplingParams(max_tokens, temperature=temperature, ignore_eos=True),
+        )
+
+    def _load(self, config: RunConfig, settings: CpuEngine | GpuEngine) -> None:
+        folder = Path(settings.weights) if settings.weights is not None else None
+        shape = config.model.model_dump()
+        self._model_config = ModelConfig.load(folder) if folder else ModelConfig.from_shape(shape)
+        longest = config.max_model_len or self._model_config.max_position_embeddings
+        engine_config = EngineConfig(
+            device="cuda" if settings.kind == "gpu" else "cpu",
+            dtype=config.model.dtype,
+            block_size=config.block_size,
+            num_blocks=config.num_blocks,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_seqs=config.max_num_seqs,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_model_len=longest,
+            max_lookahead_steps=settings.max_lookahead_steps,
+            policy=config.scheduler.policy,
+            watermark=config.scheduler.watermark,
+            enable_prefix_caching=config.scheduler.enable_prefix_caching,
+            attention_backend=settings.attention_backend,
+            load_format="auto" if folder else "random",
+            tensor_parallel_size=config.tensor_parallel_size,
+            seed=config.seed,
+        )
+        self._executor = make_executor(engine_config, self._model_config, folder)
+        self.num_blocks = self._executor.num_blocks
+        self._engine = LLMEngine(engine_config, self._executor, max_model_len=longest)
+
+    @property
+    def device_name(self) -> str:
+        if self._engine.config.device == "cuda":
+            return torch.cuda.get_device_name()
+        return f"{cpu_model() or 'CPU'}, {torch.get_num_threads()} threads"
+
+    def describe(self) -> str:
+        """The KV pool and the attention backend, for the log."""
+        settings = self._engine.config
+        size = settings.block_size
+        dtype = getattr(torch, settings.dtype or self._model_config.dtype)
+        each = block_bytes(self._model_config, size, settings.tensor_parallel_size, dtype)
+        return (
+            f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
+            f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = "
+            f"2·layers·block_size·kv_heads/TP·head_dim·bytes; attention backend {self._executor.backend_name}"
+        )
+
+    def run(self) -> None:
+        """Serve the trace in real time, to its end or until `stop` is called."""
+        self._replay.run()
+
+    def stop(self) -> None:
+        self._replay.stop()
+
+    def unfinished(self) -> list[Sequence]:
+        """Requests that are waiting or running."""
+        return self._engine.scheduler.unfinished
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        self._engine.close()
+
+    def _warm_up(self, params: SamplingParams) -> None:
+        """Run each kind of step once, uncounted, and forget it: no later request finds its blocks."""
+        for i, length in enumerate(_WARM_UP_TOKENS):
+            length = min(length, self._engine.max_model_len - params.max_tokens)
+            self._engine.add(Sequence(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
+        while self._engine.step(0):
+            pass
+        self._engine.reset()

@@ -1,0 +1,155 @@
+"""Replays a trace on a real clock: requests are issued when they are due, however busy the engine is."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from engine.engine_config import SamplingParams
+from engine.llm_engine import LLMEngine, StepReport
+from engine.sequence import RequestRefusedError, Sequence
+from harness.arrivals import ArrivalProcess
+from harness.prompts import PromptSource
+from simulator.replica import NEVER
+
+_NAP_S = 0.5  # longest wait between two looks at whether to stop
+
+
+class Issued(NamedTuple):
+    """A request that was issued: its row, when it was meant to come and when it did, in ns."""
+
+    row: int
+    arrival_ns: int
+    issued_ns: int
+
+
+class LiveObserver(Protocol):
+    """Sees all that happens to a replay."""
+
+    def on_issued(self, issued: Issued, now_ns: int) -> None:
+        """The engine was handed a request at `now_ns`, between two plans."""
+
+    def on_refused(self, sequence: Sequence, reason: str) -> None: ...
+
+    def on_report(self, report: StepReport) -> None: ...
+
+
+class Clock:
+    """Nanoseconds since the start of the replay."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns() - self._start
+
+
+class IssueThread:
+    """Issues arrivals when they are due, in a thread of its own that never waits for the engine.
+
+    Every request issued up to the time that `collect` returns has been collected, and none issued later: both are
+    decided under one lock, so the order of events is the one that a simulation of the same arrivals has.
+    """
+
+    def __init__(self, arrivals: ArrivalProcess, clock: Clock) -> None:
+        self._arrivals = arrivals
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._issued: list[Issued] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="issue", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> tuple[int, list[Issued]]:
+        """The time, and what was issued up to it since the last call."""
+        with self._changed:
+            issued, self._issued = self._issued, []
+            return self._clock.now_ns(), issued
+
+    def wait(self) -> bool:
+        """Wait until something is issued; False when nothing will be, or when it takes long."""
+        with self._changed:
+            if not self._issued and self._arrivals.next_ns == NEVER:
+                return False
+            self._changed.wait_for(lambda: self._issued, timeout=_NAP_S)
+            return True
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        with self._changed:
+            self._arrivals.on_finish(row, now_ns)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._stopping:
+                now = self._clock.now_ns()
+                due = self._arrivals.pop_due(now) if self._arrivals.next_ns <= now else []
+                if due:
+                    self._issued += [Issued(row, arrival, now) for arrival, row in due]
+                    self._changed.notify_all()
+                    continue
+                self._changed.wait(min((self._arrivals.next_ns - now) * 1e-9, _NAP_S))
+
+
+class Replay:
+    """Drives an engine through a trace with forced output lengths; `stop` ends it after the plan under way."""
+
+    def __init__(
+        self, engine: LLMEngine, arrivals: ArrivalProcess, prompts: PromptSource, observer: LiveObserver,
+        params: Callable[[int], SamplingParams],
+    ) -> None:  # fmt: skip
+        self._engine = engine
+        self._prompts = prompts
+        self._observer = observer
+        self._params = params
+        self._arrivals = arrivals
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until everything is done or `stop` was called. The clock starts now."""
+        clock = Clock()
+        issuer = IssueThread(self._arrivals, clock)
+        try:
+            self._serve(issuer)
+        finally:
+            issuer.stop()
+
+    def _serve(self, issuer: IssueThread) -> None:
+        now, issued = issuer.collect()
+        while not self._stopping:
+            self._deliver(issuer, issued, now)
+            executed = self._engine.execute(now)
+            # What was issued while the plan ran is seen at its end, as in the simulation.
+            now_before, (now, issued) = now, issuer.collect()
+            if executed is None:
+                if not issued and not issuer.wait():
+                    return
+                more_at, more = issuer.collect()
+                now, issued = max(now_before, more_at), issued + more
+                continue
+            report = self._engine.commit(executed, now)
+            self._observer.on_report(report)
+            for sequence in report.outcome.finished:
+                self._prompts.on_finish(sequence)
+                issuer.on_finish(sequence.request_id, now)
+
+    def _deliver(self, issuer: IssueThread, issued: list[Issued], now_ns: int) -> None:
+        for each in issued:
+            self._observer.on_issued(each, now_ns)
+            sequence = self._prompts.make(each.row, each.arrival_ns)
+            try:
+                self._engine.add(sequence, self._params(sequence.max_tokens))
+            except RequestRefusedError as refusal:
+                self._observer.on_refused(sequence, str(refusal))
+                issuer.on_finish(each.row, now_ns)

@@ -1,0 +1,74 @@
+"""Paged attention behind one interface: which backends can run, and the choice of one."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from kernels.attention_metadata import AttentionBackend, AttentionMetadata
+from kernels.flash_attention import MAX_HEAD_DIM, FlashBackend, flash_unavailable
+from kernels.runtime import HAS_TRITON
+from kernels.torch_attention import TorchBackend
+from kernels.triton_attention import TritonBackend
+
+__all__ = [
+    "AttentionBackend",
+    "AttentionMetadata",
+    "BackendName",
+    "BackendUnavailableError",
+    "available_backends",
+    "select_backend",
+]
+
+BackendName = Literal["auto", "flash", "triton", "torch"]
+
+
+class BackendUnavailableError(RuntimeError):
+    """The attention backend asked for cannot run here; the message says what is missing and what is there."""
+
+
+def available_backends(
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> dict[str, str | None]:
+    """Every backend, best first, with None where it can run and else the reason why it cannot."""
+    return {
+        "flash": flash_unavailable(device, dtype, head_dim, block_size),
+        "triton": _triton_unavailable(device, dtype, head_dim),
+        "torch": None,
+    }
+
+
+def select_backend(
+    name: BackendName, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+) -> AttentionBackend:
+    """The backend of that name, or for `auto` the best one that can run: flash, triton, torch.
+
+    Raises BackendUnavailableError where the one asked for cannot run.
+    """
+    reasons = available_backends(device, dtype, head_dim, block_size)
+    usable = [candidate for candidate, reason in reasons.items() if reason is None]
+    chosen = usable[0] if name == "auto" else name
+    if chosen not in usable:
+        missing = reasons.get(chosen, "no such backend")
+        raise BackendUnavailableError(f"attention backend {name!r}: {missing}; available: {', '.join(usable)}")
+    backends: dict[str, type[AttentionBackend]] = {
+        "flash": FlashBackend,
+        "triton": TritonBackend,
+        "torch": TorchBackend,
+    }
+    return backends[chosen]()
+
+
+def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    if not HAS_TRITON:
+        return "triton is not installed"
+    if device.type != "cuda":
+        return f"needs a CUDA device, not {device.type}"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"needs float32, float16 or bfloat16, not {dtype}"
+    if head_dim > MAX_HEAD_DIM:
+        return f"needs a head_dim up to {MAX_HEAD_DIM}, not {head_dim}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "needs compute capability 8.0 or later"
+    return None

@@ -1,0 +1,104 @@
+"""The attention backend of the flash-attn package, 2.8: float16 and bfloat16, blocks of a multiple of 256 tokens.
+
+The rule on block sizes is flash-attn's own ("Paged KV cache block size must be divisible by 256",
+csrc/flash_attn/flash_api.cpp).
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.kv_store import store_kv
+from kernels.runtime import ceil_div
+
+PAGE_MULTIPLE = 256
+MAX_HEAD_DIM = 256
+
+
+def flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+    """Why flash-attn cannot run, or None where it can. Imports it only when nothing else is in the way."""
+    if device.type != "cuda":
+        return f"needs a CUDA device, not {device.type}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"needs float16 or bfloat16, not {dtype}"
+    if head_dim > MAX_HEAD_DIM or head_dim % 8:
+        return f"needs a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
+    if block_size % PAGE_MULTIPLE:
+        return f"needs a block_size that is a multiple of {PAGE_MULTIPLE}, not {block_size}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "needs compute capability 8.0 or later"
+    try:
+        importlib.import_module("flash_attn")
+    except ImportError as error:
+        return f"flash-attn cannot be imported ({error})"
+    return None
+
+
+class FlashBackend:
+    """flash-attn's varlen function for prefill chunks and its kvcache function for decodes, both with block tables."""
+
+    name = "flash"
+
+    def __init__(self) -> None:
+        self._library: Any = importlib.import_module("flash_attn")
+        self._step: AttentionMetadata | None = None
+        self._cu_seqlens_k: Tensor | None = None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward."""
+        store_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        first = metadata.num_prefill_tokens
+        last = first + metadata.decode_context_lens.shape[0]
+        if first:
+            out[:first] = self._library.flash_attn_varlen_func(
+                q[:first],
+                k_cache,
+                v_cache,
+                cu_seqlens_q=metadata.cu_seqlens_q,
+                cu_seqlens_k=self._context_bounds(metadata),
+                max_seqlen_q=metadata.max_seqlen_q,
+                max_seqlen_k=metadata.max_prefill_context,
+                softmax_scale=scale,
+                causal=True,
+                block_table=metadata.prefill_block_tables,
+            )
+        if last > first:
+            # The width of the table bounds the context, by which flash-attn chooses its splits.
+            width = ceil_div(max(metadata.max_decode_context, 1), k_cache.shape[1])
+            attended = self._library.flash_attn_with_kvcache(
+                q[first:last].unsqueeze(1),
+                k_cache,
+                v_cache,
+                cache_seqlens=metadata.decode_context_lens,
+                block_table=metadata.decode_block_tables[:, :width],
+                softmax_scale=scale,
+                causal=True,
+            )
+            out[first:last] = attended.squeeze(1)
+        if last < q.shape[0]:
+            out[last:].zero_()
+        return out
+
+    def _context_bounds(self, metadata: AttentionMetadata) -> Tensor:
+        """int32[num_prefills + 1]: cumulative context lengths, made in a step's first layer and kept for the others."""
+        if self._cu_seqlens_k is None or self._step is not metadata:
+            lengths = metadata.prefill_context_lens.cumsum(0, dtype=torch.int32)
+            self._step, self._cu_seqlens_k = metadata, functional.pad(lengths, (1, 0))
+        return self._cu_seqlens_k

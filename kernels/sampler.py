@@ -1,0 +1,236 @@
+"""Sampling by the Gumbel-max trick: argmax(logits / temperature + Gumbel noise) is a draw from the softmax.
+
+The noise of a row is a counter-based hash of (seed, position, vocabulary index), the same on every device, so a
+request draws the same tokens whatever else is in its batch.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
+
+# Odd multipliers of well-mixing integer hashes: splitmix64's, the golden ratio's and two of lowbias32's family.
+_MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
+_POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
+_INDEX, _HASH_1, _HASH_2 = 0x9E3779B1 - (1 << 32), 0x21F0AAAD, 0x735A2D97
+
+# Uniforms are |h + 1/2| of a signed 32-bit hash h, scaled into (0, 1): dense near zero, where the large noise is.
+UNIFORM_SCALE = 2.0**-31 * (1 - 2.0**-24)
+
+_ROW_CHUNK_ELEMENTS = 1 << 18
+
+
+def sample(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """One token per row.
+
+    logits: [S, V], any float dtype. temperature: float32[S]; 0 takes the most likely token, the lowest of equal ones.
+    top_k: int32[S], 0 = off; top_p: float32[S], 1 = off; None where no row uses it, which saves a sort on CUDA.
+    Top-k comes first and top-p applies to what it leaves, at the row's temperature; tokens tied with the last one
+    kept are kept. seeds: int64[S]; positions: int64[S], of the token drawn -> int64[S].
+    No host synchronisation and no shape that depends on data on CUDA: it can be captured in a CUDA graph.
+    """
+    if runs_triton(logits):
+        return sample_triton(logits, temperature, top_k, top_p, seeds, positions)
+    return sample_reference(logits, temperature, top_k, top_p, seeds, positions)
+
+
+def sample_reference(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """PyTorch version of `sample`; looks at the parameters on the host, so it is for the CPU."""
+    drawn = (temperature > 0).nonzero().squeeze(1)
+    if drawn.numel() == 0:
+        return logits.argmax(dim=-1)
+    tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
+    if drawn.numel() < logits.shape[0]:
+        greedy = (temperature <= 0).nonzero().squeeze(1)
+        tokens[greedy] = logits[greedy].argmax(dim=-1)
+    for rows in drawn.split(max(1, _ROW_CHUNK_ELEMENTS // logits.shape[1])):
+        wide, heat = logits[rows].float(), temperature[rows]
+        scores = wide / heat.unsqueeze(1)
+        threshold = keep_threshold(wide, heat, *(None if x is None else x[rows] for x in (top_k, top_p)))
+        if threshold is not None:
+            scores.masked_fill_(wide < threshold.unsqueeze(1), -torch.inf)
+        tokens[rows] = scores.sub_(log_exponential(seeds[rows], positions[rows], logits.shape[1])).argmax(dim=-1)
+    return tokens
+
+
+def keep_threshold(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor | None:
+    """float32[S]: the lowest logit each row keeps under top-k and then top-p; None where neither is given.
+
+    logits: float32[S, V]; the other arguments as in `sample`. A row that uses neither has a threshold of -inf.
+    """
+    if top_k is None and top_p is None:
+        return None
+    vocabulary = logits.shape[1]
+    ordered = logits.sort(dim=-1, descending=True).values
+    lowest = torch.full_like(ordered[:, 0], -torch.inf)
+    if top_k is not None:
+        last = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary).long() - 1
+        kth = ordered.gather(1, last.unsqueeze(1))
+        lowest = torch.where(top_k > 0, kth.squeeze(1), lowest)
+        ordered = ordered.masked_fill(ordered < kth, -torch.inf)
+    if top_p is not None:
+        heat = torch.where(temperature > 0, temperature, 1.0)
+        probabilities = (ordered / heat.unsqueeze(1)).softmax(dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        kept = (before < top_p.unsqueeze(1)).sum(dim=-1, keepdim=True).clamp(min=1)
+        pth = ordered.gather(1, kept - 1).squeeze(1)
+        lowest = torch.where(top_p < 1, torch.maximum(pth, lowest), lowest)
+    return lowest
+
+
+def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
+    """int32[S, 2]: what a row's noise hangs on, mixed from its seed and position (splitmix64's finaliser, twice)."""
+    mixed = _mix64(_mix64(seeds) + positions * _POSITION)
+    return torch.stack((mixed, mixed >> 32), dim=1).to(torch.int32)
+
+
+def _mix64(x: Tensor) -> Tensor:
+    x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * _MIX_1
+    x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * _MIX_2
+    return x ^ ((x >> 31) & ((1 << 33) - 1))
+
+
+@lru_cache(maxsize=4)
+def _index_hashes(vocabulary: int, device: torch.device) -> Tensor:
+    """int32[V]: the first, row-independent step of the hash of each vocabulary index."""
+    x = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device) * _INDEX
+    return x.bitwise_xor_(_shifted(x, 15))
+
+
+def log_exponential(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
+    """float32[S, V]: the logarithm of exponential noise, that is, Gumbel noise with its sign changed."""
+    key = row_keys(seeds, positions)
+    x = _index_hashes(vocabulary, seeds.device) ^ key[:, :1]
+    x.mul_(_HASH_1)
+    x.bitwise_xor_(_shifted(x, 16)).add_(key[:, 1:]).mul_(_HASH_2)
+    uniform = x.float().add_(0.5).abs_()
+    return uniform.mul_(-UNIFORM_SCALE).log1p_().neg_().log_()
+
+
+def _shifted(x: Tensor, bits: int) -> Tensor:
+    """int32 shifted right without its sign."""
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
+
+
+@triton.jit
+def mix64(x: Value) -> Value:
+    """splitmix64's finaliser."""
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB
+    return x ^ (x >> 31)
+
+
+@triton.jit
+def sample_block_kernel(
+    logits_ptr: Value,
+    temperature_ptr: Value,
+    threshold_ptr: Value,
+    seeds_ptr: Value,
+    positions_ptr: Value,
+    score_ptr: Value,
+    token_ptr: Value,
+    row_stride: Value,
+    vocabulary: constexpr,
+    block: constexpr,
+    uniform_scale: constexpr,
+    use_threshold: constexpr,
+) -> None:
+    """The best score of one row in one block of the vocabulary, and where it is; NaN scores are never best."""
+    row = tl.program_id(0).to(tl.int64)
+    places = tl.program_id(1) * block + tl.arange(0, block)
+    inside = places < vocabulary
+    logits = tl.load(logits_ptr + row * row_stride + places, mask=inside, other=float("-inf")).to(tl.float32)
+    scores = logits
+    temperature = tl.load(temperature_ptr + row)
+    if temperature > 0:
+        key = mix64(tl.load(seeds_ptr + row).to(tl.uint64, bitcast=True))
+        position = tl.load(positions_ptr + row).to(tl.uint64, bitcast=True)
+        key = mix64(key + position * 0x9E3779B97F4A7C15)
+        x = (places + 1).to(tl.uint32) * 0x9E3779B1
+        x = (x ^ (x >> 15)) ^ key.to(tl.uint32)
+        x *= 0x21F0AAAD
+        x = (x ^ (x >> 16)) + (key >> 32).to(tl.uint32)
+        x *= 0x735A2D97
+        uniform = tl.abs(x.to(tl.int32, bitcast=True).to(tl.float32) + 0.5) * uniform_scale
+        # -log(1 - u), by its series where the difference would cancel.
+        series = uniform * (1.0 + uniform * (0.5 + uniform * (0.3333333333 + uniform * 0.25)))
+        exponential = tl.where(uniform < 0.01, series, -tl.log(1.0 - uniform))
+        scores = logits / temperature - tl.log(exponential)
+        if use_threshold:
+            scores = tl.where(logits < tl.load(threshold_ptr + row), float("-inf"), scores)
+    best = tl.max(scores, axis=0)
+    token = tl.min(tl.where((scores == best) & inside, places, vocabulary), axis=0)
+    slot = row * tl.num_programs(1) + tl.program_id(1)
+    tl.store(score_ptr + slot, best)
+    tl.store(token_ptr + slot, token)
+
+
+@triton.jit
+def sample_join_kernel(
+    score_ptr: Value, token_ptr: Value, out_ptr: Value, blocks: constexpr, padded: constexpr, vocabulary: constexpr
+) -> None:
+    """The token of the best block of a row, the lowest of equals; 0 where no score is a number."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.arange(0, padded)
+    scores = tl.load(score_ptr + row * blocks + block, mask=block < blocks, other=float("-inf"))
+    tokens = tl.load(token_ptr + row * blocks + block, mask=block < blocks, other=vocabulary)
+    best = tl.max(scores, axis=0)
+    token = tl.min(tl.where(scores == best, tokens, vocabulary), axis=0)
+    tl.store(out_ptr + row, tl.where(token < vocabulary, token, 0).to(tl.int64))
+
+
+def sample_triton(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """Triton version of `sample`."""
+    rows, vocabulary = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows == 0:
+        return out
+    use_threshold = top_k is not None or top_p is not None
+    threshold = keep_threshold(logits.float(), temperature, top_k, top_p) if use_threshold else temperature
+    block = min(next_power_of_2(vocabulary), 4096)
+    blocks = ceil_div(vocabulary, block)
+    scores = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
+    tokens = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
+    sample_block_kernel[(rows, blocks)](
+        logits,
+        temperature,
+        threshold,
+        seeds,
+        positions,
+        scores,
+        tokens,
+        logits.stride(0),
+        vocabulary=vocabulary,
+        block=block,
+        uniform_scale=UNIFORM_SCALE,
+        use_threshold=use_threshold,
+        num_warps=8,
+    )
+    padded = next_power_of_2(blocks)
+    sample_join_kernel[(rows,)](scores, tokens, out, blocks=blocks, padded=padded, vocabulary=vocabulary, num_warps=1)
+    return out

@@ -1,0 +1,66 @@
+"""The attention backend in plain PyTorch: the reference, and what runs on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.kv_store import store_kv_reference
+from kernels.prefill_attention import prefill_attention_reference
+from kernels.torch_decode import DecodePlan, Scratch, plan_decode, torch_decode_attention
+
+
+class TorchBackend:
+    """Gathers the cache into reused buffers and calls torch's attention on them."""
+
+    name = "torch"
+
+    def __init__(self) -> None:
+        self._scratch = Scratch()
+        self._plan_key: tuple[object, ...] = ()
+        self._plan: DecodePlan | None = None
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward."""
+        store_kv_reference(k, v, k_cache, v_cache, metadata.slot_mapping)
+        out = torch.empty_like(q) if out is None else out
+        first = metadata.num_prefill_tokens
+        if first:
+            prefill_attention_reference(
+                q[:first],
+                k_cache,
+                v_cache,
+                metadata.cu_seqlens_q,
+                metadata.prefill_context_lens,
+                metadata.prefill_block_tables,
+                scale,
+                out[:first],
+            )
+        last = first + metadata.decode_context_lens.shape[0]
+        if last > first:
+            plan = self._decode_plan(metadata, k_cache)
+            torch_decode_attention(q[first:last], k_cache, v_cache, plan, scale, out[first:last], self._scratch)
+        if last < q.shape[0]:
+            out[last:].zero_()
+        return out
+
+    def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor) -> DecodePlan:
+        """The plan of this step, made in its first layer and kept for the others."""
+        lens, tables = metadata.decode_context_lens, metadata.decode_block_tables
+        key = (metadata, lens._version, tables._version, k_cache.shape, k_cache.dtype)
+        current = len(self._plan_key) > 0 and self._plan_key[0] is metadata and self._plan_key[1:] == key[1:]
+        if self._plan is None or not current:
+            self._plan = plan_decode(lens, tables, k_cache)
+            self._plan_key = key
+        return self._plan

@@ -1,0 +1,60 @@
+"""The attention backend of this package's own Triton kernels: any block size, any head dimension up to 256."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.attention_metadata import AttentionMetadata
+from kernels.decode_attention import decode_attention
+from kernels.kv_store import store_kv_triton
+from kernels.prefill_attention import prefill_attention
+
+
+class TritonBackend:
+    """Launches only, without synchronising: a step without prefill can be captured in a CUDA graph."""
+
+    name = "triton"
+
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        k_cache: Tensor,
+        v_cache: Tensor,
+        metadata: AttentionMetadata,
+        scale: float,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward."""
+        store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
+        first = metadata.num_prefill_tokens
+        last = first + metadata.decode_context_lens.shape[0]
+        if first:
+            prefill_attention(
+                q[:first],
+                k_cache,
+                v_cache,
+                metadata.cu_seqlens_q,
+                metadata.prefill_context_lens,
+                metadata.prefill_block_tables,
+                scale,
+                metadata.max_seqlen_q,
+                out[:first],
+            )
+        if last > first:
+            decode_attention(
+                q[first:last],
+                k_cache,
+                v_cache,
+                metadata.decode_context_lens,
+                metadata.decode_block_tables,
+                scale,
+                metadata.max_decode_context,
+                out[first:last],
+            )
+        if last < q.shape[0]:
+            out[last:].zero_()
+        return out

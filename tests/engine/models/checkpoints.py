@@ -1,0 +1,77 @@
+"""Small random models of every family, saved by transformers, and what transformers computes with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 96,
+    "vocab_size": 131,
+    "max_position_embeddings": 256,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,  # so that tokens differ: tiny weights answer every prompt alike
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 500_000.0,
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,  # so that some wavelengths are kept, some stretched and some between
+}
+EXPERTS: dict[str, Any] = {"head_dim": 32, "num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+CONFIGS: dict[str, transformers.PreTrainedConfig] = {
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=32, rope_parameters={"rope_theta": 1e6}),
+    "qwen3_moe": transformers.Qwen3MoeConfig(
+        **SIZES, **EXPERTS, norm_topk_prob=True, decoder_sparse_step=1, mlp_only_layers=[1]
+    ),
+    "qwen2": transformers.Qwen2Config(**SIZES),
+    "qwen3_bias_tied": transformers.Qwen3Config(
+        **(SIZES | {"tie_word_embeddings": True}), head_dim=32, attention_bias=True
+    ),
+    "llama": transformers.LlamaConfig(**SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE),
+}
+VARIANTS = tuple(CONFIGS)
+
+
+def save(variant: str, folder: Path, **options: Any) -> Path:
+    """A model of that variant with random weights, biases and norms too; `options` go to `save_pretrained`."""
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[variant])
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    model.save_pretrained(folder, **options)
+    return folder
+
+
+def prompts() -> list[list[int]]:
+    """Three prompts of odd lengths; the third one begins with 12 tokens of the first one."""
+    generator = torch.Generator().manual_seed(1)
+    first, second, third = (torch.randint(0, 131, (n,), generator=generator).tolist() for n in (33, 21, 30))
+    return [first, second, first[:12] + third[12:]]
+
+
+def reference_logits(folder: Path, computed_in: torch.dtype, rounded_to: torch.dtype) -> list[Tensor]:
+    """transformers' float32 `[tokens, V]` of each prompt: weights rounded to one dtype, computed in another."""
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=rounded_to)
+    model.to(computed_in).eval()
+    with torch.inference_mode():
+        return [model(torch.tensor([prompt])).logits[0].float() for prompt in prompts()]
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
+    """Of each token, the largest error over the largest logit: `[tokens]`."""
+    return (actual - expected).abs().amax(-1) / expected.abs().amax(-1)

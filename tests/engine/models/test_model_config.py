@@ -1,0 +1,142 @@
+"""What is read from a `config.json`, in the forms in which it occurs; needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from engine.model_config import Llama3RopeScaling, ModelConfig, ModelError, hf_config
+
+CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
+# Of meta-llama/Llama-3.1-8B, in the form of transformers 4.
+LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 128000,
+    "eos_token_id": 128001,
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "initializer_range": 0.02,
+    "intermediate_size": 14336,
+    "max_position_embeddings": 131072,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "pretraining_tp": 1,
+    "rms_norm_eps": 1e-05,
+    "rope_scaling": {
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+        "rope_type": "llama3",
+    },
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "vocab_size": 128256,
+}
+
+
+def test_both_forms_of_a_file_are_the_same_model() -> None:
+    old = ModelConfig.from_hf(LLAMA)
+    new = {key: value for key, value in LLAMA.items() if key not in ("rope_theta", "rope_scaling", "torch_dtype")}
+    new |= {"dtype": "bfloat16", "rope_parameters": {**LLAMA["rope_scaling"], "rope_theta": 500000.0}}
+    assert ModelConfig.from_hf(new) == old
+    assert old.rope_theta == 500000.0
+    assert old.rope_scaling == Llama3RopeScaling(8.0, 1.0, 4.0, 8192)
+    assert (old.family, old.dtype, old.head_dim, old.eos_token_ids) == ("llama", "bfloat16", 128, (128001,))
+
+
+def test_missing_optional_keys_have_the_values_of_transformers() -> None:
+    optional = ("num_key_value_heads", "rope_theta", "rope_scaling", "rms_norm_eps", "torch_dtype", "eos_token_id")
+    config = ModelConfig.from_hf({key: value for key, value in LLAMA.items() if key not in optional})
+    assert (config.num_kv_heads, config.rope_theta, config.rms_norm_eps) == (32, 10000.0, 1e-6)
+    assert (config.rope_scaling, config.dtype, config.eos_token_ids) == (None, "float32", ())
+    assert (
+        ModelConfig.from_hf(LLAMA | {"architectures": ["Qwen3ForCausalLM"], "num_attention_heads": 64}).head_dim == 128
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"hidden_size": None}, "hidden_size is missing"),
+        ({"architectures": None}, "architectures is missing"),
+        ({"architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel is not supported, only Qwen3ForCausalLM, Qwen3Moe"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "rope_type='yarn' is not supported"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope_type='linear' is not supported"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
+        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu'"),
+        ({"use_sliding_window": True}, "use_sliding_window=True"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"torch_dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn' is not supported"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide 32 heads"),
+        ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_experts is missing"),
+    ],
+)
+def test_what_is_missing_or_unsupported_is_named(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message) as error:
+        ModelConfig.from_hf(LLAMA | change)
+    assert "\n" not in str(error.value)
+
+
+def test_layers_with_experts() -> None:
+    experts = {"num_local_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    moe = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "num_hidden_layers": 6} | experts
+    config = ModelConfig.from_hf(moe | {"decoder_sparse_step": 2, "mlp_only_layers": [3]})
+    assert [config.has_experts(layer) for layer in range(6)] == [False, True, False, False, False, True]
+    assert (config.num_experts, config.num_experts_per_token, config.norm_topk_prob) == (8, 2, True)
+    assert all(ModelConfig.from_hf(moe).has_experts(layer) for layer in range(6))
+    assert not any(ModelConfig.from_hf(LLAMA).has_experts(layer) for layer in range(6))
+
+
+def test_a_folder_is_read_with_its_generation_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    assert ModelConfig.load(tmp_path) == ModelConfig.from_hf(LLAMA)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [128001, 128008, 128009]}')
+    assert ModelConfig.load(tmp_path).eos_token_ids == (128001, 128008, 128009)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [(None, "no such file"), ("{", "not JSON"), ("[]", "not a JSON object"), ("\xff", "not JSON")]
+)
+def test_a_folder_that_cannot_be_read_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
+    if text is not None:
+        (tmp_path / "config.json").write_text(text, encoding="latin-1")
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.load(tmp_path)
+    with pytest.raises(ModelError, match="no such model folder"):
+        ModelConfig.load(tmp_path / "nowhere")
+
+
+def read(path: Path) -> dict[str, Any]:
+    shape = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(shape, dict)
+    return {str(key): value for key, value in shape.items()}
+
+
+@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
+    shape = read(path)
+    config = ModelConfig.from_shape(shape)
+    family = "llama" if "llama" in path.stem else "qwen3_moe" if shape["num_experts"] else "qwen3"
+    assert config.family == family
+    same = {key: value for key, value in shape.items() if key not in ("name", "family")}
+    assert {key: getattr(config, key) for key in same} == same
+    assert (config.rope_scaling is not None) == (family == "llama")
+
+
+def test_the_family_of_a_shape_can_be_given() -> None:
+    shape = read(CONF / "qwen3-0.6b.yaml")
+    assert ModelConfig.from_shape(shape | {"family": "qwen2"}).family == "qwen2"
+    assert ModelConfig.from_shape(shape | {"name": "Qwen/Qwen2.5-0.5B"}).family == "qwen2"
+    with pytest.raises(ModelError, match="family='gpt2' is not supported, only qwen3, qwen3_moe, qwen2, llama"):
+        hf_config(shape | {"family": "gpt2"})

@@ -1,0 +1,51 @@
+"""Two and four ranks over gloo compute what one rank computes; four ranks hold each of the two KV heads twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+import torch.multiprocessing as multiprocessing  # noqa: E402
+
+from engine.model_config import ModelConfig  # noqa: E402
+from engine.parallel import TensorParallel  # noqa: E402
+from tests.engine.models.checkpoints import VARIANTS, prompts, relative_error, save  # noqa: E402
+from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
+from tests.engine.models.tp_worker import DTYPES, RANDOM_SEED, run_rank  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model folder of each family."""
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("tp")
+    for family in VARIANTS:
+        save(family, folder / family)
+    return folder
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ranks(request: pytest.FixtureRequest, root: Path) -> list[dict]:
+    """What each rank of a group computed."""
+    size = request.param
+    multiprocessing.spawn(run_rank, args=(size, root, prompts()), nprocs=size)
+    return [torch.load(root / f"size{size}-rank{rank}.pt") for rank in range(size)]
+
+
+@pytest.mark.parametrize("family", VARIANTS)
+def test_every_rank_has_the_logits_of_a_single_one(family: str, root: Path, ranks: list[dict]) -> None:
+    config = ModelConfig.load(root / family)
+    for source, dtype in (("loaded", DTYPES[0]), ("loaded", DTYPES[1]), ("random", torch.float32)):
+        weights = root / family if source == "loaded" else RANDOM_SEED
+        expected = run_all_ways(PagedModel.build(config, dtype, TensorParallel(), weights), prompts())
+        for rank in ranks:
+            for way, logits in rank[family, source, dtype].items():
+                assert [len(one) for one in logits] == [len(one) for one in expected[way]]
+                errors = relative_error(torch.cat(logits), torch.cat(expected[way]))
+                worst = errors.median() if (family, dtype) == ("qwen3_moe", torch.bfloat16) else errors.max()
+                assert float(worst) < (1e-5 if dtype == torch.float32 else 0.06), (source, dtype, way)
+                assert torch.equal(torch.cat(logits), torch.cat(ranks[0][family, source, dtype][way]))

@@ -1,0 +1,135 @@
+"""The real engine and the simulator decide alike: a real run, simulated again with its measured step times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import simpy
+
+torch = pytest.importorskip("torch")
+
+from engine.block_manager import BlockManager  # noqa: E402
+from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
+from engine.executor import LocalExecutor  # noqa: E402
+from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
+from engine.model_config import ModelConfig  # noqa: E402
+from engine.plan import StepPlan  # noqa: E402
+from engine.policy import POLICIES  # noqa: E402
+from engine.scheduler import Scheduler  # noqa: E402
+from engine.sequence import Sequence, chain_hash  # noqa: E402
+from harness.arrivals import OpenLoop  # noqa: E402
+from harness.prompts import PromptSource  # noqa: E402
+from harness.recorder import Recorder  # noqa: E402
+from harness.replay import Issued, Replay  # noqa: E402
+from harness.trace import Trace, trace_table  # noqa: E402
+from simulator.replica import Replica  # noqa: E402
+
+SHAPE = {
+    "name": "twin", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+BLOCK_SIZE, LIMITS = 4, {"max_num_seqs": 6, "max_num_batched_tokens": 48}
+DECISIONS = [
+    "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
+    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "start_time", "duration",
+]  # fmt: skip
+
+
+class LoggingRecorder(Recorder):
+    """Keeps when each request reached the engine, how long each plan took, and every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.delivered: list[tuple[int, int]] = []
+        self.durations: list[int] = []
+        self.sequences: dict[int, Sequence] = {}
+
+    def on_issued(self, issued: Issued, now_ns: int) -> None:
+        super().on_issued(issued, now_ns)
+        assert issued.arrival_ns <= issued.issued_ns <= now_ns
+        self.delivered.append((now_ns, issued.row))
+
+    def on_report(self, report: StepReport) -> None:
+        super().on_report(report)
+        self.durations.append(report.end_ns - report.start_ns)
+        self.sequences |= {sequence.request_id: sequence for sequence in report.outcome.finished}
+
+
+class MeasuredCost:
+    """Hands out the measured durations, one per step, in order."""
+
+    def __init__(self, durations: list[int]) -> None:
+        self._left = iter(durations)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return next(self._left)
+
+    def decode_ns(self, plan: StepPlan, num_steps: int) -> Any:
+        raise AssertionError("the replay takes every step on its own")
+
+
+def make_trace() -> Trace:
+    rng = np.random.default_rng(0)
+    n = 24
+    prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 50, n)
+    hash_ids = [100 * (i % 3) + np.arange(-(-length // 8)) for i, length in enumerate(prompts)]
+    columns = {"num_prompt_tokens": prompts, "num_output_tokens": outputs, "hash_ids": hash_ids}
+    return Trace("t", trace_table(columns), "made", 8)
+
+
+def run_real(trace: Trace, policy: str, num_blocks: int) -> LoggingRecorder:
+    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=1, policy=policy,
+                          load_format="random", **LIMITS)  # type: ignore[arg-type]  # fmt: skip
+    executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
+    engine = LLMEngine(config, executor, max_model_len=512)
+    recorder = LoggingRecorder()
+    times = np.arange(len(trace.table)) * 4_000_000
+    times[12:] += 250_000_000  # the engine falls idle in between
+    prompts = PromptSource(trace, 300, seed=0)
+    Replay(engine, OpenLoop(times), prompts, recorder, lambda n: SamplingParams(n, 0.0, ignore_eos=True)).run()
+    assert not engine.scheduler.unfinished
+    engine.scheduler.check_integrity()
+    return recorder
+
+
+def run_twin(real: LoggingRecorder, policy: str, num_blocks: int) -> Recorder:
+    """Simulate the same requests, handed over when the real engine got them, with its step times."""
+    env = simpy.Environment(initial_time=0)
+    blocks = BlockManager(num_blocks, BLOCK_SIZE)
+    scheduler = Scheduler(blocks, POLICIES[policy](), max_model_len=512, **LIMITS)
+
+    def make(order: int, arrival_ns: int) -> Sequence:
+        row = real.delivered[order][1]
+        before = real.sequences[row]
+        tokens = before.token_ids or []
+        hashes: list[int] = []
+        for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
+            hashes.append(chain_hash(hashes[-1] if hashes else 0, tokens[start : start + BLOCK_SIZE]))
+        return Sequence(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
+
+    recorder = Recorder()
+    arrivals = OpenLoop(np.array([now for now, _ in real.delivered]))
+    cost = MeasuredCost(real.durations)
+    Replica(env, scheduler, cost, arrivals, make, recorder, compress=False)
+    env.run()
+    return recorder
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+@pytest.mark.parametrize("num_blocks", [40, 400])
+def test_the_simulator_repeats_a_real_run(policy: str, num_blocks: int) -> None:
+    torch.set_num_threads(1)
+    trace = make_trace()
+    real = run_real(trace, policy, num_blocks)
+    twin = run_twin(real, policy, num_blocks).tables(trace, [])
+    measured = real.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    assert measured.steps["num_cached_tokens"].sum() > 0
+    assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
+    assert measured.requests["replay_lag"].between(0, 1).all()
