@@ -128,6 +128,15 @@ class BlockManager:
             for i in range(start, start + len(blocks)):
                 self._content[sequence.block_table[i]] = self._block_content(sequence, i)
 
+    def name_content(self, sequence: Sequence) -> None:
+        """Before a sequence gives up computed blocks of unknown content, name them, so that it can find them again."""
+        if sequence.token_ids is not None or not self.enable_prefix_caching:
+            return
+        hashes = sequence.block_hashes = list(sequence.block_hashes or ())
+        own = -1 - (sequence.order << 32)  # below zero, where nobody else's identities are
+        hashes.extend(range(own - len(hashes), own - sequence.num_computed_tokens // self.block_size, -1))
+        self.register(sequence, sequence.num_computed_tokens)
+
     def settle(self) -> None:
         """The step has run: the content of every registered block is there."""
         self._pending.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.block_manager import BlockCopy
@@ -24,6 +25,19 @@ class BlockGrowth(NamedTuple):
     ahead: int
     sequences: list[Sequence]
     blocks: list[int]
+
+
+@dataclass(slots=True)
+class StepDraft:
+    """A step plan being put together by a policy."""
+
+    now: int
+    prefills: list[PrefillChunk] = field(default_factory=list)
+    admitted: list[Sequence] = field(default_factory=list)
+    preempted: list[Sequence] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+    growth: list[BlockGrowth] = field(default_factory=list)
+    num_decodes: int = 0
 
 
 class StepPlan(NamedTuple):

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
-from engine.block_manager import BlockCopy, BlockManager
+from engine.block_manager import BlockManager
 from engine.decode_set import DecodeSet
-from engine.plan import BlockGrowth, PrefillChunk, StepOutcome, StepPlan
+from engine.plan import BlockGrowth, PrefillChunk, StepDraft, StepOutcome, StepPlan
 from engine.policy import Policy
 from engine.sequence import RequestRefusedError, Sequence, SequenceStatus
-
-
-@dataclass(slots=True)
-class StepDraft:
-    """A step plan being put together by a policy."""
-
-    now: int
-    prefills: list[PrefillChunk] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
-    growth: list[BlockGrowth] = field(default_factory=list)
-    num_decodes: int = 0
+from engine.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -65,8 +51,7 @@ class Scheduler:
         pool_tokens = blocks.num_blocks * blocks.block_size
         self.max_model_len = pool_tokens if max_model_len is None else min(max_model_len, pool_tokens)
         self.watermark_blocks = math.ceil(watermark * blocks.num_blocks)
-        self._waiting: list[tuple[int, int, Sequence]] = []  # heap by priority, then order of arrival
-        self._head_blocked = False  # the pool has no room for the first in the queue until something is released
+        self._waiting = WaitingQueue()
         self._running: dict[Sequence, None] = {}  # in order of admission
         self._prefilling: dict[Sequence, None] = {}  # those of _running that are not decoding yet
         self._decodes = DecodeSet(blocks.block_size)
@@ -113,7 +98,7 @@ class Scheduler:
         sequence.order = self._num_added
         self._num_added += 1
         self._sequences[sequence.request_id] = sequence
-        self._enqueue(sequence)
+        self._waiting.push(sequence)
 
     def abort(self, request_id: int) -> Sequence:
         """Take a request out, between a commit and the next schedule.
@@ -124,9 +109,7 @@ class Scheduler:
         assert not self._planned, "abort between commit and schedule"
         sequence = self._sequences.pop(request_id)
         if sequence.status is SequenceStatus.WAITING:
-            self._waiting = [entry for entry in self._waiting if entry[2] is not sequence]
-            heapq.heapify(self._waiting)
-            self._head_blocked = False
+            self._waiting.remove(sequence)
             sequence.status = SequenceStatus.ABORTED
         else:
             self._retire(sequence, SequenceStatus.ABORTED)
@@ -185,7 +168,7 @@ class Scheduler:
         for chunk in plan.prefills:
             self._commit_chunk(chunk, now, stopped or {}, finished, resumed_gaps)
         if plan.prefills:
-            self._head_blocked = False  # what was computed may shorten the prompt of the first in the queue
+            self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
         self.blocks.settle()
         for sequence in finished:
             sequence.finish_time = now
@@ -195,7 +178,7 @@ class Scheduler:
     def _horizon(self, draft: StepDraft) -> int:
         if draft.prefills or not draft.num_decodes:
             return 1
-        if self._waiting and not self._head_blocked and len(self._running) < self.max_num_seqs:
+        if self._waiting and not self._waiting.head_blocked and len(self._running) < self.max_num_seqs:
             return 1
         limit = self._decodes.steps_until_finish()
         return self._decodes.affordable_steps(limit, self.blocks.num_free_blocks) if limit > 1 else 1
@@ -226,18 +209,18 @@ class Scheduler:
 
         A prompt that exceeds the budget is cut if `cut_any`, else only as the first of the step.
         """
-        blocks = self.blocks
-        while self._waiting and not self._head_blocked and len(self._running) < self.max_num_seqs and budget > 0:
-            sequence = self._waiting[0][2]
+        blocks, waiting = self.blocks, self._waiting
+        while waiting and not waiting.head_blocked and len(self._running) < self.max_num_seqs and budget > 0:
+            sequence = waiting.head
             num_tokens = sequence.num_tokens
             match = blocks.match(sequence)
             if num_tokens - match.num_cached_tokens > budget and draft.prefills and not cut_any:
                 return
             reserve = self.watermark_blocks if self._running else 0
             if blocks.blocks_needed(match, num_tokens) + reserve > blocks.num_free_blocks:
-                self._head_blocked = True
+                waiting.head_blocked = True
                 return
-            heapq.heappop(self._waiting)
+            waiting.pop()
             copy = blocks.admit(sequence, match, num_tokens)
             if copy:
                 draft.copies.append(copy)
@@ -246,11 +229,6 @@ class Scheduler:
             budget -= self._plan_chunk(draft, sequence, budget)
 
     # -- transitions of a sequence --------------------------------------------------------------------------------
-
-    def _enqueue(self, sequence: Sequence) -> None:
-        heapq.heappush(self._waiting, (sequence.priority, sequence.order, sequence))
-        if self._waiting[0][2] is sequence:
-            self._head_blocked = False
 
     def _start_prefill(self, sequence: Sequence, num_cached_tokens: int, now: int) -> None:
         sequence.status = SequenceStatus.PREFILLING
@@ -335,19 +313,10 @@ class Scheduler:
         self._leave_batch(sequence, SequenceStatus.WAITING)
         sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
         sequence.num_preemptions += 1
-        self._name_content(sequence)
+        self.blocks.name_content(sequence)
         self.blocks.release(sequence)
         sequence.set_computed(0)
-        self._enqueue(sequence)
-
-    def _name_content(self, sequence: Sequence) -> None:
-        """Before a preempted sequence gives up blocks of unknown content, name it, so that it can find them again."""
-        if sequence.token_ids is None and self.blocks.enable_prefix_caching:
-            hashes = sequence.block_hashes = list(sequence.block_hashes or ())
-            num_full = sequence.num_computed_tokens // self.blocks.block_size
-            own = -1 - (sequence.order << 32)  # below zero, where nobody else's identities are
-            hashes.extend(range(own - len(hashes), own - num_full, -1))
-            self.blocks.register(sequence, sequence.num_computed_tokens)
+        self._waiting.push(sequence)
 
     def _retire(self, sequence: Sequence, status: SequenceStatus) -> None:
         self._leave_batch(sequence, status)
@@ -360,7 +329,7 @@ class Scheduler:
         else:
             self._prefilling.pop(sequence, None)
         sequence.leave(status)
-        self._head_blocked = False
+        self._waiting.head_blocked = False
 
     # -- invariants -----------------------------------------------------------------------------------------------
 
@@ -368,7 +337,7 @@ class Scheduler:
         """Prove the invariants of the scheduler, its decode set and its pool; raises AssertionError."""
         self.blocks.check_integrity(self._running)
         self._decodes.check_integrity()
-        waiting = [sequence for _, _, sequence in self._waiting]
+        waiting = list(self._waiting)
         assert len(self._running) <= self.max_num_seqs
         assert self._prefilling.keys() | self._decodes.sequences.keys() == self._running.keys()
         assert not self._prefilling.keys() & self._decodes.sequences.keys()

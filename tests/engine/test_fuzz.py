@@ -113,7 +113,7 @@ MUTANTS = {
     ),
     "the horizon ignores the queue": (
         "scheduler.py",
-        "if self._waiting and not self._head_blocked and",
+        "if self._waiting and not self._waiting.head_blocked and",
         "if False and",
     ),
     "the bound on running sequences is off by one": (
@@ -128,7 +128,7 @@ MUTANTS = {
     ),
     "a head once blocked stays blocked": (
         "scheduler.py",
-        "        sequence.leave(status)\n        self._head_blocked = False\n",
+        "        sequence.leave(status)\n        self._waiting.head_blocked = False\n",
         "        sequence.leave(status)\n",
     ),
     "a stopped sequence registers what it discarded": ("scheduler.py", " and sequence not in stopped:", ":"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CORE = ("sequence", "block_manager", "decode_set", "plan", "policy", "scheduler")
+CORE = ("sequence", "block_manager", "decode_set", "plan", "policy", "scheduler", "waiting_queue")
 CLOCKS_AND_DICE = {"time", "random", "datetime", "os", "io", "threading", "asyncio", "logging", "secrets"}
 
 

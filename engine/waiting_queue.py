@@ -1,0 +1,45 @@
+"""The queue of requests that wait for admission, and what is known about the one at its head."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator
+
+from engine.sequence import Sequence
+
+
+class WaitingQueue:
+    """Sequences by priority, then in order of arrival.
+
+    A preempted sequence keeps its place, which is before everyone who has not been admitted yet.
+
+    Attributes:
+        head_blocked: the pool has no room for the head until something is released; whoever releases resets it.
+    """
+
+    def __init__(self) -> None:
+        self.head_blocked = False
+        self._heap: list[tuple[int, int, Sequence]] = []
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return (sequence for _, _, sequence in self._heap)
+
+    @property
+    def head(self) -> Sequence:
+        return self._heap[0][2]
+
+    def push(self, sequence: Sequence) -> None:
+        heapq.heappush(self._heap, (sequence.priority, sequence.order, sequence))
+        if self._heap[0][2] is sequence:
+            self.head_blocked = False
+
+    def pop(self) -> Sequence:
+        return heapq.heappop(self._heap)[2]
+
+    def remove(self, sequence: Sequence) -> None:
+        self._heap = [entry for entry in self._heap if entry[2] is not sequence]
+        heapq.heapify(self._heap)
+        self.head_blocked = False
