@@ -18,7 +18,7 @@ class TorchBackend:
 
     def __init__(self) -> None:
         self._scratch = Scratch()
-        self._plan_key: tuple[object, ...] = ()
+        self._step: AttentionMetadata | None = None
         self._plan: DecodePlan | None = None
 
     def forward(
@@ -34,7 +34,7 @@ class TorchBackend:
     ) -> Tensor:
         """See AttentionBackend.forward."""
         store_kv_reference(k, v, k_cache, v_cache, metadata.slot_mapping)
-        out = torch.empty_like(q) if out is None else out
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         if first:
             prefill_attention_reference(
@@ -57,10 +57,7 @@ class TorchBackend:
 
     def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor) -> DecodePlan:
         """The plan of this step, made in its first layer and kept for the others."""
-        lens, tables = metadata.decode_context_lens, metadata.decode_block_tables
-        key = (metadata, lens._version, tables._version, k_cache.shape, k_cache.dtype)
-        current = len(self._plan_key) > 0 and self._plan_key[0] is metadata and self._plan_key[1:] == key[1:]
-        if self._plan is None or not current:
-            self._plan = plan_decode(lens, tables, k_cache)
-            self._plan_key = key
+        if self._plan is None or self._step is not metadata:
+            self._plan = plan_decode(metadata.decode_context_lens, metadata.decode_block_tables, k_cache)
+            self._step = metadata
         return self._plan

@@ -8,8 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MAX_TILE_BYTES = 4 << 20
+from kernels.runtime import ceil_div
+
+MAX_TILE_BYTES = 3 << 20
 MAX_PADDING = 1.25
+MAX_PIECE_TOKENS = 16
 
 
 class Scratch:
@@ -30,16 +33,21 @@ class Scratch:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Sequences of similar context, gathered and attended to together."""
+    """Sequences of similar context, gathered and attended to together.
+
+    They are gathered in pieces, which are blocks or equal parts of them, and padded to the longest of them.
+    """
 
     rows: Tensor
     """int64[n]: which rows of the batch."""
-    slots: Tensor
-    """int64[n * length]: the slots of their contexts, those past the end of a context repeating its first."""
+    pieces: Tensor
+    """int64[n * length / piece_tokens]: the pieces of each context; past its end its first piece again."""
     length: int
-    """Their longest context."""
+    """Tokens gathered for each sequence."""
     mask: Tensor | None
-    """bool[n, 1, 1, length]: what is context, or None where all is."""
+    """[n, 1, 1, length] of the cache's dtype: 0 for context and -inf past it; None where all is context."""
+    stale: Tensor
+    """int64[m]: gathered tokens that were never written, so that they may be anything, NaN included."""
 
 
 @dataclass(frozen=True)
@@ -48,15 +56,17 @@ class DecodePlan:
 
     groups: list[DecodeGroup]
     padded_rows: Tensor
+    piece_tokens: int
 
 
 def plan_decode(context_lens: Tensor, block_tables: Tensor, k_cache: Tensor) -> DecodePlan:
     """Group the rows of a batch by context.
 
     A group's gathered keys are at most MAX_TILE_BYTES, to stay in the processor's cache between gather and use, and
-    are at most MAX_PADDING times what its contexts hold.
+    are about MAX_PADDING times what its contexts hold at most. (A single context may exceed the former.)
     """
     block_size = k_cache.shape[1]
+    piece_tokens = max(n for n in range(1, min(block_size, MAX_PIECE_TOKENS) + 1) if block_size % n == 0)
     row_bytes = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     ordered, order = context_lens.sort(descending=True)
     lens = ordered.tolist()
@@ -70,44 +80,58 @@ def plan_decode(context_lens: Tensor, block_tables: Tensor, k_cache: Tensor) -> 
                 break
             total += lens[end]
             end += 1
-        groups.append(_plan_group(order[start:end], ordered[start:end], length, total, block_tables, block_size))
+        blocks = block_tables[order[start:end], : ceil_div(length, block_size)].long()
+        groups.append(_plan_group(order[start:end], ordered[start:end], length, blocks, piece_tokens, k_cache))
         start = end
-    return DecodePlan(groups, order[start:])
+    return DecodePlan(groups, order[start:], piece_tokens)
 
 
 def _plan_group(
-    rows: Tensor, lens: Tensor, length: int, total: int, block_tables: Tensor, block_size: int
+    rows: Tensor, lens: Tensor, longest: int, blocks: Tensor, piece_tokens: int, k_cache: Tensor
 ) -> DecodeGroup:
-    positions = torch.arange(length, device=rows.device)
-    inside = positions < lens.unsqueeze(1)
-    blocks = block_tables[rows, : -(-length // block_size)].long()
-    slots = blocks.index_select(1, positions // block_size).mul_(block_size).add_(positions % block_size)
-    slots = torch.where(inside, slots, slots[:, :1])
-    mask = None if total == length * rows.shape[0] else inside[:, None, None, :]
-    return DecodeGroup(rows, slots.flatten(), length, mask)
+    pieces_per_block = k_cache.shape[1] // piece_tokens
+    piece = torch.arange(ceil_div(longest, piece_tokens), device=rows.device)
+    last_piece = ((lens - 1) // piece_tokens).unsqueeze(1)
+    pieces = blocks.index_select(1, piece // pieces_per_block).mul_(pieces_per_block).add_(piece % pieces_per_block)
+    pieces = torch.where(piece <= last_piece, pieces, pieces[:, :1])
+    length = piece.shape[0] * piece_tokens
+    outside = torch.arange(length, device=rows.device) >= lens.unsqueeze(1)
+    # Only a context's last piece is partly unwritten; it is gathered again as padding where it is also the first.
+    partial = ((piece == last_piece) | (last_piece == 0)).repeat_interleave(piece_tokens, dim=1)
+    stale = (outside & partial).flatten().nonzero().squeeze(1)
+    mask = None
+    if int(lens[-1]) < length:
+        zeros = torch.zeros(outside.shape, dtype=k_cache.dtype, device=rows.device)
+        mask = zeros.masked_fill_(outside, -torch.inf)[:, None, None, :]
+    return DecodeGroup(rows, pieces.flatten(), length, mask, stale)
 
 
 def torch_decode_attention(
     q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, scale: float, out: Tensor, scratch: Scratch
 ) -> None:
     """Attention of q [B, heads, head_dim] over the contexts of `plan`, into out [B, heads, head_dim]."""
-    kv_heads, head_dim = k_cache.shape[2:]
-    k_rows, v_rows = k_cache.view(-1, kv_heads * head_dim), v_cache.view(-1, kv_heads * head_dim)
     for group in plan.groups:
-        count = group.rows.shape[0]
-        size = group.slots.shape[0] * k_rows.shape[1]
-        k = scratch.get("k", size, k_cache).view(-1, k_rows.shape[1])
-        v = scratch.get("v", size, v_cache).view(-1, v_rows.shape[1])
-        torch.index_select(k_rows, 0, group.slots, out=k)
-        torch.index_select(v_rows, 0, group.slots, out=v)
-        queries = q.index_select(0, group.rows).view(count, kv_heads, -1, head_dim)
+        count, kv_heads, head_dim = group.rows.shape[0], k_cache.shape[2], k_cache.shape[3]
+        keys, values = (
+            _gather(name, cache, group, plan.piece_tokens, scratch) for name, cache in (("k", k_cache), ("v", v_cache))
+        )
         attended = functional.scaled_dot_product_attention(
-            queries,
-            k.view(count, group.length, kv_heads, head_dim).transpose(1, 2),
-            v.view(count, group.length, kv_heads, head_dim).transpose(1, 2),
+            q.index_select(0, group.rows).view(count, kv_heads, -1, head_dim),
+            keys,
+            values,
             attn_mask=group.mask,
             scale=scale,
         )
         out.index_copy_(0, group.rows, attended.reshape(count, -1, head_dim))
     if plan.padded_rows.shape[0]:
         out.index_fill_(0, plan.padded_rows, 0.0)
+
+
+def _gather(name: str, cache: Tensor, group: DecodeGroup, piece_tokens: int, scratch: Scratch) -> Tensor:
+    """A group's keys or values, [n, kv_heads, length, head_dim], in a scratch buffer."""
+    kv_heads, head_dim = cache.shape[2:]
+    pieces = cache.view(-1, piece_tokens * kv_heads * head_dim)
+    buffer = scratch.get(name, group.pieces.shape[0] * pieces.shape[1], cache)
+    torch.index_select(pieces, 0, group.pieces, out=buffer.view(-1, pieces.shape[1]))
+    buffer.view(-1, kv_heads * head_dim).index_fill_(0, group.stale, 0.0)
+    return buffer.view(-1, group.length, kv_heads, head_dim).transpose(1, 2)

@@ -1,0 +1,116 @@
+"""Random paged caches for the attention tests, and attention over them one token and one head at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.attention import AttentionMetadata
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a kernel is compiled for."""
+
+    block_size: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True)
+class Case:
+    """A step and its inputs; the slots of the step's own tokens and every unused one hold NaN."""
+
+    shape: Shape
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    metadata: AttentionMetadata
+    prefills: list[tuple[int, int]]
+    decodes: list[int]
+
+    @property
+    def scale(self) -> float:
+        return float(self.shape.head_dim**-0.5)
+
+
+def make_case(
+    shape: Shape, prefills: list[tuple[int, int]], decodes: list[int], device: str = "cpu", seed: int = 0
+) -> Case:
+    """A step of prefill chunks, (context after the chunk, chunk), and decodes, contexts with 0 for padding.
+
+    Blocks are handed out in random order; entries of block tables past a context are out of range.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    size = shape.block_size
+    contexts = [context for context, _ in prefills] + decodes
+    chunks = [chunk for _, chunk in prefills] + [min(context, 1) for context in decodes]
+    counts = [-(-context // size) for context in contexts]
+    num_blocks = sum(counts) + 2
+    free = torch.randperm(num_blocks, generator=generator).tolist()
+    tables = torch.full((len(contexts), max(counts, default=0) + 1), 1 << 30, dtype=torch.int32)
+    cache = torch.full((2, num_blocks * size, shape.kv_heads, shape.head_dim), torch.nan)
+    new_slots, slots = [], []
+    for row, (context, chunk, count) in enumerate(zip(contexts, chunks, counts, strict=True)):
+        blocks = [free.pop() for _ in range(count)]
+        tables[row, :count] = torch.tensor(blocks, dtype=torch.int32)
+        places = [blocks[i // size] * size + i % size for i in range(context)]
+        slots += places[: context - chunk]
+        new_slots += places[context - chunk :] if context else [-1]
+    cache[:, slots] = torch.randn(2, len(slots), *cache.shape[2:], generator=generator)
+    tokens = len(new_slots)
+    q, k, v = (
+        torch.randn(tokens, heads, shape.head_dim, generator=generator).to(device, shape.dtype)
+        for heads in (shape.heads, shape.kv_heads, shape.kv_heads)
+    )
+    k_cache, v_cache = cache.view(2, num_blocks, size, *cache.shape[2:]).to(device, shape.dtype)
+    bounds = torch.tensor([0] + [chunk for _, chunk in prefills]).cumsum(0).to(torch.int32)
+    metadata = AttentionMetadata(
+        slot_mapping=torch.tensor(new_slots, dtype=torch.int64, device=device),
+        num_prefill_tokens=int(bounds[-1]),
+        cu_seqlens_q=bounds.to(device),
+        prefill_context_lens=torch.tensor([c for c, _ in prefills], dtype=torch.int32, device=device),
+        prefill_block_tables=tables[: len(prefills)].to(device),
+        max_seqlen_q=max((n for _, n in prefills), default=0),
+        max_prefill_context=max((c for c, _ in prefills), default=0),
+        decode_context_lens=torch.tensor(decodes, dtype=torch.int32, device=device),
+        decode_block_tables=tables[len(prefills) :].to(device),
+        max_decode_context=max(decodes, default=0),
+    )
+    return Case(shape, q, k, v, k_cache.contiguous(), v_cache.contiguous(), metadata, prefills, decodes)
+
+
+def naive_attention(case: Case) -> Tensor:
+    """float32[T, heads, head_dim]: the step's attention in float64, with loops; leaves the case's caches alone."""
+    meta, size = case.metadata, case.shape.block_size
+    k_cache, v_cache = (x.cpu().double().flatten(0, 1).clone() for x in (case.k_cache, case.v_cache))
+    for token, slot in enumerate(meta.slot_mapping.tolist()):
+        if slot >= 0:
+            k_cache[slot], v_cache[slot] = case.k[token].cpu().double(), case.v[token].cpu().double()
+    out = torch.zeros(case.q.shape, dtype=torch.float64)
+    rows = [
+        (context, chunk, table) for (context, chunk), table in zip(case.prefills, meta.prefill_block_tables.tolist())
+    ]
+    rows += [(context, 1, table) for context, table in zip(case.decodes, meta.decode_block_tables.tolist())]
+    token, group = 0, case.shape.heads // case.shape.kv_heads
+    for context, chunk, table in rows:
+        slots = [table[i // size] * size + i % size for i in range(context)]
+        for place in range(context - chunk, max(context, context - chunk + 1)):
+            seen = slots[: place + 1]
+            for head in range(case.shape.heads if context else 0):
+                scores = k_cache[seen, head // group] @ case.q[token, head].cpu().double() * case.scale
+                out[token, head] = scores.softmax(0) @ v_cache[seen, head // group]
+            token += 1
+    assert token == case.q.shape[0]
+    return out.float()
+
+
+def tolerance(dtype: torch.dtype) -> float:
+    """Largest absolute error of attention over unit normal values: rounding of the inputs' dtype, or of float32."""
+    return 2e-2 if dtype == torch.bfloat16 else 2e-5

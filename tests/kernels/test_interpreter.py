@@ -1,0 +1,27 @@
+"""Runs the Triton tests in Triton's interpreter, in processes of their own: it cannot be mixed with compiled kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("module", ["test_triton_attention", "test_triton_kernels"])
+def test_in_interpreter(module: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/kernels/{module}.py"]
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    # Workers of pytest-xdist name themselves in the environment.
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    report = run.stdout[-4000:] + run.stderr[-2000:]
+    assert run.returncode == 0, report
+    assert " passed" in report and "skipped" not in report, report

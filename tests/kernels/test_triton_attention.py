@@ -1,0 +1,82 @@
+"""Triton's attention kernels against the naive loop, on odd shapes; outputs start as NaN, as do unused slots."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernels.decode_attention import decode_attention, num_splits  # noqa: E402
+from kernels.kv_store import store_kv_reference  # noqa: E402
+from kernels.triton_attention import TritonBackend  # noqa: E402
+from tests.kernels.paged import Case, Shape, make_case, naive_attention, tolerance  # noqa: E402
+
+BF16 = torch.bfloat16
+SHAPES = [
+    Shape(1, 2, 1, 64),
+    Shape(5, 3, 3, 96),
+    Shape(16, 4, 2, 64, BF16),
+    Shape(17, 16, 1, 64),
+    Shape(256, 5, 1, 128, BF16),
+    Shape(64, 6, 2, 256),
+]
+
+
+def decode(case: Case, splits: int | None) -> torch.Tensor:
+    meta = case.metadata
+    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    out = torch.full_like(case.q, torch.nan)
+    tables, bound = meta.decode_block_tables, meta.max_decode_context
+    decode_attention(
+        case.q, case.k_cache, case.v_cache, meta.decode_context_lens, tables, case.scale, bound, out, splits
+    )
+    return out.cpu().float()
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("splits", [1, 3])
+def test_decode(triton_device: str, shape: Shape, splits: int) -> None:
+    edge = shape.block_size if shape.block_size <= 64 else 64
+    case = make_case(shape, [], [0, 1, edge - 1, edge, edge + 1, 129], triton_device)
+    expected = naive_attention(case)
+    torch.testing.assert_close(decode(case, splits), expected, atol=tolerance(shape.dtype), rtol=0)
+
+
+def test_decode_long_context_in_many_splits(triton_device: str) -> None:
+    case = make_case(Shape(7, 2, 1, 64), [], [1300, 40], triton_device)
+    torch.testing.assert_close(decode(case, 10), naive_attention(case), atol=2e-5, rtol=0)
+
+
+def test_decode_takes_padding_only(triton_device: str) -> None:
+    case = make_case(Shape(4, 2, 1, 64), [], [0, 0], triton_device)
+    for splits in (1, 2):
+        assert decode(case, splits).abs().max() == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
+    """First chunks, a later chunk, a cached prefix with one new token; then decodes and padding."""
+    edge = min(shape.block_size, 32)
+    prefills = [(1, 1), (edge + 1, edge + 1), (70, 9), (66, 1), (33, 32)]
+    case = make_case(shape, prefills, [edge, 0], triton_device)
+    expected = naive_attention(case)
+    out = torch.full_like(case.q, torch.nan)
+    TritonBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)
+    torch.testing.assert_close(out.cpu().float(), expected, atol=tolerance(shape.dtype), rtol=0)
+
+
+def test_prefill_longer_than_a_tile(triton_device: str) -> None:
+    case = make_case(Shape(16, 2, 1, 64), [(150, 140), (131, 131)], [], triton_device)
+    expected = naive_attention(case)
+    q = torch.cat((case.q, case.q), dim=1)[:, :2]
+    assert not q.is_contiguous()
+    out = TritonBackend().forward(q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
+    torch.testing.assert_close(out.cpu().float(), expected, atol=2e-5, rtol=0)
+
+
+def test_splits_fill_the_device_and_stay_bounded() -> None:
+    assert num_splits(batch=1, kv_heads=8, max_context=32768, num_sms=132) >= 66
+    assert num_splits(batch=1, kv_heads=8, max_context=100, num_sms=132) == 1
+    assert num_splits(batch=256, kv_heads=8, max_context=1000, num_sms=132) == 1
+    assert num_splits(batch=256, kv_heads=8, max_context=32768, num_sms=132) <= 4

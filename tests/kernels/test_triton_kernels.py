@@ -1,0 +1,130 @@
+"""The small Triton kernels, the sampler and the experts against their PyTorch references, on odd shapes."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+from kernels import activation, kv_store, moe, norm, rotary, sampler  # noqa: E402
+
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+def rounding(dtype: torch.dtype) -> dict[str, float]:
+    """Tolerances of one rounding to the dtype (two where they may differ in direction)."""
+    return {"rtol": 1.6e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 2e-5, "atol": 2e-5}
+
+
+@pytest.fixture(autouse=True)
+def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.empty gives NaN (or a huge integer), so that what a kernel leaves unwritten shows."""
+    empty = torch.empty
+
+    def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
+        out = empty(*args, **kwargs)
+        return out.fill_(torch.nan if out.is_floating_point() else 1 << 30)
+
+    monkeypatch.setattr(torch, "empty", poisoned)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1000), (5, 3, 64), (2, 5, 128)])
+def test_rms_norm(triton_device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    wide = torch.randn(*shape[:-1], 2 * shape[-1], device=triton_device).to(dtype)
+    x, weight = wide[..., : shape[-1]], torch.randn(shape[-1], device=triton_device).to(dtype)
+    expected = norm.rms_norm_reference(x, weight, 1e-5)
+    torch.testing.assert_close(norm.rms_norm_triton(x, weight, 1e-5), expected, **rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 96, 1000])
+def test_add_rms_norm(triton_device: str, dtype: torch.dtype, width: int) -> None:
+    x, residual, weight = (torch.randn(n, width, device=triton_device).to(dtype) for n in (5, 5, 1))
+    inputs = x.clone(), residual.clone()
+    normed, total = norm.add_rms_norm_triton(x, residual, weight[0], 1e-6)
+    expected_normed, expected_total = norm.add_rms_norm_reference(x, residual, weight[0], 1e-6)
+    torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
+    torch.testing.assert_close(normed, expected_normed, **rounding(dtype))
+    assert torch.equal(x, inputs[0]) and torch.equal(residual, inputs[1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 64), (3, 1, 96), (5, 5, 128), (16, 1, 256)])
+def test_rotary(triton_device: str, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int) -> None:
+    qkv = torch.randn(4, (heads + 2 * kv_heads) * head_dim, device=triton_device).to(dtype)
+    q = qkv[:, : heads * head_dim].view(4, heads, head_dim)
+    k = qkv[:, heads * head_dim : (heads + kv_heads) * head_dim].view(4, kv_heads, head_dim)
+    angles = torch.rand(50, head_dim // 2, device=triton_device) * 6
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
+    positions = torch.tensor([0, 49, 7, 7], device=triton_device)
+    rotated = rotary.rotary_triton(q, k, cos_sin, positions)
+    for got, expected in zip(rotated, rotary.rotary_reference(q, k, cos_sin, positions), strict=True):
+        torch.testing.assert_close(got, expected, **rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [1, 96, 1500])
+def test_silu_and_mul(triton_device: str, dtype: torch.dtype, width: int) -> None:
+    x = torch.randn(3, 2 * width, device=triton_device).to(dtype) * 4
+    expected = activation.silu_and_mul_reference(x.float()).to(dtype)
+    torch.testing.assert_close(activation.silu_and_mul_triton(x), expected, **rounding(dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("block_size", "kv_heads", "head_dim"), [(1, 1, 64), (7, 3, 96), (256, 2, 128)])
+def test_store_kv(triton_device: str, dtype: torch.dtype, block_size: int, kv_heads: int, head_dim: int) -> None:
+    """Padding is stored nowhere, and slots that are not written keep their NaN."""
+    k, v = (torch.randn(5, 3, kv_heads, head_dim, device=triton_device).to(dtype)[:, i] for i in range(2))
+    slots = torch.tensor([0, 4 * block_size - 1, -1, block_size, -1], device=triton_device)
+    caches = [torch.full((4, block_size, kv_heads, head_dim), torch.nan, device=triton_device, dtype=dtype)] * 4
+    got_k, got_v, expected_k, expected_v = (cache.clone() for cache in caches)
+    kv_store.store_kv_triton(k, v, got_k, got_v, slots)
+    kv_store.store_kv_reference(k, v, expected_k, expected_v, slots)
+    torch.testing.assert_close(got_k, expected_k, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(got_v, expected_v, rtol=0, atol=0, equal_nan=True)
+    assert int(got_k.isfinite().all(dim=-1).sum()) == 3 * kv_heads - (block_size == 1) * 0
+
+
+@pytest.mark.parametrize("use_k", [False, True])
+@pytest.mark.parametrize("use_p", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sample(triton_device: str, dtype: torch.dtype, use_k: bool, use_p: bool) -> None:
+    """The same tokens as the reference, over several blocks of the vocabulary and greedy and drawn rows."""
+    rows, vocabulary = 12, 5000
+    generator = torch.Generator().manual_seed(3)
+    logits = (torch.randn(rows, vocabulary, generator=generator) * 3).to(triton_device, dtype)
+    temperature = (torch.arange(rows) % 4 * 0.4).to(triton_device)
+    top_k = torch.arange(rows, dtype=torch.int32, device=triton_device) * 3 if use_k else None
+    top_p = torch.linspace(0.0, 1.0, rows, device=triton_device) if use_p else None
+    seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator).to(triton_device)
+    positions = torch.arange(rows, device=triton_device) * 1000
+    arguments = (logits, temperature, top_k, top_p, seeds, positions)
+    assert sampler.sample_triton(*arguments).tolist() == sampler.sample_reference(*arguments).tolist()
+
+
+def test_sample_greedy_takes_the_lowest_of_equals(triton_device: str) -> None:
+    logits = torch.zeros(2, 9000, device=triton_device)
+    logits[0, [4099, 8500]] = 1.0
+    zeros = torch.zeros(2, device=triton_device)
+    tokens = sampler.sample_triton(logits, zeros, None, None, zeros.long(), zeros.long())
+    assert tokens.tolist() == [4099, 0]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 8, 4), (5, 4, 2), (37, 3, 1), (9, 64, 8)])
+def test_fused_moe(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int, experts: int, top_k: int
+) -> None:
+    monkeypatch.setattr(moe, "silu_and_mul", activation.silu_and_mul_triton)
+    hidden, width = 72, 40
+    x, w13, w2 = (
+        torch.randn(*shape, device=triton_device).to(dtype) / shape[-1] ** 0.5
+        for shape in ((tokens, hidden), (experts, 2 * width, hidden), (experts, hidden, width))
+    )
+    logits = torch.randn(tokens, experts, device=triton_device)
+    for renormalize in (True, False):
+        expected = moe.fused_moe_reference(x, logits, w13, w2, top_k, renormalize)
+        got = moe.fused_moe_triton(x, logits, w13, w2, top_k, renormalize)
+        torch.testing.assert_close(got, expected, **rounding(dtype))
