@@ -2,7 +2,8 @@
 
 TTFT = first token - intended arrival. E2EL = last token - intended arrival. TPOT = (last - first token) / (n - 1),
 undefined for n = 1. ITL = each gap between consecutive tokens. Queue time = first scheduled - intended arrival.
-Names follow `vllm bench serve` where it has one. Latencies, token counts and goodput are those of finished requests.
+Names follow `vllm bench serve` where it has one. Latencies, token counts and goodput are those of finished requests;
+ITL pools the gaps of all requests.
 """
 
 from __future__ import annotations

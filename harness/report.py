@@ -20,7 +20,7 @@ from harness.errors import TwinServeError
 from harness.results import FAILED, read_requests, read_summary, write_whole
 
 # what does not decide the outcome of a run is never what was swept
-_NOT_SWEPT = ("task", "output", "results", "progress", "plots")
+_NOT_SWEPT = ("task", "results", "progress", "plots")
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 _MAX_ROWS = 40

@@ -4,7 +4,27 @@
          steps.parquet      one row per engine step
          gaps.parquet       every gap between tokens, pooled: value_s, weight
          summary.json       settings and metrics; written last, so that where it is the folder is whole
-         failed.json        {"error": ...} instead, where the run ended with an error
+         failed.json        {"error": ...} instead, where a job of a sweep ended with an error
+
+Columns of the requests table (times in s since the start of the replay, NaN where a thing never happened):
+
+    request_id, session_id and turn if the trace has them
+    status, error                            finished, rejected, aborted or unfinished; why it was rejected
+    arrival_time, replay_lag                 when it was meant to come; how much later it was issued, on a real clock
+    first_scheduled_time, first_token_time, finish_time
+    num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated
+    num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
+    num_recomputed_tokens, num_preemptions
+    ttft, tpot, e2el, queue_time             s
+
+and of the steps table:
+
+    step, start_time, duration               s
+    num_prefill_seqs, num_decode_seqs, num_prefill_tokens
+    num_context_tokens                       sum of the contexts of the decodes
+    num_running, num_waiting, num_used_blocks, num_preempted
+    num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
+    schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
 """
 
 from __future__ import annotations
