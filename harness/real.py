@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -19,9 +20,11 @@ from harness.prompts import PromptSource
 from harness.recorder import Recorder
 from harness.replay import Replay
 from harness.results import cpu_model
+from harness.simulated import model_shape
 from harness.trace import Trace
 from kernels.attention import BackendUnavailableError
 
+_WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
 _WARM_UP_TOKENS = (300, 5)  # prompt lengths of the warm-up requests: a long prefill, and decodes beside a short one
 
 
@@ -37,6 +40,8 @@ class RealEngine:
         assert isinstance(settings, CpuEngine | GpuEngine)
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
+        if settings.kind == "cpu" and settings.weights is None:
+            _check_memory(config)
         try:
             self._load(config, settings)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
@@ -122,3 +127,14 @@ class RealEngine:
         while self._engine.step(0):
             pass
         self._engine.reset()
+
+
+def _check_memory(config: RunConfig) -> None:
+    """Refuse weights that would drive the machine out of memory; raises ConfigError."""
+    needed = model_shape(config).weight_bytes()
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > _WEIGHT_SHARE * free:
+        raise ConfigError(
+            f"engine=cpu: the weights of {config.model.name} take {needed / GIB:.1f} GiB and only {free / GIB:.1f} GiB "
+            "of memory are free; choose a smaller model, such as model=tiny"
+        )

@@ -57,6 +57,8 @@ def test_a_multi_turn_conversation_hits_what_was_really_generated(tmp_path: Path
 def test_a_model_that_cannot_run_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such model folder"):
         run(config(*TINY, "engine.weights=/nowhere"), tmp_path)
+    with pytest.raises(ConfigError, match="choose a smaller model, such as model=tiny"):
+        run(config("engine=cpu", "model=llama-3.1-70b"), tmp_path)
     with pytest.raises(ConfigError, match="attention backend 'flash'"):
         run(config(*TINY, "engine.attention_backend=flash"), tmp_path)
 
