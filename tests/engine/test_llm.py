@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import random
@@ -176,3 +177,17 @@ def test_a_killed_worker_ends_the_run_and_leaves_nothing() -> None:
         list(stream)
     assert multiprocessing.active_children() == []
     assert set(Path(tempfile.gettempdir()).glob("twinserve-*")) == before
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_over_ten_thousand_requests() -> None:
+    llm = LLM(MODEL, **SETTINGS, max_lookahead_steps=8)
+    rng = random.Random(0)
+    params = replace(GREEDY, max_tokens=6)
+    used = []
+    for _ in range(20):
+        prompts = [[rng.randrange(300) for _ in range(rng.randint(1, 40))] for _ in range(500)]
+        llm.generate(prompts, params)
+        gc.collect()
+        used.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE"))
+    assert used[-1] - used[4] < 4 << 20, [f"{bytes_ >> 20} MiB" for bytes_ in used]

@@ -56,7 +56,8 @@ def make_case(
     free = torch.randperm(num_blocks, generator=generator).tolist()
     tables = torch.full((len(contexts), max(counts, default=0) + 1), 1 << 30, dtype=torch.int32)
     cache = torch.full((2, num_blocks * size, shape.kv_heads, shape.head_dim), torch.nan)
-    new_slots, slots = [], []
+    new_slots: list[int] = []
+    slots: list[int] = []
     for row, (context, chunk, count) in enumerate(zip(contexts, chunks, counts, strict=True)):
         blocks = [free.pop() for _ in range(count)]
         tables[row, :count] = torch.tensor(blocks, dtype=torch.int32)
@@ -94,12 +95,11 @@ def naive_attention(case: Case) -> Tensor:
         if slot >= 0:
             k_cache[slot], v_cache[slot] = case.k[token].cpu().double(), case.v[token].cpu().double()
     out = torch.zeros(case.q.shape, dtype=torch.float64)
-    rows = [
-        (context, chunk, table) for (context, chunk), table in zip(case.prefills, meta.prefill_block_tables.tolist())
-    ]
-    rows += [(context, 1, table) for context, table in zip(case.decodes, meta.decode_block_tables.tolist())]
+    chunks = [chunk for _, chunk in case.prefills] + [1] * len(case.decodes)
+    contexts = [context for context, _ in case.prefills] + case.decodes
+    tables = meta.prefill_block_tables.tolist() + meta.decode_block_tables.tolist()
     token, group = 0, case.shape.heads // case.shape.kv_heads
-    for context, chunk, table in rows:
+    for context, chunk, table in zip(contexts, chunks, tables, strict=True):
         slots = [table[i // size] * size + i % size for i in range(context)]
         for place in range(context - chunk, max(context, context - chunk + 1)):
             seen = slots[: place + 1]

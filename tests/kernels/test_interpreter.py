@@ -1,4 +1,4 @@
-"""Runs the Triton tests in Triton's interpreter, in processes of their own: it cannot be mixed with compiled kernels."""
+"""Runs the Triton tests in Triton's interpreter, in processes of their own: it does not mix with compiled kernels."""
 
 from __future__ import annotations
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 pytest.importorskip("triton")
+
+import torch  # noqa: E402
 
 from kernels import activation, kv_store, moe, norm, rotary, sampler  # noqa: E402
 
@@ -20,6 +22,7 @@ def rounding(dtype: torch.dtype) -> dict[str, float]:
 @pytest.fixture(autouse=True)
 def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch.empty gives NaN (or a huge integer), so that what a kernel leaves unwritten shows."""
+    torch.manual_seed(0)
     empty = torch.empty
 
     def poisoned(*args: object, **kwargs: object) -> torch.Tensor:
@@ -45,7 +48,8 @@ def test_add_rms_norm(triton_device: str, dtype: torch.dtype, width: int) -> Non
     inputs = x.clone(), residual.clone()
     normed, total = norm.add_rms_norm_triton(x, residual, weight[0], 1e-6)
     expected_normed, expected_total = norm.add_rms_norm_reference(x, residual, weight[0], 1e-6)
-    torch.testing.assert_close(total, expected_total, rtol=0, atol=0)
+    # The interpreter truncates to bfloat16 where compiled code rounds to nearest.
+    torch.testing.assert_close(total, expected_total, **rounding(dtype))
     torch.testing.assert_close(normed, expected_normed, **rounding(dtype))
     assert torch.equal(x, inputs[0]) and torch.equal(residual, inputs[1])
 
@@ -84,7 +88,7 @@ def test_store_kv(triton_device: str, dtype: torch.dtype, block_size: int, kv_he
     kv_store.store_kv_reference(k, v, expected_k, expected_v, slots)
     torch.testing.assert_close(got_k, expected_k, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(got_v, expected_v, rtol=0, atol=0, equal_nan=True)
-    assert int(got_k.isfinite().all(dim=-1).sum()) == 3 * kv_heads - (block_size == 1) * 0
+    assert int(got_k.isfinite().all(dim=-1).sum()) == 3 * kv_heads
 
 
 @pytest.mark.parametrize("use_k", [False, True])

@@ -1,0 +1,136 @@
+"""Every kernel compiles for sm_80, sm_90 and sm_100 without a GPU; the decode kernel spills no registers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("kernels are interpreted in this process", allow_module_level=True)
+
+from kernels import activation, decode_attention, kv_store, moe, norm, prefill_attention, rotary, sampler  # noqa: E402
+from tests.kernels.aot import CUOBJDUMP, Usage, compile_kernel  # noqa: E402
+
+if not CUOBJDUMP.exists():
+    pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
+
+CAPABILITIES = [80, 90, 100]
+# Shared memory that a program may use: 163 KB on sm_80, 227 KB on sm_90 and sm_100.
+SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
+
+
+def compile_decode(
+    capability: int, folder: Path, dtype: str, head_dim: int, group: int, block_size: int, one_split: bool
+) -> Usage:
+    config = decode_attention.decode_config(head_dim, group, ELEMENT_BYTES[dtype])
+    types = dict.fromkeys(("q_ptr", "k_cache_ptr", "v_cache_ptr", "out_ptr"), f"*{dtype}")
+    types |= {"context_lens_ptr": I32, "block_tables_ptr": I32, "partial_ptr": F32, "log_sum_ptr": F32}
+    types |= {"qk_scale": "fp32", "q_stride": "i32", "table_stride": "i32", "out_stride": "i32", "splits": "i32"}
+    constants = {"kv_heads": 4, "group_size": group, "head_dim": head_dim, "block_size": block_size}
+    constants |= {"block_n": config.block_n, "block_d": config.block_d, "block_g": config.block_g}
+    constants |= {"min_split": decode_attention.MIN_SPLIT_TOKENS, "one_split": one_split, "interpreted": False}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    return compile_kernel(decode_attention.decode_kernel, types, constants, capability, folder, **options)
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("one_split", [True, False])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "group", "block_size"),
+    [("bf16", 64, 2, 16), ("bf16", 96, 1, 7), ("bf16", 128, 2, 256), ("bf16", 128, 16, 16), ("bf16", 256, 4, 1)]
+    + [("fp16", 128, 4, 16), ("fp32", 128, 4, 16)],
+)
+def test_decode_does_not_spill(
+    tmp_path: Path, capability: int, one_split: bool, dtype: str, head_dim: int, group: int, block_size: int
+) -> None:
+    usage = compile_decode(capability, tmp_path, dtype, head_dim, group, block_size, one_split)
+    assert usage.stack == 0, usage
+    assert usage.shared <= 56 * 1024, usage
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
+def test_prefill(tmp_path: Path, capability: int, head_dim: int) -> None:
+    config = prefill_attention.prefill_config(head_dim, 2048, 2)
+    types = dict.fromkeys(("q_ptr", "k_cache_ptr", "v_cache_ptr", "out_ptr"), BF16)
+    types |= {"cu_seqlens_ptr": I32, "context_lens_ptr": I32, "block_tables_ptr": I32, "qk_scale": "fp32"}
+    types |= {"q_stride": "i32", "out_stride": "i32", "table_stride": "i32"}
+    constants = {"kv_heads": 4, "group_size": 4, "head_dim": head_dim, "block_size": 16, "interpreted": False}
+    constants |= {"block_m": config.block_m, "block_n": config.block_n, "block_d": config.block_d}
+    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    usage = compile_kernel(prefill_attention.prefill_kernel, types, constants, capability, tmp_path, **options)
+    assert usage.stack == 0, usage
+    assert usage.shared <= SHARED_BYTES[capability], usage
+
+
+SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
+    "join_splits": (
+        decode_attention.join_splits_kernel,
+        {"partial_ptr": F32, "log_sum_ptr": F32, "context_lens_ptr": I32, "out_ptr": BF16}
+        | {"out_stride": "i32", "splits": "i32"},
+        {"head_dim": 96, "block_n": 64, "block_d": 128, "block_s": 8, "min_split": 128},
+    ),
+    "store_kv": (
+        kv_store.store_kv_kernel,
+        dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), BF16)
+        | {"slots_ptr": I64, "k_stride": "i32", "v_stride": "i32"},
+        {"width": 1024, "block": 1024},
+    ),
+    "rms_norm": (
+        norm.rms_norm_kernel,
+        {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "num_rows": "i32", "heads": "i32"}
+        | {"token_stride": "i32", "head_stride": "i32", "eps": "fp32"},
+        {"width": 128, "block": 128, "rows_per_program": 8},
+    ),
+    "add_rms_norm": (
+        norm.add_rms_norm_kernel,
+        dict.fromkeys(("x_ptr", "residual_ptr", "weight_ptr", "out_ptr", "total_ptr"), BF16)
+        | {"x_stride": "i32", "residual_stride": "i32", "eps": "fp32"},
+        {"width": 5120, "block": 8192},
+    ),
+    "rotary": (
+        rotary.rotary_kernel,
+        dict.fromkeys(("q_ptr", "k_ptr", "q_out_ptr", "k_out_ptr"), BF16)
+        | {"cos_sin_ptr": F32, "positions_ptr": I64, "q_stride": "i32", "k_stride": "i32"},
+        {"heads": 28, "kv_heads": 4, "half": 64, "block_h": 32, "block_kv": 4, "block_d": 64},
+    ),
+    "silu_and_mul": (
+        activation.silu_and_mul_kernel,
+        {"x_ptr": BF16, "out_ptr": BF16},
+        {"width": 3072, "block": 1024},
+    ),
+    "sample_block": (
+        sampler.sample_block_kernel,
+        {"logits_ptr": BF16, "temperature_ptr": F32, "threshold_ptr": F32, "seeds_ptr": I64, "positions_ptr": I64}
+        | {"score_ptr": F32, "token_ptr": I32, "row_stride": "i32"},
+        {"vocabulary": 151936, "block": 4096, "uniform_scale": sampler.UNIFORM_SCALE, "use_threshold": True},
+    ),
+    "sample_join": (
+        sampler.sample_join_kernel,
+        {"score_ptr": F32, "token_ptr": I32, "out_ptr": I64},
+        {"blocks": 38, "padded": 64, "vocabulary": 151936},
+    ),
+    "grouped_gemm": (
+        moe.grouped_gemm_kernel,
+        {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "order_ptr": I64, "tile_experts_ptr": I32}
+        | {"tile_starts_ptr": I32, "expert_ends_ptr": I32, "pair_weights_ptr": F32},
+        {"x_divisor": 8, "num_experts": 128, "n_size": 1536, "k_size": 2048, "weighted": False}
+        | {"block_m": 64, "block_n": 64, "block_k": 64, "interpreted": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("name", SMALL_KERNELS)
+def test_small_kernels(tmp_path: Path, capability: int, name: str) -> None:
+    kernel, types, constants = SMALL_KERNELS[name]
+    usage = compile_kernel(kernel, types, constants, capability, tmp_path, num_warps=4, num_stages=3)
+    assert usage.stack == 0, usage
+    assert usage.shared <= SHARED_BYTES[capability], usage

@@ -1,0 +1,90 @@
+"""What the flash backend passes to flash-attn, with a stand-in for the library that gathers pages and loops."""
+
+from __future__ import annotations
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+pytest.importorskip("torch")
+
+import torch  # noqa: E402
+
+from kernels.flash_attention import FlashBackend  # noqa: E402
+from tests.kernels.paged import Shape, make_case, naive_attention  # noqa: E402
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
+    """Causal attention aligned to the last key, as flash-attn's; q [n, heads, d], k and v [c, kv_heads, d]."""
+    k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1) for x in (k, v))
+    visible = torch.ones(q.shape[0], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[0])
+    scores = (q.transpose(0, 1) @ k.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(0, 1)
+
+
+def pages(cache: torch.Tensor, table: torch.Tensor, length: int) -> torch.Tensor:
+    return cache[table[: -(-length // cache.shape[1])].long()].flatten(0, 1)[:length]
+
+
+def varlen(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    softmax_scale: float,
+    causal: bool,
+    block_table: torch.Tensor,
+) -> torch.Tensor:
+    assert causal and cu_seqlens_k.dtype == cu_seqlens_q.dtype == block_table.dtype == torch.int32
+    assert max_seqlen_q == cu_seqlens_q.diff().max() and max_seqlen_k == cu_seqlens_k.diff().max()
+    out = []
+    for row, length in enumerate(cu_seqlens_k.diff().tolist()):
+        keys, values = (pages(x, block_table[row], length) for x in (k, v))
+        out.append(attend(q[cu_seqlens_q[row] : cu_seqlens_q[row + 1]], keys, values, softmax_scale))
+    return torch.cat(out)
+
+
+def with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    *,
+    cache_seqlens: torch.Tensor,
+    block_table: torch.Tensor,
+    softmax_scale: float,
+    causal: bool,
+) -> torch.Tensor:
+    assert causal and cache_seqlens.dtype == block_table.dtype == torch.int32 and block_table.stride(-1) == 1
+    out = torch.zeros_like(q)
+    for row, length in enumerate(cache_seqlens.tolist()):
+        if length:
+            keys, values = (pages(x, block_table[row], length) for x in (k_cache, v_cache))
+            out[row] = attend(q[row], keys, values, softmax_scale)
+    return out
+
+
+def test_step_of_chunks_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = SimpleNamespace(flash_attn_varlen_func=varlen, flash_attn_with_kvcache=with_kvcache)
+    monkeypatch.setitem(sys.modules, "flash_attn", library)
+    backend = FlashBackend()
+    for seed in range(2):
+        case = make_case(Shape(256, 4, 2, 64), [(5, 5), (270, 9), (256 + seed, 1)], [0, 1, 257], seed=seed)
+        out = torch.full_like(case.q, torch.nan)
+        backend.forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)
+        torch.testing.assert_close(out, naive_attention(case), atol=2e-5, rtol=0)
+
+
+def test_flash_attn_itself() -> None:
+    """Runs only where CUDA and flash-attn are."""
+    if not torch.cuda.is_available():
+        pytest.skip("needs CUDA")
+    pytest.importorskip("flash_attn")
+    case = make_case(Shape(256, 4, 2, 64, torch.bfloat16), [(5, 5), (270, 9)], [0, 1, 257], device="cuda")
+    expected = naive_attention(case)
+    out = FlashBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
+    torch.testing.assert_close(out.cpu().float(), expected, atol=2e-2, rtol=0)
