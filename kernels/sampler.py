@@ -22,6 +22,8 @@ _INDEX, _HASH_1, _HASH_2 = 0x9E3779B1 - (1 << 32), 0x21F0AAAD, 0x735A2D97
 UNIFORM_SCALE = 2.0**-31 * (1 - 2.0**-24)
 
 _ROW_CHUNK_ELEMENTS = 1 << 18
+# On the CPU top-p is first looked for among so many tokens, by sums of probabilities good to _SUM_ERROR.
+_TOP_P_CANDIDATES, _SUM_ERROR = 1024, 1e-4
 
 
 def sample(
@@ -56,39 +58,73 @@ def sample_reference(
     """PyTorch version of `sample`; looks at the parameters on the host, so it is for the CPU."""
     drawn = (temperature > 0).nonzero().squeeze(1)
     if drawn.numel() == 0:
-        return logits.argmax(dim=-1)
+        return _argmax(logits)
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     if drawn.numel() < logits.shape[0]:
         greedy = (temperature <= 0).nonzero().squeeze(1)
-        tokens[greedy] = logits[greedy].argmax(dim=-1)
+        tokens[greedy] = _argmax(logits[greedy])
     for rows in drawn.split(max(1, _ROW_CHUNK_ELEMENTS // logits.shape[1])):
         wide, heat = logits[rows].float(), temperature[rows]
         scores = wide / heat.unsqueeze(1)
-        threshold = keep_threshold(wide, heat, *(None if x is None else x[rows] for x in (top_k, top_p)))
+        threshold = _threshold_on_host(wide, heat, *(None if x is None else x[rows] for x in (top_k, top_p)))
         if threshold is not None:
             scores.masked_fill_(wide < threshold.unsqueeze(1), -torch.inf)
-        tokens[rows] = scores.sub_(log_exponential(seeds[rows], positions[rows], logits.shape[1])).argmax(dim=-1)
+        tokens[rows] = _argmax(scores.sub_(log_exponential(seeds[rows], positions[rows], logits.shape[1])))
     return tokens
 
 
-def keep_threshold(logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None) -> Tensor | None:
+def _argmax(scores: Tensor) -> Tensor:
+    """int64[S]: the place of each row's first maximum. On the CPU by numpy, ten times as fast as torch."""
+    if scores.is_cuda:
+        return scores.argmax(dim=-1)
+    return torch.from_numpy(scores.detach().float().numpy().argmax(axis=-1))
+
+
+def _threshold_on_host(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None
+) -> Tensor | None:
+    """`keep_threshold` over as few candidates as these rows need, since sorting the vocabulary is slow on the CPU."""
+    vocabulary = logits.shape[1]
+    width = 1
+    if top_k is not None:
+        width = int(top_k.clamp(max=vocabulary).max())
+    if top_p is not None:
+        unlimited = top_p < 1 if top_k is None else (top_p < 1) & (top_k <= 0)
+        if bool(unlimited.any()):
+            width = max(width, min(_TOP_P_CANDIDATES, vocabulary))
+            chances = (logits[unlimited] / temperature[unlimited].unsqueeze(1)).softmax(dim=-1)
+            found = chances.topk(width, dim=-1).values.sum(dim=-1)
+            if bool((found < top_p[unlimited] + _SUM_ERROR).any()):
+                width = vocabulary
+    return keep_threshold(logits, temperature, top_k, top_p, max(width, 1))
+
+
+def keep_threshold(
+    logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, candidates: int
+) -> Tensor | None:
     """float32[S]: the lowest logit each row keeps under top-k and then top-p; None where neither is given.
 
-    logits: float32[S, V]; the other arguments as in `sample`. A row that uses neither has a threshold of -inf.
+    logits: float32[S, V]; candidates: how many of the largest logits to look at, V or all that any row can keep; the
+    other arguments as in `sample`. A row that uses neither has a threshold of -inf. No host synchronisation.
     """
     if top_k is None and top_p is None:
         return None
-    vocabulary = logits.shape[1]
-    ordered = logits.sort(dim=-1, descending=True).values
+    if candidates < logits.shape[1]:
+        ordered = logits.topk(candidates, dim=-1).values
+    else:
+        ordered = logits.sort(dim=-1, descending=True).values
     lowest = torch.full_like(ordered[:, 0], -torch.inf)
+    heat = torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
+    log_total = (logits / heat).logsumexp(dim=-1, keepdim=True)
     if top_k is not None:
-        last = torch.where(top_k > 0, top_k, vocabulary).clamp(max=vocabulary).long() - 1
+        limited = top_k > 0
+        last = torch.where(limited, top_k, candidates).clamp(max=candidates).long() - 1
         kth = ordered.gather(1, last.unsqueeze(1))
-        lowest = torch.where(top_k > 0, kth.squeeze(1), lowest)
-        ordered = ordered.masked_fill(ordered < kth, -torch.inf)
+        lowest = torch.where(limited, kth.squeeze(1), lowest)
+        ordered = torch.where(limited.unsqueeze(1) & (ordered < kth), -torch.inf, ordered)
+        log_total = torch.where(limited.unsqueeze(1), (ordered / heat).logsumexp(dim=-1, keepdim=True), log_total)
     if top_p is not None:
-        heat = torch.where(temperature > 0, temperature, 1.0)
-        probabilities = (ordered / heat.unsqueeze(1)).softmax(dim=-1)
+        probabilities = (ordered / heat - log_total).exp()
         before = probabilities.cumsum(dim=-1) - probabilities
         kept = (before < top_p.unsqueeze(1)).sum(dim=-1, keepdim=True).clamp(min=1)
         pth = ordered.gather(1, kept - 1).squeeze(1)
@@ -211,7 +247,7 @@ def sample_triton(
     if rows == 0:
         return out
     use_threshold = top_k is not None or top_p is not None
-    threshold = keep_threshold(logits.float(), temperature, top_k, top_p) if use_threshold else temperature
+    threshold = keep_threshold(logits.float(), temperature, top_k, top_p, vocabulary) if use_threshold else temperature
     block = min(next_power_of_2(vocabulary), 4096)
     blocks = ceil_div(vocabulary, block)
     scores = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
