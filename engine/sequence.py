@@ -143,18 +143,21 @@ class Sequence:
         self._num_tokens += count
 
     def hash_blocks(self, block_size: int, num_blocks: int) -> None:
-        """Extend `block_hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept.
-
-        The hash of a block is xxh64 over the hash of the block before it (8 bytes, little endian, 0 for the first)
-        and the block's tokens as little-endian int32, so that it stands for the whole prefix.
-        """
+        """Extend `block_hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept."""
         assert self.token_ids is not None
         if self.block_hashes is None:
             self.block_hashes = []
-        hashes = self.block_hashes
-        for i in range(len(hashes), num_blocks):
-            parent = hashes[-1] if hashes else 0
-            hashes.append(chain_hash(parent, self.token_ids[i * block_size : (i + 1) * block_size]))
+        extend_hashes(self.block_hashes, self.token_ids, block_size, num_blocks)
+
+
+def extend_hashes(hashes: list[int], token_ids: SequenceOf[int], block_size: int, num_blocks: int) -> None:
+    """Append to `hashes` those of the blocks that follow, up to `num_blocks` full blocks of `token_ids`.
+
+    The hash of a block is xxh64 over the hash of the block before it (8 bytes, little endian, 0 for the first) and the
+    block's tokens as little-endian int32, so that it stands for the whole prefix.
+    """
+    for i in range(len(hashes), num_blocks):
+        hashes.append(chain_hash(hashes[-1] if hashes else 0, token_ids[i * block_size : (i + 1) * block_size]))
 
 
 def token_bytes(token_ids: SequenceOf[int]) -> bytes:

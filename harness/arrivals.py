@@ -116,7 +116,7 @@ class Sessions:
         first_turns = np.sort(np.concatenate([order[:1], order[1:][~continues]]))
         self._starts = zip(start_ns.tolist(), first_turns.tolist(), strict=True)
         self._think_ns: list[int] = think_ns.tolist()
-        # A heap of every turn on its way and the next session start; starts are in order, so one will do.
+        # A heap of every turn on its way and the next start of a session; starts are in order, so one will do.
         self._pending: list[tuple[int, int]] = []
         self._push_start()
         self.next_ns = self._pending[0][0]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.sequence import Sequence, chain_hash
+from engine.sequence import Sequence, extend_hashes
 from harness.trace import Trace
 
 
@@ -68,8 +68,7 @@ def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
 
 def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
     hashes: list[int] = []
-    for start in range(0, len(tokens) - block_size + 1, block_size):
-        hashes.append(chain_hash(hashes[-1] if hashes else 0, tokens[start : start + block_size].tolist()))
+    extend_hashes(hashes, tokens.tolist(), block_size, len(tokens) // block_size)
     return hashes
 
 

@@ -131,12 +131,12 @@ class Replay:
             self._deliver(issuer, issued, now)
             executed = self._engine.execute(now)
             # What was issued while the plan ran is seen at its end, as in the simulation.
-            now_before, (now, issued) = now, issuer.collect()
+            now, issued = issuer.collect()
             if executed is None:
                 if not issued and not issuer.wait():
                     return
-                more_at, more = issuer.collect()
-                now, issued = max(now_before, more_at), issued + more
+                now, more = issuer.collect()
+                issued += more
                 continue
             report = self._engine.commit(executed, now)
             self._observer.on_report(report)

@@ -103,7 +103,7 @@ MUTANTS = {
         "self.blocks.register(sequence, start + num_tokens)",
         "self.blocks.register(sequence, sequence.num_tokens)",
     ),
-    "the hash leaves out the prefix": ("sequence.py", "parent = hashes[-1] if hashes else 0", "parent = 0"),
+    "the hash leaves out the prefix": ("sequence.py", "chain_hash(hashes[-1] if hashes else 0,", "chain_hash(0,"),
     "growth comes one step late": ("decode_set.py", "return (offset + 1) %", "return (offset + 2) %"),
     "the context sum forgets who left": ("decode_set.py", "        self.num_context_tokens -= length\n", ""),
     "the horizon ignores the pool": (

@@ -19,7 +19,7 @@ from engine.model_config import ModelConfig  # noqa: E402
 from engine.plan import StepPlan  # noqa: E402
 from engine.policy import POLICIES  # noqa: E402
 from engine.scheduler import Scheduler  # noqa: E402
-from engine.sequence import Sequence, chain_hash  # noqa: E402
+from engine.sequence import Sequence, extend_hashes  # noqa: E402
 from harness.arrivals import OpenLoop  # noqa: E402
 from harness.prompts import PromptSource  # noqa: E402
 from harness.recorder import Recorder  # noqa: E402
@@ -107,8 +107,7 @@ def run_twin(real: LoggingRecorder, policy: str, num_blocks: int) -> Recorder:
         before = real.sequences[row]
         tokens = before.token_ids or []
         hashes: list[int] = []
-        for start in range(0, len(tokens) - BLOCK_SIZE + 1, BLOCK_SIZE):
-            hashes.append(chain_hash(hashes[-1] if hashes else 0, tokens[start : start + BLOCK_SIZE]))
+        extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
         return Sequence(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
 
     recorder = Recorder()
