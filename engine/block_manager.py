@@ -9,14 +9,15 @@ Where a block is at any time:
 
 A hashed block that is free keeps its content until it is taken, and a hit brings it back. Unhashed blocks are taken
 first; hashed ones least recently used first, a sequence's tail before its head, so that a cached block never
-outlives the prefix it stands on.
+outlives the prefix it stands on. With `eviction="lru"` there is one queue of free blocks, hashed or not, and whichever
+was freed first is taken first.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from engine.sequence import Sequence, token_bytes
 
@@ -45,6 +46,9 @@ class BlockCopy(NamedTuple):
     destination: int
 
 
+Eviction = Literal["unhashed_first", "lru"]
+FullHit = Literal["copy", "recompute_block"]
+
 _LOOKUP_STRIDE = 64  # hashes looked up at once: most prompts miss early
 NO_MATCH = PrefixMatch([], 0, 0, False)
 
@@ -52,18 +56,35 @@ NO_MATCH = PrefixMatch([], 0, 0, False)
 class BlockManager:
     """A fixed pool of `num_blocks` KV blocks of `block_size` tokens each.
 
+    Args:
+        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
+            freed first.
+        full_hit: what a prompt that is cached to its last token, of which one token must be computed, does: "copy"
+            computes that token, in a copy of its block if another sequence holds it; "recompute_block" computes the
+            whole last block.
+
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, *, enable_prefix_caching: bool = True) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        eviction: Eviction = "unhashed_first",
+        full_hit: FullHit = "copy",
+    ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
-        self._free = list(range(num_blocks - 1, -1, -1))
-        self._lru: OrderedDict[int, None] = OrderedDict()
+        self._recomputes_last_block = full_hit == "recompute_block"
+        self._has_one_queue = eviction == "lru"
+        self._free = [] if self._has_one_queue else list(range(num_blocks - 1, -1, -1))  # unhashed ones, the last first
+        self._lru = OrderedDict.fromkeys(range(num_blocks) if self._has_one_queue else ())  # all other free ones
         self._shared: dict[int, int] = {}  # references beyond the first
         self._hash: list[int | None] = [None] * num_blocks
         self._index: dict[int, int] = {}
@@ -88,7 +109,7 @@ class BlockManager:
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest cached prefix of the known tokens of a sequence that holds no blocks."""
         num_tokens = sequence.num_tokens
-        num_full = num_tokens // self.block_size
+        num_full = (num_tokens - self._recomputes_last_block) // self.block_size
         hashes = self._hashes(sequence, num_full)
         if not hashes or hashes[0] not in self._index:
             return NO_MATCH
@@ -128,14 +149,15 @@ class BlockManager:
             for i in range(start, start + len(blocks)):
                 self._content[sequence.block_table[i]] = self._block_content(sequence, i)
 
-    def name_content(self, sequence: Sequence) -> None:
-        """Before a sequence gives up computed blocks of unknown content, name them, so that it can find them again."""
+    def name_content(self, sequence: Sequence, num_tokens: int) -> None:
+        """Before a sequence gives up blocks of unknown content, name those of its first `num_tokens` tokens, which are
+        computed, so that it can find them again."""
         if sequence.token_ids is not None or not self.enable_prefix_caching:
             return
         hashes = sequence.block_hashes = list(sequence.block_hashes or ())
         own = -1 - (sequence.order << 32)  # below zero, where nobody else's identities are
-        hashes.extend(range(own - len(hashes), own - sequence.num_computed_tokens // self.block_size, -1))
-        self.register(sequence, sequence.num_computed_tokens)
+        hashes.extend(range(own - len(hashes), own - num_tokens // self.block_size, -1))
+        self.register(sequence, num_tokens)
 
     def settle(self) -> None:
         """The step has run: the content of every registered block is there."""
@@ -208,12 +230,14 @@ class BlockManager:
         for _ in range(count - len(blocks)):
             block, _ = pop_oldest(last=False)
             block_hash = hashes[block]
+            blocks.append(block)
+            if block_hash is None:
+                continue
             hashes[block] = None  # its content is about to be overwritten
             if block_hash in duplicates:
                 self._forget_duplicate(block, block_hash)
             else:
-                del index[block_hash]  # type: ignore[arg-type]  # free hashed blocks have a hash
-            blocks.append(block)
+                del index[block_hash]
         for block in blocks if self._content else ():
             self._content.pop(block, None)
         return blocks
@@ -223,7 +247,11 @@ class BlockManager:
         table = sequence.block_table
         num_registered = sequence.num_registered_blocks
         # Blocks after the registered ones were never findable, so nobody else can hold them.
-        self._free.extend(reversed(table[num_registered:]))
+        private = reversed(table[num_registered:])
+        if self._has_one_queue:
+            self._lru.update(dict.fromkeys(private))
+        else:
+            self._free.extend(private)
         findable = table[:num_registered]
         shared = self._shared.keys() & findable
         if shared:
@@ -270,7 +298,7 @@ class BlockManager:
 
         hashed = {block for block, block_hash in enumerate(self._hash) if block_hash is not None}
         assert not hashed & set(self._free), "a hashed block would be taken before its turn"
-        assert self._lru.keys() <= hashed, "an unhashed block is kept as cached"
+        assert self._has_one_queue or self._lru.keys() <= hashed, "an unhashed block is kept as cached"
         found = list(self._index.values()) + [b for blocks in self._duplicates.values() for b in blocks]
         assert sorted(found) == sorted(hashed), "index and hashes disagree"
         assert all(self._hash[block] == block_hash for block_hash, block in self._index.items())

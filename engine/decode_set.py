@@ -6,8 +6,8 @@ All of them grow by one token per decode step, so what happens at which step is 
     it ends when the clock reaches          t + end_length - L
     it needs a new block at every step s    with s = t + 1 - L  (mod block_size)
 
-because step s computes the token at position length - 1. Both are kept in buckets, and the total context is a
-running sum.
+because step s computes the token at position length - 1. Both are kept in buckets, and the contexts' sum and sum of
+squares are running sums: k steps turn S1 into S1 + kn and S2 into S2 + 2k S1 + k^2 n for n sequences.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ class DecodeSet:
         self.sequences: dict[Sequence, None] = {}
         self.fresh: dict[Sequence, None] = {}  # joined since the last decode step
         self.num_context_tokens = 0
-        self.num_findable = 0  # sequences whose blocks can enter the prefix cache
+        self.num_squared_context_tokens = 0
+        self.findable: dict[Sequence, None] = {}  # those that may yet fill blocks which others can find
         self._block_size = block_size
         self._boundary: dict[int, dict[Sequence, list[int]]] = {}  # phase -> sequences and their block tables
         self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
@@ -40,7 +41,12 @@ class DecodeSet:
         self.sequences[sequence] = None
         self.fresh[sequence] = None
         self.num_context_tokens += length
-        self.num_findable += sequence.has_content
+        self.num_squared_context_tokens += length * length
+        if sequence.has_content and (
+            sequence.block_hashes is None or sequence.token_ids is not None
+            or len(sequence.block_hashes) > sequence.num_registered_blocks
+        ):  # fmt: skip
+            self.findable[sequence] = None
         phase, end = self._keys(sequence, length)
         bucket = self._boundary.get(phase)
         if bucket is None:
@@ -58,7 +64,8 @@ class DecodeSet:
         del self.sequences[sequence]
         self.fresh.pop(sequence, None)
         self.num_context_tokens -= length
-        self.num_findable -= sequence.has_content
+        self.num_squared_context_tokens -= length * length
+        self.findable.pop(sequence, None)
         bucket = self._boundary[phase]
         del bucket[sequence]
         if not bucket:
@@ -85,10 +92,19 @@ class DecodeSet:
                 return ahead
         return limit
 
+    def suppliers(self, waiting: Sequence, index: int) -> list[Sequence]:
+        """Sequences that may come to fill the block that `waiting` has as number `index` among its known tokens."""
+        hashes = waiting.block_hashes or []
+        if index >= min(len(hashes), waiting.num_tokens // self._block_size):
+            return []
+        return [sequence for sequence in self.findable if _may_fill(sequence, hashes, index)]
+
     def advance(self, num_steps: int) -> list[Sequence]:
         """Let `num_steps` decode steps pass and take out the sequences that end with them."""
         self.clock.step += num_steps
-        self.num_context_tokens += num_steps * len(self.sequences)
+        growth = num_steps * len(self.sequences)
+        self.num_squared_context_tokens += num_steps * (2 * self.num_context_tokens + growth)
+        self.num_context_tokens += growth
         self.fresh.clear()
         finished = list(self._finish.get(self.clock.step, ()))
         for sequence in finished:
@@ -103,7 +119,8 @@ class DecodeSet:
     def check_integrity(self) -> None:
         """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
         assert self.num_context_tokens == sum(s.num_tokens for s in self.sequences)
-        assert self.num_findable == sum(s.has_content for s in self.sequences)
+        assert self.num_squared_context_tokens == sum(s.num_tokens**2 for s in self.sequences)
+        assert self.findable.keys() <= {s for s in self.sequences if s.has_content}
         assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
         assert self.fresh.keys() <= self.sequences.keys()
         for sequence in self.sequences:
@@ -111,6 +128,15 @@ class DecodeSet:
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:
+    known, num_registered = sequence.block_hashes or [], sequence.num_registered_blocks
+    if num_registered > index:
+        return False
+    if index < len(known):
+        return known[index] == hashes[index]
+    return sequence.token_ids is not None and known[:num_registered] == hashes[:num_registered]
 
 
 _NOTHING_DUE: dict[Sequence, list[int]] = {}

@@ -5,15 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from engine.scheduler_options import SchedulerOptions
+
 
 @dataclass(frozen=True)
-class EngineConfig:
-    """What an engine is built with; names and meanings as in the harness's configuration.
+class EngineConfig(SchedulerOptions):
+    """What an engine is built with; names and meanings as in the harness's configuration, the scheduler's included.
 
-    `device` is "cpu" or "cuda"; `dtype` of weights, activations and KV cache, None for the model's own;
+    `device` is "cpu" or "cuda"; `dtype` of weights and activations, None for the model's own;
     `num_blocks=None` sizes the KV pool from free memory; `max_lookahead_steps` bounds how many decode steps run
     between two looks at the queue; `load_format` "auto" reads safetensors from the model's folder, "random" makes
-    seeded weights of the right shapes.
+    seeded weights of the right shapes. `cuda_graphs` "auto" captures decode steps where the device and the attention
+    backend allow it, True fails where the backend does not; on the CPU, True runs the same padded buckets uncaptured.
+    `kv_cache_dtype` "fp8" keeps keys and values in 8 bits (e4m3) with a scale per head; "auto" in `dtype`.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -25,15 +29,16 @@ class EngineConfig:
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
     max_lookahead_steps: int = 8
-    policy: str = "mixed"
-    watermark: float = 0.02
-    enable_prefix_caching: bool = True
     tensor_parallel_size: int = 1
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    cuda_graphs: Literal["auto"] | bool = "auto"
     load_format: Literal["auto", "random"] = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if self.async_scheduling:
+            raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
         if self.max_lookahead_steps < 1:
             raise ValueError(f"max_lookahead_steps={self.max_lookahead_steps} must be at least 1")
         if not 0 < self.gpu_memory_utilization <= 1:

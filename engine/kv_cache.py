@@ -11,12 +11,20 @@ from engine.engine_config import EngineConfig
 from engine.model_config import ModelConfig
 from engine.models.blocks import CausalLM
 from kernels.attention import AttentionMetadata
+from kernels.kv_store import FP8_DTYPE
+from kernels.sampler import sample
 
 GIB = 1 << 30
 
 
 class OutOfMemoryError(RuntimeError):
     """No KV block fits beside the model; the message is one line with the sizes."""
+
+
+def cache_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """What keys and values are kept in."""
+    dtype: torch.dtype = getattr(torch, config.dtype or model.dtype)
+    return dtype if config.kv_cache_dtype == "auto" else FP8_DTYPE
 
 
 def block_bytes(model: ModelConfig, block_size: int, tensor_parallel_size: int, dtype: torch.dtype) -> int:
@@ -40,35 +48,44 @@ def allocate(
 
 
 def fitting_blocks(
-    model: CausalLM, config: EngineConfig, max_model_len: int, dtype: torch.dtype, device: torch.device
+    model: CausalLM,
+    config: EngineConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    graph_bytes: int = 0,
 ) -> int:
-    """How many KV blocks fit on this rank, by the free memory there is after a pass at the largest batch.
+    """How many KV blocks fit on this rank.
 
-    On the CPU, where memory is shared with everything else, no more than all sequences at their longest can use.
+    On CUDA: gpu_memory_utilization * total - what is in use - what the largest step adds at its peak, logits and
+    sampling of `max_num_seqs` rows included - `graph_bytes`, which the graphs to be captured will take. The step is
+    run to find its peak. On the CPU, where memory is shared with everything else, no more than all sequences at their
+    longest can use.
 
     Raises:
         OutOfMemoryError: not one fits.
     """
     each = block_bytes(model.config, config.block_size, config.tensor_parallel_size, dtype)
     if device.type == "cuda":
-        free = _free_cuda_bytes(model, config, max_model_len, device)
+        free = _free_cuda_bytes(model, config, max_model_len, device) - graph_bytes
         num_blocks = free // each
     else:
         free = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * config.gpu_memory_utilization)
         num_blocks = min(free // each, config.max_num_seqs * -(-max_model_len // config.block_size))
     if num_blocks < 1:
         raise OutOfMemoryError(
-            f"no KV block of {each / GIB:.3f} GiB fits in the {free / GIB:.2f} GiB that model and activations leave of "
-            f"gpu_memory_utilization={config.gpu_memory_utilization}"
+            f"no KV block of {each / GIB:.3f} GiB fits in the {free / GIB:.2f} GiB that model, activations and CUDA "
+            f"graphs leave of gpu_memory_utilization={config.gpu_memory_utilization}"
         )
     return num_blocks
 
 
 def _free_cuda_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> int:
-    """What `gpu_memory_utilization` leaves after the peak of the largest step, logits of all sequences included."""
+    """What `gpu_memory_utilization` leaves after the peak of the largest step."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     _largest_pass(model, config, max_model_len, device)
+    torch.cuda.empty_cache()  # what the step's activations took is counted once, by their peak
     free, total = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats(device)
     peak, current = stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"]
@@ -77,11 +94,11 @@ def _free_cuda_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, 
 
 @torch.inference_mode()
 def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> None:
-    """Prompts that fill `max_num_batched_tokens`, on a cache of one block, then the logits of `max_num_seqs` rows."""
+    """Prompts that fill `max_num_batched_tokens`, on a cache of one block; tokens drawn for `max_num_seqs` rows."""
     total = config.max_num_batched_tokens
     length = min(total, max_model_len)
     lengths = [length] * (total // length) + ([total % length] if total % length else [])
-    dtype = next(model.parameters()).dtype
+    dtype = cache_dtype(config, model.config)
     cache = allocate(model.config, 1, config.block_size, config.tensor_parallel_size, dtype, device)
     empty = torch.zeros(0, dtype=torch.int32, device=device)
     metadata = AttentionMetadata(
@@ -102,5 +119,6 @@ def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, dev
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])
     hidden = model(ids, positions, cache, metadata)
     rows = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
-    model.compute_logits(hidden[rows])
+    ones = torch.ones(config.max_num_seqs, device=device)
+    sample(model.compute_logits(hidden[rows]), ones, rows.to(torch.int32), ones, rows, rows)
     torch.cuda.synchronize(device)

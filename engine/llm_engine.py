@@ -7,12 +7,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
-from engine.block_manager import BlockManager
 from engine.engine_config import EngineConfig, SamplingParams
 from engine.model_runner import StepTokens
 from engine.plan import StepOutcome, StepPlan
-from engine.policy import POLICIES
-from engine.scheduler import Scheduler
+from engine.scheduler_options import make_scheduler
 from engine.sequence import Sequence
 from engine.step_inputs import StepBuilder, StepInputs
 
@@ -100,14 +98,13 @@ class LLMEngine:
     def reset(self) -> None:
         """Forget the prefix cache; no request may be left."""
         config = self.config
-        caching = config.enable_prefix_caching
-        self.scheduler = Scheduler(
-            BlockManager(self._executor.num_blocks, config.block_size, enable_prefix_caching=caching),
-            POLICIES[config.policy](),
+        self.scheduler = make_scheduler(
+            config,
+            num_blocks=self._executor.num_blocks,
+            block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
-            watermark=config.watermark,
         )
         # Rows of the executor start empty with a new builder, because a first plan keeps none.
         self._builder = StepBuilder(config.block_size)

@@ -38,6 +38,7 @@ class StepDraft:
     copies: list[BlockCopy] = field(default_factory=list)
     growth: list[BlockGrowth] = field(default_factory=list)
     num_decodes: int = 0
+    is_starved: bool = False  # blocks ran out: somebody had to give way, so nobody may be admitted
 
 
 class StepPlan(NamedTuple):
@@ -48,6 +49,9 @@ class StepPlan(NamedTuple):
         decodes: the decoding sequences, one token each: a view of the scheduler's own set, valid until `commit`.
         num_decodes: their number; 0 in a step that is all prefill.
         num_context_tokens: sum of their context lengths in the first step; each step adds `num_decodes`.
+        num_squared_context_tokens: sum of the squares of these lengths in the first step, exact; with
+            `num_context_tokens` it tells how uneven they are. After k steps it has grown by
+            k * (2 * num_context_tokens + k * num_decodes).
         fresh_decodes: those that take no part in an earlier decode step since their last token.
         admitted: sequences that left the queue for this step.
         preempted: sequences that lost their blocks and went back to the queue.
@@ -63,6 +67,7 @@ class StepPlan(NamedTuple):
     decodes: Collection[Sequence]
     num_decodes: int
     num_context_tokens: int
+    num_squared_context_tokens: int
     fresh_decodes: list[Sequence]
     admitted: list[Sequence]
     preempted: list[Sequence]

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 from engine.block_manager import BlockManager
-from engine.decode_set import DecodeSet
-from engine.plan import BlockGrowth, PrefillChunk, StepDraft, StepOutcome, StepPlan
+from engine.plan import StepDraft, StepOutcome, StepPlan
 from engine.policy import Policy
+from engine.running_set import RunningSet
 from engine.sequence import RequestRefusedError, Sequence, SequenceStatus
+from engine.step_planner import StepPlanner
 from engine.waiting_queue import WaitingQueue
+
+Allocation = Literal["prompt", "chunk"]
 
 
 class Scheduler:
@@ -23,6 +27,10 @@ class Scheduler:
         max_num_batched_tokens: bound on the tokens of a step; at least `max_num_seqs`.
         max_model_len: bound on prompt and output tokens of a sequence; the pool is one too.
         watermark: share of the pool that an admission leaves free while others run, so that they can grow.
+        allocation: when a prompt that is cut gets its blocks: "prompt" all at its admission, "chunk" those of a chunk
+            when that is planned, so that decodes may take them before. Either way it is admitted only if all fit.
+        async_scheduling: each step is planned while the one before it runs, knowing how many tokens that gives but not
+            yet freed of what it ends: a sequence keeps its seat and its blocks for the planning of one more step.
 
     Times are whatever the caller counts in; the scheduler only hands them on.
     """
@@ -36,6 +44,8 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int | None = None,
         watermark: float = 0.02,
+        allocation: Allocation = "prompt",
+        async_scheduling: bool = False,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -45,27 +55,34 @@ class Scheduler:
         if not 0 <= watermark < 1:
             raise ValueError(f"watermark={watermark} must be in [0, 1)")
         self.blocks = blocks
-        self.policy = policy
         self.max_num_seqs = max_num_seqs
-        self.max_num_batched_tokens = max_num_batched_tokens
         pool_tokens = blocks.num_blocks * blocks.block_size
         self.max_model_len = pool_tokens if max_model_len is None else min(max_model_len, pool_tokens)
-        self.watermark_blocks = math.ceil(watermark * blocks.num_blocks)
+        self.async_scheduling = async_scheduling
+        self._allocates_chunks = allocation == "chunk"
         self._waiting = WaitingQueue()
-        self._running: dict[Sequence, None] = {}  # in order of admission
-        self._prefilling: dict[Sequence, None] = {}  # those of _running that are not decoding yet
-        self._decodes = DecodeSet(blocks.block_size)
+        self._running = RunningSet(blocks, self._waiting, async_scheduling=async_scheduling)
+        self._policy = policy
+        self._planner = StepPlanner(
+            blocks,
+            self._waiting,
+            self._running,
+            policy.victim,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+            watermark_blocks=math.ceil(watermark * blocks.num_blocks),
+            allocates_chunks=self._allocates_chunks,
+        )
         self._sequences: dict[int, Sequence] = {}
         self._num_added = 0
-        self._last_decode_time: int | None = None
-        self._last_victim: Sequence | None = None
+        self._unreported_victims: list[Sequence] = []  # preempted while planning a step that came out empty
         self._planned = False
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
-        return len(self._running)
+        return len(self._running.sequences)
 
     @property
     def num_waiting(self) -> int:
@@ -112,25 +129,40 @@ class Scheduler:
             self._waiting.remove(sequence)
             sequence.status = SequenceStatus.ABORTED
         else:
-            self._retire(sequence, SequenceStatus.ABORTED)
+            self._running.abort(sequence)
         return sequence
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
     def schedule(self, now: int) -> StepPlan | None:
-        """Plan the next step; None when no request is left."""
+        """Plan the next step at the time `now`; None when no request is left.
+
+        With `async_scheduling`, also None when all that could have been planned while the last step ran had to wait
+        for its end: call again, after adding what has arrived meanwhile.
+        """
         assert not self._planned, "commit the last plan first"
         if not self._sequences:
+            self._running.release_ended()
             return None
         draft = StepDraft(now)
-        self.policy.compose(self, draft)
+        self._policy.compose(self._planner, draft)
+        if self._running.ending:
+            self._running.release_ended()
+        if not draft.prefills and not draft.num_decodes:
+            assert self.async_scheduling, "an empty step"
+            self._unreported_victims += draft.preempted
+            return None
         self._planned = True
-        decodes = self._decodes
+        if self._unreported_victims:
+            draft.preempted[:0] = self._unreported_victims
+            self._unreported_victims.clear()
+        decodes = self._running.decodes
         return StepPlan(
             prefills=draft.prefills,
             decodes=decodes.sequences.keys() if draft.num_decodes else (),
             num_decodes=draft.num_decodes,
             num_context_tokens=decodes.num_context_tokens if draft.num_decodes else 0,
+            num_squared_context_tokens=decodes.num_squared_context_tokens if draft.num_decodes else 0,
             fresh_decodes=list(decodes.fresh) if draft.num_decodes else [],
             admitted=draft.admitted,
             preempted=draft.preempted,
@@ -138,7 +170,7 @@ class Scheduler:
             growth=draft.growth,
             horizon=self._horizon(draft),
             num_steps=1,
-            num_running=len(self._running),
+            num_running=len(self._running.sequences),
             num_waiting=len(self._waiting),
             num_used_blocks=self.blocks.num_used_blocks,
         )
@@ -147,9 +179,10 @@ class Scheduler:
         """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need."""
         assert self._planned and 1 <= num_steps <= plan.horizon
         growth = plan.growth.copy()
+        grow, due_in = self._running.grow, self._running.decodes.due
         for ahead in range(1, num_steps):
-            if due := self._decodes.due(ahead):
-                growth.append(self._grow(ahead, due))
+            if due := due_in(ahead):
+                growth.append(grow(ahead, due))
         return plan._replace(num_steps=num_steps, growth=growth)
 
     def commit(self, plan: StepPlan, now: int, stopped: Mapping[Sequence, int] | None = None) -> StepOutcome:
@@ -160,13 +193,14 @@ class Scheduler:
         """
         assert self._planned
         self._planned = False
+        stopped = stopped or {}
         finished: list[Sequence] = []
         if plan.num_decodes:
-            finished = self._advance_decodes(plan.num_steps, stopped or {})
-            self._last_decode_time = now
+            finished = self._running.commit_decodes(plan.num_steps, now, stopped)
         resumed_gaps: list[int] = []
         for chunk in plan.prefills:
-            self._commit_chunk(chunk, now, stopped or {}, finished, resumed_gaps)
+            if self._running.commit_chunk(chunk, now, stopped, resumed_gaps):
+                finished.append(chunk.sequence)
         if plan.prefills:
             self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
         self.blocks.settle()
@@ -178,172 +212,26 @@ class Scheduler:
     def _horizon(self, draft: StepDraft) -> int:
         if draft.prefills or not draft.num_decodes:
             return 1
-        if self._waiting and not self._waiting.head_blocked and len(self._running) < self.max_num_seqs:
-            return 1
-        limit = self._decodes.steps_until_finish()
-        return self._decodes.affordable_steps(limit, self.blocks.num_free_blocks) if limit > 1 else 1
-
-    # -- building blocks for policies -----------------------------------------------------------------------------
-
-    def decode(self, draft: StepDraft) -> None:
-        """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
-        while len(due := self._decodes.due()) > self.blocks.num_free_blocks:
-            victim = self.policy.victim(reversed(self._running), self._last_victim)
-            self._last_victim = victim
-            self._preempt(victim)
-            draft.preempted.append(victim)
-        draft.num_decodes = len(self._decodes)
-        if due:
-            draft.growth.append(self._grow(0, due))
-
-    def continue_prefills(self, draft: StepDraft, budget: int) -> int:
-        """Go on with prompts that were cut, within `budget` tokens; returns what is left of it."""
-        for sequence in self._prefilling:
-            if budget == 0:
-                break
-            budget -= self._plan_chunk(draft, sequence, budget)
-        return budget
-
-    def admit(self, draft: StepDraft, budget: int, *, cut_any: bool) -> None:
-        """Admit from the head of the queue while seats, blocks and `budget` tokens last.
-
-        A prompt that exceeds the budget is cut if `cut_any`, else only as the first of the step.
-        """
-        blocks, waiting = self.blocks, self._waiting
-        while waiting and not waiting.head_blocked and len(self._running) < self.max_num_seqs and budget > 0:
-            sequence = waiting.head
-            num_tokens = sequence.num_tokens
-            match = blocks.match(sequence)
-            if num_tokens - match.num_cached_tokens > budget and draft.prefills and not cut_any:
-                return
-            reserve = self.watermark_blocks if self._running else 0
-            if blocks.blocks_needed(match, num_tokens) + reserve > blocks.num_free_blocks:
-                waiting.head_blocked = True
-                return
-            waiting.pop()
-            copy = blocks.admit(sequence, match, num_tokens)
-            if copy:
-                draft.copies.append(copy)
-            self._start_prefill(sequence, match.num_cached_tokens, draft.now)
-            draft.admitted.append(sequence)
-            budget -= self._plan_chunk(draft, sequence, budget)
-
-    # -- transitions of a sequence --------------------------------------------------------------------------------
-
-    def _start_prefill(self, sequence: Sequence, num_cached_tokens: int, now: int) -> None:
-        sequence.status = SequenceStatus.PREFILLING
-        sequence.set_computed(num_cached_tokens)
-        if sequence.first_scheduled_time is None:
-            sequence.first_scheduled_time = now
-            sequence.num_cached_tokens = num_cached_tokens
-        self._running[sequence] = None
-        self._prefilling[sequence] = None
-
-    def _plan_chunk(self, draft: StepDraft, sequence: Sequence, budget: int) -> int:
-        start = sequence.num_computed_tokens
-        left = sequence.num_tokens - start
-        num_tokens = min(left, budget)
-        if start < sequence.num_lost_tokens:
-            sequence.num_recomputed_tokens += min(num_tokens, sequence.num_lost_tokens - start)
-        draft.prefills.append(PrefillChunk(sequence, start, num_tokens, num_tokens == left))
-        if sequence.has_content:
-            self.blocks.register(sequence, start + num_tokens)
-        return num_tokens
-
-    def _commit_chunk(
-        self,
-        chunk: PrefillChunk,
-        now: int,
-        stopped: Mapping[Sequence, int],
-        finished: list[Sequence],
-        resumed_gaps: list[int],
-    ) -> None:
-        sequence = chunk.sequence
-        sequence.set_computed(chunk.start + chunk.num_tokens)
-        if not chunk.is_last:
-            return
-        del self._prefilling[sequence]
-        sequence.add_tokens(1)
-        if sequence.first_token_time is None:
-            sequence.first_token_time = now
-        elif sequence.last_token_time is not None:
-            resumed_gaps.append(now - sequence.last_token_time)
-        sequence.last_token_time = now
-        if sequence.num_tokens >= sequence.end_length or sequence in stopped:
-            self._retire(sequence, SequenceStatus.FINISHED)
-            finished.append(sequence)
-        else:
-            self._decodes.join(sequence)
-
-    def _advance_decodes(self, num_steps: int, stopped: Mapping[Sequence, int]) -> list[Sequence]:
-        decodes = self._decodes
-        if decodes.num_findable:
-            self._register_filled(num_steps, stopped)
-        finished = decodes.advance(num_steps)
-        for sequence in stopped:
-            if sequence in decodes.sequences:
-                decodes.remove(sequence)
-                finished.append(sequence)
-        for sequence in finished:
-            self._leave_batch(sequence, SequenceStatus.FINISHED)
-            if sequence in stopped:
-                sequence.add_tokens(-stopped[sequence])
-                self.blocks.register(sequence, sequence.num_tokens - 1)
-            self.blocks.release(sequence)
-        return finished
-
-    def _register_filled(self, num_steps: int, stopped: Mapping[Sequence, int]) -> None:
-        """Register the blocks that the decodes fill in the next `num_steps` steps, in the order they fill."""
-        for ahead in range(1, num_steps + 1):
-            for sequence in self._decodes.due(ahead):
-                if sequence.has_content and sequence not in stopped:
-                    filled = sequence.num_registered_blocks + 1
-                    self.blocks.register(sequence, filled * self.blocks.block_size)
-
-    def _grow(self, ahead: int, due: dict[Sequence, list[int]]) -> BlockGrowth:
-        taken = self.blocks.take(len(due))
-        for table, block in zip(due.values(), taken, strict=True):
-            table.append(block)
-        return BlockGrowth(ahead, list(due), taken)
-
-    def _preempt(self, sequence: Sequence) -> None:
-        """Throw away the KV of `sequence`; it goes back to its place in the queue with what it had generated."""
-        if sequence.status is SequenceStatus.DECODING and sequence not in self._decodes.fresh:
-            sequence.last_token_time = self._last_decode_time
-        self._leave_batch(sequence, SequenceStatus.WAITING)
-        sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
-        sequence.num_preemptions += 1
-        self.blocks.name_content(sequence)
-        self.blocks.release(sequence)
-        sequence.set_computed(0)
-        self._waiting.push(sequence)
-
-    def _retire(self, sequence: Sequence, status: SequenceStatus) -> None:
-        self._leave_batch(sequence, status)
-        self.blocks.release(sequence)
-
-    def _leave_batch(self, sequence: Sequence, status: SequenceStatus) -> None:
-        del self._running[sequence]
-        if sequence in self._decodes.sequences:
-            self._decodes.remove(sequence)
-        else:
-            self._prefilling.pop(sequence, None)
-        sequence.leave(status)
-        self._waiting.head_blocked = False
+        decodes = self._running.decodes
+        limit = decodes.steps_until_finish()
+        if self._waiting and len(self._running.sequences) < self.max_num_seqs:
+            if not self._waiting.head_blocked:
+                return 1
+            if self._waiting.suppliers:
+                limit = min(limit, self._running.steps_until_supply())
+        return decodes.affordable_steps(limit, self.blocks.num_free_blocks) if limit > 1 else 1
 
     # -- invariants -----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Prove the invariants of the scheduler, its decode set and its pool; raises AssertionError."""
-        self.blocks.check_integrity(self._running)
-        self._decodes.check_integrity()
-        waiting = list(self._waiting)
-        assert len(self._running) <= self.max_num_seqs
-        assert self._prefilling.keys() | self._decodes.sequences.keys() == self._running.keys()
-        assert not self._prefilling.keys() & self._decodes.sequences.keys()
+        """Prove the invariants of the scheduler, its running set and its pool; raises AssertionError."""
+        running, waiting = self._running, list(self._waiting)
+        running.check_integrity()
+        assert len(running.sequences) <= self.max_num_seqs
         assert all(not s.block_table and s.num_computed_tokens == 0 for s in waiting)
-        assert {*waiting, *self._running} == set(self._sequences.values())
-        for sequence in self._running:
-            assert len(sequence.block_table) == self.blocks.blocks_for(
-                max(sequence.num_computed_tokens, sequence.num_tokens - (sequence in self._decodes.sequences))
-            )
+        assert {*waiting, *running.sequences} == {*self._sequences.values(), *running.ending}
+        for sequence in running.sequences:
+            num_held = sequence.num_computed_tokens
+            if sequence in running.prefilling and not self._allocates_chunks:
+                num_held = sequence.num_tokens
+            assert len(sequence.block_table) == self.blocks.blocks_for(num_held)

@@ -55,7 +55,8 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
         num_recomputed_tokens: tokens computed again because of preemptions.
         num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
-        first_scheduled_time, first_token_time, finish_time: None until it happens.
+        first_scheduled_time, first_token_time, finish_time: None until it happens; the first is when the step that
+            begins its prompt is planned.
         last_token_time: when the last token came before a preemption or before it joined the decodes.
     """
 

@@ -2,6 +2,7 @@
 
 Decoding sequences live in dense rows of device tensors (`engine.decode_state`). The builder, on the host of rank 0,
 keeps which sequence has which row; its inputs are plain numpy arrays, so that every rank can be sent the same ones.
+`engine.staging` puts them on the device: the same dataclasses, with tensors of the same shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,16 +20,17 @@ from engine.plan import PrefillChunk, StepPlan
 from engine.sequence import Sequence
 
 Ints = NDArray[np.int64]
+Array: TypeAlias = Any  # a numpy array on the host, a tensor on the device
 
 
 @dataclass(frozen=True)
 class SamplingInputs:
-    """Per sampled row: temperature and top_p float32[n], top_k and seeds int64[n]."""
+    """Per sampled row: temperature and top_p float32[n], top_k int32[n], seeds int64[n]."""
 
-    temperature: NDArray[np.float32]
-    top_k: Ints
-    top_p: NDArray[np.float32]
-    seeds: Ints
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    seeds: Array
 
     @classmethod
     def of(cls, requests: Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
@@ -36,7 +39,7 @@ class SamplingInputs:
         temperature, top_k, top_p, seeds = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
             np.asarray(temperature, np.float32),
-            np.asarray(top_k, np.int64),
+            np.asarray(top_k, np.int32),
             np.asarray(top_p, np.float32),
             np.asarray(seeds, np.int64),
         )
@@ -46,52 +49,57 @@ class SamplingInputs:
 class PrefillInputs:
     """Prompt chunks, one after the other.
 
-    input_ids, positions, slot_mapping int64[num_tokens]; cu_seqlens int64[chunks + 1]; context_lens int64[chunks], KV
-    length after the chunk; block_tables int64[chunks, longest], padded with 0; sampled_tokens int64[s], which tokens'
-    logits yield a new token; sampled_positions int64[s], the positions of these new tokens.
+    input_ids, positions, slot_mapping int64[num_tokens]; cu_seqlens int32[chunks + 1]; context_lens int32[chunks], KV
+    length after the chunk; block_tables int32[chunks, longest], padded with 0; sampled_tokens int64[s], which tokens'
+    logits yield a new token; sampled_positions int64[s], the positions of these new tokens. max_seqlen, max_context:
+    the longest chunk and context.
     """
 
-    input_ids: Ints
-    positions: Ints
-    slot_mapping: Ints
-    cu_seqlens: Ints
-    context_lens: Ints
-    block_tables: Ints
-    sampled_tokens: Ints
-    sampled_positions: Ints
+    input_ids: Array
+    positions: Array
+    slot_mapping: Array
+    cu_seqlens: Array
+    context_lens: Array
+    block_tables: Array
+    sampled_tokens: Array
+    sampled_positions: Array
     sampling: SamplingInputs
+    max_seqlen: int
+    max_context: int
 
 
 @dataclass(frozen=True)
 class RowChanges:
     """How the decode rows differ from those of the last step; applied in the order of the fields.
 
-    moves int64[m, 2]: row `source` overwrites row `target`; num_kept: rows left then. The rows from there on are new:
-    joined_tokens and joined_lengths int64[j], joined_tables int64[j, longest]. growth int64[3, g]: row, column and
-    block appended to the tables.
+    moves int64[2, m]: rows `moves[0]`, as they were, overwrite rows `moves[1]`; num_kept: rows left then. The rows from
+    there on are new: joined_tokens and joined_lengths int64[j], joined_tables int32[j, longest]. growth int64[3, g]:
+    row, column and block appended to the tables.
     """
 
-    moves: Ints
+    moves: Array
     num_kept: int
-    joined_tokens: Ints
-    joined_lengths: Ints
-    joined_tables: Ints
+    joined_tokens: Array
+    joined_lengths: Array
+    joined_tables: Array
     joined_sampling: SamplingInputs
-    growth: Ints
+    growth: Array
 
 
 @dataclass(frozen=True)
 class StepInputs:
     """Everything a rank needs for a plan.
 
-    copies int64[c, 2]: source and destination block; uses_top_k, uses_top_p: whether any live request does.
+    copies int64[2, c]: source and destination blocks; max_decode_context: the longest context of the decodes in the
+    plan's first step, their token included; uses_top_k, uses_top_p: whether any live request does.
     """
 
-    copies: Ints
+    copies: Array
     rows: RowChanges
     prefill: PrefillInputs | None
     num_decodes: int
     num_steps: int
+    max_decode_context: int
     uses_top_k: bool
     uses_top_p: bool
 
@@ -105,17 +113,23 @@ class StepBuilder:
         self._num_top_k = self._num_top_p = 0
         self._row_of: dict[Sequence, int] = {}
         self._num_blocks: list[int] = []
+        self._lengths = np.zeros(0, np.int64)  # by row, as on the device; rows past the last are stale
         self._leaving: list[Sequence] = []
         self.sequences: list[Sequence] = []  # by row
 
     def build(self, plan: StepPlan) -> StepInputs:
         """Inputs of the next plan; plans must come in the order they are executed."""
+        rows = self._change_rows(plan)
+        decoding = self._lengths[: plan.num_decodes]
+        longest = int(decoding.max(initial=0))
+        decoding += plan.num_steps
         return StepInputs(
-            copies=np.asarray(plan.copies, np.int64).reshape(-1, 2),
-            rows=self._change_rows(plan),
+            copies=_columns(plan.copies, 2),
+            rows=rows,
             prefill=self._prefill(plan.prefills) if plan.prefills else None,
             num_decodes=plan.num_decodes,
             num_steps=plan.num_steps,
+            max_decode_context=longest,
             uses_top_k=self._num_top_k > 0,
             uses_top_p=self._num_top_p > 0,
         )
@@ -143,28 +157,39 @@ class StepBuilder:
             self._row_of[sequence] = len(self.sequences)
             self.sequences.append(sequence)
             self._num_blocks.append(len(sequence.block_table))
+        lengths = np.asarray([s.num_tokens for s in joined], np.int64)
+        self._set_lengths(moves, num_kept, lengths)
         return RowChanges(
-            moves=np.asarray(moves, np.int64).reshape(-1, 2),
+            moves=moves,
             num_kept=num_kept,
             joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
-            joined_lengths=np.asarray([s.num_tokens for s in joined], np.int64),
+            joined_lengths=lengths,
             joined_tables=_padded([s.block_table for s in joined]),
             joined_sampling=SamplingInputs.of(self._requests[s] for s in joined),
             growth=self._grow(plan, set(joined)),
         )
 
-    def _drop_rows(self, leaving: Iterable[Sequence]) -> list[tuple[int, int]]:
-        """Close the gaps that `leaving` leave with the last rows; returns the moves (source, target)."""
-        moves = []
+    def _drop_rows(self, leaving: Iterable[Sequence]) -> Ints:
+        """Close the gaps that `leaving` leave with the last rows; returns the moves, int64[2, m]."""
+        origin: dict[int, int] = {}  # of what a row that was moved to now holds
         for sequence in leaving:
             row = self._row_of.pop(sequence, None)
             if row is None:
                 continue
             moved, blocks = self.sequences.pop(), self._num_blocks.pop()
+            last = len(self.sequences)
+            source = origin.pop(last, last)
             if moved is not sequence:
-                moves.append((len(self.sequences), row))
+                origin[row] = source
                 self.sequences[row], self._num_blocks[row], self._row_of[moved] = moved, blocks, row
-        return moves
+        return _columns([(source, target) for target, source in origin.items()], 2)
+
+    def _set_lengths(self, moves: Ints, num_kept: int, joined: Ints) -> None:
+        self._lengths[moves[1]] = self._lengths[moves[0]]
+        num_rows = num_kept + len(joined)
+        if num_rows > len(self._lengths):
+            self._lengths = np.resize(self._lengths, 2 * num_rows)
+        self._lengths[num_kept:num_rows] = joined
 
     def _grow(self, plan: StepPlan, joined: set[Sequence]) -> Ints:
         """The table entries that the plan adds; joined rows come with their whole table."""
@@ -175,7 +200,7 @@ class StepBuilder:
                     row = self._row_of[sequence]
                     entries.append((row, self._num_blocks[row], block))
                     self._num_blocks[row] += 1
-        return np.asarray(entries, np.int64).reshape(-1, 3).T
+        return _columns(entries, 3)
 
     def _prefill(self, chunks: list[PrefillChunk]) -> PrefillInputs:
         size = self._block_size
@@ -186,25 +211,33 @@ class StepBuilder:
             np.asarray(chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens], np.int64)  # type: ignore[index]
             for chunk in chunks
         ]
-        ends = np.cumsum([chunk.num_tokens for chunk in chunks])
+        counts = [chunk.num_tokens for chunk in chunks]
+        ends = np.cumsum(counts)
         contexts = np.asarray([chunk.start + chunk.num_tokens for chunk in chunks], np.int64)
         is_last = np.asarray([chunk.is_last for chunk in chunks])
         return PrefillInputs(
             input_ids=np.concatenate(tokens),
             positions=np.concatenate(positions),
             slot_mapping=np.concatenate(slots),
-            cu_seqlens=np.concatenate([[0], ends]),
-            context_lens=contexts,
+            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+            context_lens=contexts.astype(np.int32),
             block_tables=_padded(tables),
             sampled_tokens=ends[is_last] - 1,
             sampled_positions=contexts[is_last],
             sampling=SamplingInputs.of(self._requests[chunk.sequence] for chunk in chunks if chunk.is_last),
+            max_seqlen=max(counts),
+            max_context=int(contexts.max()),
         )
 
 
-def _padded(tables: SequenceOf[list[int] | Ints]) -> Ints:
+def _columns(entries: SequenceOf[tuple[int, ...]], width: int) -> Ints:
+    """Tuples of `width` numbers as the columns of an int64 array."""
+    return np.ascontiguousarray(np.asarray(entries, np.int64).reshape(-1, width).T)
+
+
+def _padded(tables: SequenceOf[list[int] | Ints]) -> NDArray[np.int32]:
     """Rows of unequal length as one array, filled up with block 0."""
-    out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int64)
+    out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
     for row, table in enumerate(tables):
         out[row, : len(table)] = table
     return out

@@ -14,11 +14,14 @@ class WaitingQueue:
     A preempted sequence keeps its place, which is before everyone who has not been admitted yet.
 
     Attributes:
-        head_blocked: the pool has no room for the head until something is released; whoever releases resets it.
+        head_blocked: the pool has no room for the head until something is released, or until one of `suppliers` fills
+            the block `awaited_block` that the head could then share; whoever does so resets it.
     """
 
     def __init__(self) -> None:
         self.head_blocked = False
+        self.awaited_block = 0
+        self.suppliers: list[Sequence] = []
         self._heap: list[tuple[int, int, Sequence]] = []
 
     def __len__(self) -> int:
@@ -30,6 +33,16 @@ class WaitingQueue:
     @property
     def head(self) -> Sequence:
         return self._heap[0][2]
+
+    def block_head(self, awaited_block: int, suppliers: list[Sequence]) -> None:
+        """Note that the head does not fit, and who may change that without releasing anything."""
+        self.head_blocked = True
+        self.awaited_block, self.suppliers = awaited_block, suppliers
+
+    def look_for_supply(self) -> None:
+        """Unblock the head if a supplier has filled the awaited block."""
+        if self.head_blocked and any(s.num_registered_blocks > self.awaited_block for s in self.suppliers):
+            self.head_blocked = False
 
     def push(self, sequence: Sequence) -> None:
         heapq.heappush(self._heap, (sequence.priority, sequence.order, sequence))

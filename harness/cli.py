@@ -92,9 +92,18 @@ def execute(config: RunConfig, folder: Path) -> None:
     # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
     (folder / SUMMARY).unlink(missing_ok=True)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
-    from harness.run import run  # imported late: --help and errors answer without it
+    _task(config)(config, folder)
 
-    run(config, folder)
+
+def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
+    """What does the task; imported late: --help and errors answer without it."""
+    if config.task == "profile":
+        return importlib.import_module("harness.profiling").profile
+    if config.task == "validate":
+        return importlib.import_module("harness.validate").validate
+    if config.task == "calibrate":
+        return importlib.import_module("harness.calibrate").calibrate
+    return importlib.import_module("harness.run").run
 
 
 def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:

@@ -11,3 +11,7 @@ class ConfigError(TwinServeError):
 
 class TraceError(TwinServeError):
     """A trace file is missing, unreadable, or holds no usable row."""
+
+
+class MeasuredRunError(TwinServeError):
+    """The record of a measured run is missing, unreadable, incomplete, or holds failed requests."""

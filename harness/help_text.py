@@ -25,6 +25,9 @@ Examples:
   python run.py -m block_size=16,64,256 hydra/launcher=joblib hydra.launcher.n_jobs=4
   python run.py -m block_size=16,64,256 hydra.sweep.dir=multirun/a      again: finished jobs are skipped
   python run.py task=report results=[outputs/a,multirun/b]
+  python run.py task=profile engine=gpu model=qwen3-8b                  measure operators, for cost=profiled
+  python run.py task=validate validation.measured=run:outputs/a         how far is the simulation from a real run?
+  python run.py task=calibrate validation.measured=run:outputs/a        fit the constants of the cost model to it
 """
 _FOOTER = """\
 Results go to outputs/ (hydra.run.dir), those of a sweep to multirun/ (hydra.sweep.dir).
@@ -59,7 +62,7 @@ def _from_hydra() -> str:
 
 
 def _entry(name: str, comment: str) -> str:
-    indent = 32
+    indent = 36
     return textwrap.fill(comment, _WIDTH, initial_indent=name.ljust(indent - 1) + " ", subsequent_indent=" " * indent)
 
 
@@ -76,9 +79,15 @@ def _defaults(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _keys(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Key, default and comment of every top-level value; the comment is the line above."""
-    comment = ""
+    """Key, default and comment of every value outside Hydra's own; the comment is on the lines above."""
+    group, comment = "", ""
     for line in path.read_text(encoding="utf-8").splitlines():
-        if match := re.fullmatch(r"(\w+): (\S+)", line):
-            yield match[1], match[2], comment
-        comment = line.removeprefix("# ") if line.startswith("# ") else ""
+        if line == "hydra:":
+            return
+        if match := re.fullmatch(r"(\w+):", line):
+            group = f"{match[1]}."
+        elif match := re.fullmatch(r"(  )?(\w+): (\S+)", line):
+            group = group if match[1] else ""
+            yield f"{group}{match[2]}", match[3], comment
+        text = line.strip()
+        comment = f"{comment} {text.removeprefix('# ')}".strip() if text.startswith("# ") else ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from engine.engine_config import EngineConfig, SamplingParams
-from engine.kv_cache import GIB, OutOfMemoryError, block_bytes
+from engine.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
 from engine.llm_engine import LLMEngine
 from engine.model_config import ModelConfig, ModelError
 from engine.sequence import Sequence
@@ -41,7 +41,7 @@ class RealEngine:
         if settings.num_threads is not None:
             torch.set_num_threads(settings.num_threads)
         if settings.kind == "cpu" and settings.weights is None:
-            _check_memory(config)
+            check_memory(config)
         try:
             self._load(config, settings)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
@@ -60,31 +60,12 @@ class RealEngine:
         )
 
     def _load(self, config: RunConfig, settings: CpuEngine | GpuEngine) -> None:
+        self._model_config, engine_config = engine_settings(config, settings)
         folder = Path(settings.weights) if settings.weights is not None else None
-        shape = config.model.model_dump()
-        self._model_config = ModelConfig.load(folder) if folder else ModelConfig.from_shape(shape)
-        longest = config.max_model_len or self._model_config.max_position_embeddings
-        engine_config = EngineConfig(
-            device="cuda" if settings.kind == "gpu" else "cpu",
-            dtype=config.model.dtype,
-            block_size=config.block_size,
-            num_blocks=config.num_blocks,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_seqs=config.max_num_seqs,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_model_len=longest,
-            max_lookahead_steps=settings.max_lookahead_steps,
-            policy=config.scheduler.policy,
-            watermark=config.scheduler.watermark,
-            enable_prefix_caching=config.scheduler.enable_prefix_caching,
-            attention_backend=settings.attention_backend,
-            load_format="auto" if folder else "random",
-            tensor_parallel_size=config.tensor_parallel_size,
-            seed=config.seed,
-        )
         self._executor = make_executor(engine_config, self._model_config, folder)
         self.num_blocks = self._executor.num_blocks
-        self._engine = LLMEngine(engine_config, self._executor, max_model_len=longest)
+        assert engine_config.max_model_len is not None
+        self._engine = LLMEngine(engine_config, self._executor, max_model_len=engine_config.max_model_len)
 
     @property
     def device_name(self) -> str:
@@ -96,7 +77,7 @@ class RealEngine:
         """The KV pool and the attention backend, for the log."""
         settings = self._engine.config
         size = settings.block_size
-        dtype = getattr(torch, settings.dtype or self._model_config.dtype)
+        dtype = cache_dtype(settings, self._model_config)
         each = block_bytes(self._model_config, size, settings.tensor_parallel_size, dtype)
         return (
             f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
@@ -115,6 +96,10 @@ class RealEngine:
         """Requests that are waiting or running."""
         return self._engine.scheduler.unfinished
 
+    def notes(self) -> list[str]:
+        """Nothing: all of it was measured."""
+        return []
+
     def close(self) -> None:
         """Free the model's memory."""
         self._engine.close()
@@ -129,7 +114,31 @@ class RealEngine:
         self._engine.reset()
 
 
-def _check_memory(config: RunConfig) -> None:
+def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple[ModelConfig, EngineConfig]:
+    """The model and the engine of a configuration; raises ModelError where the model's folder is no good."""
+    shape = config.model.model_dump()
+    model = ModelConfig.load(settings.weights) if settings.weights else ModelConfig.from_shape(shape)
+    return model, EngineConfig(
+        device="cuda" if settings.kind == "gpu" else "cpu",
+        dtype=config.model.dtype,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or model.max_position_embeddings,
+        max_lookahead_steps=settings.max_lookahead_steps,
+        attention_backend=settings.attention_backend,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        cuda_graphs=settings.cuda_graphs,
+        load_format="auto" if settings.weights else "random",
+        tensor_parallel_size=config.tensor_parallel_size,
+        seed=config.seed,
+        **config.scheduler.model_dump(),
+    )
+
+
+def check_memory(config: RunConfig) -> None:
     """Refuse weights that would drive the machine out of memory; raises ConfigError."""
     needed = model_shape(config).weight_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from rich.console import Console
@@ -39,6 +39,9 @@ class Engine(Protocol):
     def describe(self) -> str:
         """One line on the KV pool."""
 
+    def notes(self) -> list[str]:
+        """What a reader of the results must know about their origin, after the run."""
+
     def run(self) -> None: ...
 
     def stop(self) -> None: ...
@@ -48,6 +51,14 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
+class Served(NamedTuple):
+    """What serving a trace led to, and whether an interrupt came in between."""
+
+    result: RunResult
+    summary: dict[str, Any]
+    interrupted: bool
+
+
 def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """Run `config`, leave everything in `output_dir` and return the summary.
 
@@ -55,9 +66,23 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         TwinServeError: the trace or the configuration cannot be used.
         KeyboardInterrupt: the run was interrupted; what it had recorded has been written, marked incomplete.
     """
-    console = Console()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    console = Console()
+    served = serve(config, trace, arrivals, output_dir, console)
+    print_summary(served.summary, console)
+    console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
+    if served.interrupted:
+        raise KeyboardInterrupt
+    return served.summary
+
+
+def serve(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, output_dir: Path, console: Console) -> Served:
+    """Serve `trace` and leave everything in `output_dir`; what an interrupted run had recorded is marked incomplete.
+
+    Raises:
+        TwinServeError: the configuration cannot be used.
+    """
     engine = make_engine(config, trace, arrivals)
     try:
         console.print(engine.describe(), highlight=False, soft_wrap=True)
@@ -70,11 +95,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
-    print_summary(summary, console)
-    console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
-    if interrupts:
-        raise KeyboardInterrupt
-    return summary
+    return Served(result, summary, bool(interrupts))
 
 
 def make_engine(config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> Engine:
@@ -139,7 +160,7 @@ def _collect(config: RunConfig, trace: Trace, engine: Engine, is_complete: bool,
         "arrival": config.arrival.kind,
         "policy": config.scheduler.policy,
         "bad_rows": trace.bad_rows,
-        "notes": list(trace.notes),
+        "notes": [*trace.notes, *engine.notes()],
         "kv_pool": engine.describe(),
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,

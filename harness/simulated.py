@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+from collections.abc import Mapping
 
 import simpy
 
-from engine.block_manager import BlockManager
-from engine.policy import POLICIES
-from engine.scheduler import Scheduler
+from engine.scheduler_options import SchedulerOptions, make_scheduler
 from engine.sequence import Sequence
+from harness import calibration
 from harness.arrivals import ArrivalProcess
 from harness.config import RunConfig
 from harness.content import sequence_factory
@@ -18,36 +18,42 @@ from harness.recorder import Recorder
 from harness.trace import Trace
 from simulator.cost import CostModel
 from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
+from simulator.importers import open_profile
+from simulator.profile import ProfileError
+from simulator.profiled import ProfiledCost
 from simulator.replica import ImplausibleStepError, Replica
 from simulator.roofline import RooflineCost
 
 
 class SimulatedEngine:
-    """A run of `trace` set up and ready to go; the recorder fills while `run` runs.
+    """A run of `trace` set up and ready to go; the recorder fills while `run` runs. `cost` replaces the cost model of
+    the configuration.
 
     Raises:
         ConfigError: the model does not fit on the device, or the cost model is not available.
     """
 
-    def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
+    def __init__(
+        self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess, cost: CostModel | None = None
+    ) -> None:
         self.recorder = Recorder()
         self._device_name = config.device.name
         self.pool = kv_pool(config)
         self.num_blocks = self.pool.num_blocks
         self._env = simpy.Environment(initial_time=0)
-        caching = config.scheduler.enable_prefix_caching
-        self._scheduler = Scheduler(
-            BlockManager(self.num_blocks, config.block_size, enable_prefix_caching=caching),
-            POLICIES[config.scheduler.policy](),
+        self._scheduler = make_scheduler(
+            SchedulerOptions(**config.scheduler.model_dump()),
+            num_blocks=self.num_blocks,
+            block_size=config.block_size,
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len or config.model.max_position_embeddings,
-            watermark=config.scheduler.watermark,
         )
+        self._cost = cost or cost_model(config)
         self._replica = Replica(
             self._env,
             self._scheduler,
-            cost_model(config),
+            self._cost,
             arrivals,
             sequence_factory(trace, config.block_size),
             self.recorder,
@@ -84,6 +90,14 @@ class SimulatedEngine:
         """Requests that are waiting or running."""
         return self._scheduler.unfinished
 
+    def notes(self) -> list[str]:
+        """Where step times are not from measurement: one line on steps beyond the ranges of the profile."""
+        if not isinstance(self._cost, ProfiledCost) or not (outside := self._cost.outside()):
+            return []
+        share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
+        axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
+        return [f"{share:.1%} of plans or more were priced beyond the profile's ranges: {axes}"]
+
     def close(self) -> None:
         """Nothing to free."""
 
@@ -112,16 +126,29 @@ def kv_pool(config: RunConfig) -> KVPool:
         raise ConfigError(f"device={config.device.name}: {error}") from error
 
 
-def cost_model(config: RunConfig) -> CostModel:
-    """The cost model that `config.cost` names.
+def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) -> CostModel:
+    """The cost model that `config.cost` names, with `constants` in place of those of `cost.calibration`.
 
     Raises:
-        ConfigError: it is not available.
+        ConfigError: it is not available, or its calibration file cannot be used.
     """
+    if constants is None:
+        fitted = calibration.configured(config)
+        constants = fitted.constants if fitted else {}
     if config.cost.kind == "profiled":
-        raise ConfigError("cost=profiled: no profile format is supported yet; use cost=roofline")
-    device = Device(**config.device.model_dump())
+        return _profiled_cost(config, constants)
+    device = Device(**config.device.model_dump() | dict(constants))
     return RooflineCost(model_shape(config), device, config.tensor_parallel_size)
+
+
+def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> ProfiledCost:
+    assert config.cost.kind == "profiled"
+    name, model, ranks = config.cost.profile, model_shape(config), config.tensor_parallel_size
+    values = {name: constant.default for name, constant in calibration.constants_of(config).items()} | dict(constants)
+    try:
+        return ProfiledCost(open_profile(name, model, ranks, config.max_num_seqs), model, ranks, values)
+    except ProfileError as error:
+        raise ConfigError(f"cost.profile={name!r}: {error}") from None
 
 
 def model_shape(config: RunConfig) -> ModelShape:

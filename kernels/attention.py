@@ -8,6 +8,7 @@ import torch
 
 from kernels.attention_metadata import AttentionBackend, AttentionMetadata
 from kernels.flash_attention import MAX_HEAD_DIM, FlashBackend, flash_unavailable
+from kernels.kv_store import FP8_DTYPE
 from kernels.runtime import HAS_TRITON
 from kernels.torch_attention import TorchBackend
 from kernels.triton_attention import TritonBackend
@@ -29,24 +30,36 @@ class BackendUnavailableError(RuntimeError):
 
 
 def available_backends(
-    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, kv_dtype: torch.dtype | None = None
 ) -> dict[str, str | None]:
-    """Every backend, best first, with None where it can run and else the reason why it cannot."""
+    """Every backend, best first, with None where it can run and else the reason why it cannot.
+
+    kv_dtype: of the cache, by default `dtype`.
+    """
+    is_fp8 = kv_dtype == FP8_DTYPE
+    no_flash = (
+        "flash-attn 2 reads no float8 cache" if is_fp8 else flash_unavailable(device, dtype, head_dim, block_size)
+    )
     return {
-        "flash": flash_unavailable(device, dtype, head_dim, block_size),
-        "triton": _triton_unavailable(device, dtype, head_dim),
+        "flash": no_flash,
+        "triton": _triton_unavailable(device, dtype, head_dim, is_fp8),
         "torch": None,
     }
 
 
 def select_backend(
-    name: BackendName, device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int
+    name: BackendName,
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend of that name, or for `auto` the best one that can run: flash, triton, torch.
 
     Raises BackendUnavailableError where the one asked for cannot run.
     """
-    reasons = available_backends(device, dtype, head_dim, block_size)
+    reasons = available_backends(device, dtype, head_dim, block_size, kv_dtype)
     usable = [candidate for candidate, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:
@@ -60,7 +73,7 @@ def select_backend(
     return backends[chosen]()
 
 
-def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, is_fp8: bool) -> str | None:
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type != "cuda":
@@ -69,6 +82,6 @@ def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int)
         return f"needs float32, float16 or bfloat16, not {dtype}"
     if head_dim > MAX_HEAD_DIM:
         return f"needs a head_dim up to {MAX_HEAD_DIM}, not {head_dim}"
-    if torch.cuda.get_device_capability(device) < (8, 0):
-        return "needs compute capability 8.0 or later"
+    if torch.cuda.get_device_capability(device) < (8, 9 if is_fp8 else 0):
+        return f"needs compute capability {'8.9 or later for a float8 cache' if is_fp8 else '8.0 or later'}"
     return None

@@ -43,6 +43,8 @@ class AttentionBackend(Protocol):
     """Stores a step's keys and values in the paged cache, then attends causally over it."""
 
     name: str
+    is_capturable: bool
+    """Whether a step without prefill can be captured in a CUDA graph."""
 
     def forward(
         self,
@@ -54,11 +56,13 @@ class AttentionBackend(Protocol):
         metadata: AttentionMetadata,
         scale: float,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """Attention of one layer over one step.
 
         q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last two dimensions contiguous.
         k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous.
         out: [T, heads, head_dim] to write to, else a new tensor -> [T, heads, head_dim].
+        kv_scales: float32[2, kv_heads] of a float8 cache (`kernels.kv_store`), None for a cache of q's dtype.
         """
         ...

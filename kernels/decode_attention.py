@@ -37,15 +37,16 @@ class DecodeConfig:
     num_stages: int
 
 
-def decode_config(head_dim: int, group_size: int, element_size: int) -> DecodeConfig:
+def decode_config(head_dim: int, group_size: int, element_size: int, quantized: bool = False) -> DecodeConfig:
     """Tiles of 16 KB of K and of V, so that several programs share a multiprocessor and none spills registers.
 
-    head_dim: 1..256; group_size: query heads per KV head; element_size: bytes of an element of the cache.
+    head_dim: 1..256; group_size: query heads per KV head; element_size: bytes of an element of q, in
+    which keys and values are multiplied; quantized: whether the cache is in float8.
     """
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * element_size
-    block_n = min(max(16384 // row_bytes, 16), 128)
-    warps = 8 if row_bytes > 512 else 4
+    block_n = min(max(16384 // row_bytes, 16), 64 if quantized else 128)  # converting takes registers
+    warps = 8 if row_bytes > 512 or quantized else 4
     return DecodeConfig(block_n, block_d, max(16, next_power_of_2(group_size)), num_warps=warps, num_stages=3)
 
 
@@ -81,6 +82,7 @@ def decode_kernel(
     table_stride: Value,
     out_stride: Value,
     splits: Value,
+    kv_scales_ptr: Value,
     kv_heads: constexpr,
     group_size: constexpr,
     head_dim: constexpr,
@@ -90,6 +92,7 @@ def decode_kernel(
     block_g: constexpr,
     min_split: constexpr,
     one_split: constexpr,
+    quantized: constexpr,
     interpreted: constexpr,
 ) -> None:
     """One split of one sequence for one KV head; qk_scale is the softmax scale times log2(e)."""
@@ -113,6 +116,8 @@ def decode_kernel(
     q = tl.load(q_ptr + row * q_stride + heads[:, None] * head_dim + dim[None, :], mask=q_mask, other=0.0)
     if interpreted:
         q = q.to(tl.float32)
+    if quantized:  # the keys' scale goes into the softmax's, the values' comes at the end
+        qk_scale *= tl.load(kv_scales_ptr + kv_head)
     table_ptr = block_tables_ptr + row * table_stride
     token_stride: constexpr = kv_heads * head_dim
     head_offsets = kv_head * head_dim + dim
@@ -128,8 +133,8 @@ def decode_kernel(
         mask = inside[:, None] & (dim < head_dim)[None, :]
         k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
         v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
-        if interpreted:
-            k, v = k.to(tl.float32), v.to(tl.float32)
+        if interpreted or quantized:
+            k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
@@ -139,6 +144,8 @@ def decode_kernel(
         acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
         maximum = new_maximum
 
+    if quantized:
+        acc *= tl.load(kv_scales_ptr + kv_heads + kv_head)
     # An empty context has no weights: its output is zeros.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if one_split:
@@ -204,11 +211,13 @@ def decode_attention(
     max_context: int,
     out: Tensor | None = None,
     splits: int | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of each sequence's new token over its context, which holds the token already.
 
     q: [B, heads, head_dim], last two dimensions contiguous; out: the same, with any stride between rows.
-    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q.
+    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
+    float8 with kv_scales (`kernels.kv_store`).
     context_lens: int32[B], 0 for padding, whose output is zeros; block_tables: int32[B, max_blocks].
     max_context: bound on context_lens. splits: parts of a context, chosen from the device and the bound if None.
     Launches without synchronising, so it can be captured in a CUDA graph.
@@ -219,7 +228,7 @@ def decode_attention(
         return out
     kv_heads, group_size = k_cache.shape[2], heads // k_cache.shape[2]
     splits = num_splits(batch, kv_heads, max_context, _num_sms(q.device)) if splits is None else splits
-    config = decode_config(head_dim, group_size, k_cache.element_size())
+    config = decode_config(head_dim, group_size, q.element_size(), kv_scales is not None)
     partial, log_sum = out, out
     if splits > 1:
         partial = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=q.device)
@@ -238,6 +247,7 @@ def decode_attention(
         block_tables.stride(0),
         out.stride(0),
         splits,
+        context_lens if kv_scales is None else kv_scales,
         kv_heads=kv_heads,
         group_size=group_size,
         head_dim=head_dim,
@@ -247,6 +257,7 @@ def decode_attention(
         block_g=config.block_g,
         min_split=MIN_SPLIT_TOKENS,
         one_split=splits == 1,
+        quantized=kv_scales is not None,
         interpreted=INTERPRETED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

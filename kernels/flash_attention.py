@@ -44,6 +44,7 @@ class FlashBackend:
     """flash-attn's varlen function for prefill chunks and its kvcache function for decodes, both with block tables."""
 
     name = "flash"
+    is_capturable = True
 
     def __init__(self) -> None:
         self._library: Any = importlib.import_module("flash_attn")
@@ -60,8 +61,10 @@ class FlashBackend:
         metadata: AttentionMetadata,
         scale: float,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
-        """See AttentionBackend.forward."""
+        """See AttentionBackend.forward; kv_scales must be None."""
+        assert kv_scales is None, "flash-attn 2 reads no float8 cache"
         store_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens

@@ -1,38 +1,63 @@
-"""Write new keys and values into the paged cache.
+"""Write new keys and values into the paged cache, and how a cache in 8 bits is scaled.
 
 A slot is `block_id * block_size + offset`: the row of one token in a cache seen as `[num_blocks * block_size, ...]`.
+
+A cache in float8 (e4m3, largest number 448) holds `x / scale`, with one scale for the keys and one for the values of
+each KV head: kv_scales, float32[2, kv_heads], contiguous, keys first. Without scales, a cache holds x itself.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
+FP8_DTYPE = torch.float8_e4m3fn
+FP8_MAX = 448.0
 
-def store_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+
+def store_kv(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
+) -> None:
     """Store row t of `k` and `v` in slot `slot_mapping[t]`, in place.
 
     k, v: [T, kv_heads, head_dim], last two dimensions contiguous; any dtype, cast to the cache's.
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous.
     slot_mapping: int64[T], each slot at most once; -1 marks padding, whose row is stored nowhere.
+    kv_scales: of a float8 cache; what exceeds its largest number is cut to it.
     """
     if runs_triton(k):
-        store_kv_triton(k, v, k_cache, v_cache, slot_mapping)
+        store_kv_triton(k, v, k_cache, v_cache, slot_mapping, kv_scales)
     else:
-        store_kv_reference(k, v, k_cache, v_cache, slot_mapping)
+        store_kv_reference(k, v, k_cache, v_cache, slot_mapping, kv_scales)
 
 
-def store_kv_reference(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv_reference(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
+) -> None:
     """PyTorch version of `store_kv`; looks at the slots on the host, so it is for the CPU."""
     if slot_mapping.numel() == 0:
         return
     if int(slot_mapping.min()) < 0:
         kept = (slot_mapping >= 0).nonzero().squeeze(1)
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-    for new, cache in ((k, k_cache), (v, v_cache)):
+    for i, (new, cache) in enumerate(((k, k_cache), (v, v_cache))):
         rows = cache.view(-1, cache.shape[2], cache.shape[3])
-        rows.index_copy_(0, slot_mapping, new.to(cache.dtype))
+        if kv_scales is None:
+            rows.index_copy_(0, slot_mapping, new.to(cache.dtype))
+        else:  # as bytes: torch copies float8 by index on no CPU
+            rows.view(torch.uint8).index_copy_(0, slot_mapping, quantize(new, kv_scales[i]).view(torch.uint8))
+
+
+def quantize(x: Tensor, scales: Tensor) -> Tensor:
+    """[..., kv_heads, head_dim] in float8, given float32[kv_heads]."""
+    return (x.float() / scales.unsqueeze(-1)).clamp_(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
+
+
+def dequantize(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """The inverse of `quantize`, but for its rounding, in `dtype`."""
+    return (x.float() * scales.unsqueeze(-1)).to(dtype)
 
 
 @triton.jit
@@ -44,8 +69,12 @@ def store_kv_kernel(
     slots_ptr: Value,
     k_stride: Value,
     v_stride: Value,
+    kv_scales_ptr: Value,
     width: constexpr,
+    head_dim: constexpr,
     block: constexpr,
+    quantized: constexpr,
+    fp8_max: constexpr,
 ) -> None:
     """One program per token: its `width` = kv_heads * head_dim elements of k and of v."""
     token = tl.program_id(0).to(tl.int64)
@@ -55,17 +84,37 @@ def store_kv_kernel(
         mask = offsets < width
         k = tl.load(k_ptr + token * k_stride + offsets, mask=mask)
         v = tl.load(v_ptr + token * v_stride + offsets, mask=mask)
+        if quantized:
+            scale_ptrs = kv_scales_ptr + offsets // head_dim
+            k = k.to(tl.float32) / tl.load(scale_ptrs, mask=mask, other=1.0)
+            v = v.to(tl.float32) / tl.load(scale_ptrs + width // head_dim, mask=mask, other=1.0)
+            k = tl.minimum(tl.maximum(k, -fp8_max), fp8_max)
+            v = tl.minimum(tl.maximum(v, -fp8_max), fp8_max)
         tl.store(k_cache_ptr + slot * width + offsets, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
         tl.store(v_cache_ptr + slot * width + offsets, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
 
 
-def store_kv_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_kv_triton(
+    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
+) -> None:
     """Triton version of `store_kv`."""
     if slot_mapping.shape[0] == 0:
         return
     width = k.shape[1] * k.shape[2]
     block = next_power_of_2(width)
-    grid = (slot_mapping.shape[0],)
-    strides = (k.stride(0), v.stride(0))
-    warps = 1 if block <= 512 else 4
-    store_kv_kernel[grid](k, v, k_cache, v_cache, slot_mapping, *strides, width=width, block=block, num_warps=warps)
+    store_kv_kernel[(slot_mapping.shape[0],)](
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k.stride(0),
+        v.stride(0),
+        slot_mapping if kv_scales is None else kv_scales,
+        width=width,
+        head_dim=k.shape[2],
+        block=block,
+        quantized=kv_scales is not None,
+        fp8_max=FP8_MAX,
+        num_warps=1 if block <= 512 else 4,
+    )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.kv_store import dequantize
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
@@ -61,6 +62,7 @@ def attend_block(
     block_size: constexpr,
     block_n: constexpr,
     masked: constexpr,
+    quantized: constexpr,
     interpreted: constexpr,
 ) -> Value:
     """Take the keys first .. first + block_n into the running softmax; `masked` where some are not visible to all."""
@@ -72,8 +74,8 @@ def attend_block(
     mask = inside[:, None] & (dim < head_dim)[None, :]
     k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
     v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
-    if interpreted:
-        k, v = k.to(tl.float32), v.to(tl.float32)
+    if interpreted or quantized:
+        k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
     if masked:
         scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
@@ -98,6 +100,7 @@ def prefill_kernel(
     q_stride: Value,
     out_stride: Value,
     table_stride: Value,
+    kv_scales_ptr: Value,
     kv_heads: constexpr,
     group_size: constexpr,
     head_dim: constexpr,
@@ -105,6 +108,7 @@ def prefill_kernel(
     block_m: constexpr,
     block_n: constexpr,
     block_d: constexpr,
+    quantized: constexpr,
     interpreted: constexpr,
 ) -> None:
     """block_m tokens of one chunk for one head; the last tokens, which see most, are launched first."""
@@ -124,6 +128,8 @@ def prefill_kernel(
     q = tl.load(q_ptr + q_rows[:, None] * q_stride + head * head_dim + dim[None, :], mask=q_mask, other=0.0)
     if interpreted:
         q = q.to(tl.float32)
+    if quantized:  # the keys' scale goes into the softmax's, the values' comes at the end
+        qk_scale *= tl.load(kv_scales_ptr + head // group_size)
     table_ptr = block_tables_ptr + row * table_stride
     token_stride: constexpr = kv_heads * head_dim
     head_offsets = (head // group_size) * head_dim + dim
@@ -137,13 +143,15 @@ def prefill_kernel(
     for first in range(0, shared, block_n):
         acc, total, maximum = attend_block(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, head_offsets, dim,
-            qk_scale, token_stride, head_dim, block_size, block_n, False, interpreted,
+            qk_scale, token_stride, head_dim, block_size, block_n, False, quantized, interpreted,
         )  # fmt: skip
     for first in range(shared, last, block_n):
         acc, total, maximum = attend_block(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, head_offsets, dim,
-            qk_scale, token_stride, head_dim, block_size, block_n, True, interpreted,
+            qk_scale, token_stride, head_dim, block_size, block_n, True, quantized, interpreted,
         )  # fmt: skip
+    if quantized:
+        acc *= tl.load(kv_scales_ptr + kv_heads + head // group_size)
     acc = acc / total[:, None]
     places = q_rows[:, None] * out_stride + head * head_dim + dim[None, :]
     tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
@@ -159,11 +167,13 @@ def prefill_attention(
     scale: float,
     max_seqlen_q: int,
     out: Tensor | None = None,
+    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of chunks, laid out one after the other, over contexts that hold the chunks already.
 
     q, out: [T, heads, head_dim], last two dimensions contiguous, any stride between tokens.
-    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q.
+    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
+    float8 with kv_scales (`kernels.kv_store`).
     cu_seqlens_q: int32[n + 1]; context_lens: int32[n]; block_tables: int32[n, max_blocks].
     max_seqlen_q: the longest chunk. Launches without synchronising.
     """
@@ -171,7 +181,7 @@ def prefill_attention(
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
     if num_rows == 0 or q.shape[0] == 0:
         return out
-    config = prefill_config(head_dim, max_seqlen_q, k_cache.element_size())
+    config = prefill_config(head_dim, max_seqlen_q, q.element_size())
     prefill_kernel[(ceil_div(max_seqlen_q, config.block_m), heads, num_rows)](
         q,
         k_cache,
@@ -184,6 +194,7 @@ def prefill_attention(
         q.stride(0),
         out.stride(0),
         block_tables.stride(0),
+        context_lens if kv_scales is None else kv_scales,
         kv_heads=k_cache.shape[2],
         group_size=heads // k_cache.shape[2],
         head_dim=head_dim,
@@ -191,6 +202,7 @@ def prefill_attention(
         block_m=config.block_m,
         block_n=config.block_n,
         block_d=config.block_d,
+        quantized=kv_scales is not None,
         interpreted=INTERPRETED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -207,6 +219,7 @@ def prefill_attention_reference(
     block_tables: Tensor,
     scale: float,
     out: Tensor,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """PyTorch version of `prefill_attention`, one sequence after the other."""
     block_size, kv_heads, head_dim = k_cache.shape[1:]
@@ -221,6 +234,10 @@ def prefill_attention_reference(
         keys, values = (
             cache.index_select(0, blocks).view(-1, kv_heads, 1, head_dim)[:context] for cache in (k_cache, v_cache)
         )
+        if kv_scales is not None:
+            keys, values = (
+                dequantize(x, scales[:, None], q.dtype) for x, scales in zip((keys, values), kv_scales, strict=True)
+            )
         # A stride of zero repeats each KV head for its queries' heads without copying it.
         shape = (context, kv_heads, group_size, head_dim)
         keys, values = (x.expand(shape).permute(1, 2, 0, 3) for x in (keys, values))

@@ -15,6 +15,7 @@ class TorchBackend:
     """Gathers the cache into reused buffers and calls torch's attention on them."""
 
     name = "torch"
+    is_capturable = False
 
     def __init__(self) -> None:
         self._scratch = Scratch()
@@ -31,9 +32,10 @@ class TorchBackend:
         metadata: AttentionMetadata,
         scale: float,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        store_kv_reference(k, v, k_cache, v_cache, metadata.slot_mapping)
+        store_kv_reference(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         if first:
@@ -46,18 +48,21 @@ class TorchBackend:
                 metadata.prefill_block_tables,
                 scale,
                 out[:first],
+                kv_scales,
             )
         last = first + metadata.decode_context_lens.shape[0]
         if last > first:
-            plan = self._decode_plan(metadata, k_cache)
-            torch_decode_attention(q[first:last], k_cache, v_cache, plan, scale, out[first:last], self._scratch)
+            plan = self._decode_plan(metadata, k_cache, q.dtype)
+            torch_decode_attention(
+                q[first:last], k_cache, v_cache, plan, scale, out[first:last], self._scratch, kv_scales
+            )
         if last < q.shape[0]:
             out[last:].zero_()
         return out
 
-    def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor) -> DecodePlan:
+    def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor, dtype: torch.dtype) -> DecodePlan:
         """The plan of this step, made in its first layer and kept for the others."""
         if self._plan is None or self._step is not metadata:
-            self._plan = plan_decode(metadata.decode_context_lens, metadata.decode_block_tables, k_cache)
+            self._plan = plan_decode(metadata.decode_context_lens, metadata.decode_block_tables, k_cache, dtype)
             self._step = metadata
         return self._plan

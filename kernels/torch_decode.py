@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.kv_store import dequantize
 from kernels.runtime import ceil_div
 
 MAX_TILE_BYTES = 3 << 20
@@ -45,7 +46,7 @@ class DecodeGroup:
     length: int
     """Tokens gathered for each sequence."""
     mask: Tensor | None
-    """[n, 1, 1, length] of the cache's dtype: 0 for context and -inf past it; None where all is context."""
+    """[n, 1, 1, length] of the queries' dtype: 0 for context and -inf past it; None where all is context."""
     stale: Tensor
     """int64[m]: gathered tokens that were never written, so that they may be anything, NaN included."""
 
@@ -59,11 +60,14 @@ class DecodePlan:
     piece_tokens: int
 
 
-def plan_decode(context_lens: Tensor, block_tables: Tensor, k_cache: Tensor) -> DecodePlan:
+def plan_decode(
+    context_lens: Tensor, block_tables: Tensor, k_cache: Tensor, dtype: torch.dtype | None = None
+) -> DecodePlan:
     """Group the rows of a batch by context.
 
     A group's gathered keys are at most MAX_TILE_BYTES, to stay in the processor's cache between gather and use, and
     are about MAX_PADDING times what its contexts hold at most. (A single context may exceed the former.)
+    dtype: of the masks, which is that of the queries; by default the cache's.
     """
     block_size = k_cache.shape[1]
     piece_tokens = max(n for n in range(1, min(block_size, MAX_PIECE_TOKENS) + 1) if block_size % n == 0)
@@ -81,15 +85,24 @@ def plan_decode(context_lens: Tensor, block_tables: Tensor, k_cache: Tensor) -> 
             total += lens[end]
             end += 1
         blocks = block_tables[order[start:end], : ceil_div(length, block_size)].long()
-        groups.append(_plan_group(order[start:end], ordered[start:end], length, blocks, piece_tokens, k_cache))
+        pieces_per_block = block_size // piece_tokens
+        group = _plan_group(
+            order[start:end], ordered[start:end], length, blocks, piece_tokens, pieces_per_block, dtype or k_cache.dtype
+        )
+        groups.append(group)
         start = end
     return DecodePlan(groups, order[start:], piece_tokens)
 
 
 def _plan_group(
-    rows: Tensor, lens: Tensor, longest: int, blocks: Tensor, piece_tokens: int, k_cache: Tensor
+    rows: Tensor,
+    lens: Tensor,
+    longest: int,
+    blocks: Tensor,
+    piece_tokens: int,
+    pieces_per_block: int,
+    dtype: torch.dtype,
 ) -> DecodeGroup:
-    pieces_per_block = k_cache.shape[1] // piece_tokens
     piece = torch.arange(ceil_div(longest, piece_tokens), device=rows.device)
     last_piece = ((lens - 1) // piece_tokens).unsqueeze(1)
     pieces = blocks.index_select(1, piece // pieces_per_block).mul_(pieces_per_block).add_(piece % pieces_per_block)
@@ -101,19 +114,28 @@ def _plan_group(
     stale = (outside & partial).flatten().nonzero().squeeze(1)
     mask = None
     if int(lens[-1]) < length:
-        zeros = torch.zeros(outside.shape, dtype=k_cache.dtype, device=rows.device)
+        zeros = torch.zeros(outside.shape, dtype=dtype, device=rows.device)
         mask = zeros.masked_fill_(outside, -torch.inf)[:, None, None, :]
     return DecodeGroup(rows, pieces.flatten(), length, mask, stale)
 
 
 def torch_decode_attention(
-    q: Tensor, k_cache: Tensor, v_cache: Tensor, plan: DecodePlan, scale: float, out: Tensor, scratch: Scratch
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: DecodePlan,
+    scale: float,
+    out: Tensor,
+    scratch: Scratch,
+    kv_scales: Tensor | None = None,
 ) -> None:
     """Attention of q [B, heads, head_dim] over the contexts of `plan`, into out [B, heads, head_dim]."""
     for group in plan.groups:
         count, kv_heads, head_dim = group.rows.shape[0], k_cache.shape[2], k_cache.shape[3]
+        scales = (None, None) if kv_scales is None else kv_scales
         keys, values = (
-            _gather(name, cache, group, plan.piece_tokens, scratch) for name, cache in (("k", k_cache), ("v", v_cache))
+            _gather(name, cache, group, plan.piece_tokens, scratch, each, q.dtype)
+            for name, cache, each in zip("kv", (k_cache, v_cache), scales, strict=True)
         )
         attended = functional.scaled_dot_product_attention(
             q.index_select(0, group.rows).view(count, kv_heads, -1, head_dim),
@@ -127,11 +149,21 @@ def torch_decode_attention(
         out.index_fill_(0, plan.padded_rows, 0.0)
 
 
-def _gather(name: str, cache: Tensor, group: DecodeGroup, piece_tokens: int, scratch: Scratch) -> Tensor:
-    """A group's keys or values, [n, kv_heads, length, head_dim], in a scratch buffer."""
+def _gather(
+    name: str,
+    cache: Tensor,
+    group: DecodeGroup,
+    piece_tokens: int,
+    scratch: Scratch,
+    scales: Tensor | None,
+    dtype: torch.dtype,
+) -> Tensor:
+    """A group's keys or values, [n, kv_heads, length, head_dim], in a scratch buffer, or dequantised in a new one."""
     kv_heads, head_dim = cache.shape[2:]
     pieces = cache.view(-1, piece_tokens * kv_heads * head_dim)
     buffer = scratch.get(name, group.pieces.shape[0] * pieces.shape[1], cache)
     torch.index_select(pieces, 0, group.pieces, out=buffer.view(-1, pieces.shape[1]))
+    if scales is not None:
+        buffer = dequantize(buffer.view(-1, kv_heads, head_dim), scales, dtype)
     buffer.view(-1, kv_heads * head_dim).index_fill_(0, group.stale, 0.0)
     return buffer.view(-1, group.length, kv_heads, head_dim).transpose(1, 2)

@@ -15,6 +15,7 @@ class TritonBackend:
     """Launches only, without synchronising: a step without prefill can be captured in a CUDA graph."""
 
     name = "triton"
+    is_capturable = True
 
     def forward(
         self,
@@ -26,9 +27,10 @@ class TritonBackend:
         metadata: AttentionMetadata,
         scale: float,
         out: Tensor | None = None,
+        kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping)
+        store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]
@@ -43,6 +45,7 @@ class TritonBackend:
                 scale,
                 metadata.max_seqlen_q,
                 out[:first],
+                kv_scales,
             )
         if last > first:
             decode_attention(
@@ -54,6 +57,7 @@ class TritonBackend:
                 scale,
                 metadata.max_decode_context,
                 out[first:last],
+                kv_scales=kv_scales,
             )
         if last < q.shape[0]:
             out[last:].zero_()

@@ -48,8 +48,11 @@ class Observer(Protocol):
 class Replica:
     """Serves what arrives until nothing is left or `stop` is called; time is the environment's, in ns.
 
-    With `compress`, a run of identical decode steps is one event, cut at the next arrival: an arrival is seen at the
-    end of the step during which it comes, exactly as if the steps were taken one by one.
+    An arrival is seen at the end of the step during which it comes. A scheduler with asynchronous scheduling plans a
+    step when the one before it starts: an arrival is then seen one step later, unless there is nothing else to do.
+
+    With `compress`, a run of identical decode steps is one event, cut at the next arrival, exactly as if the steps were
+    taken one by one.
     """
 
     def __init__(
@@ -70,6 +73,7 @@ class Replica:
         self._make_sequence = make_sequence
         self._observer = observer
         self._compress = compress
+        self._async = scheduler.async_scheduling
         self._stopping = False
         self.process = env.process(self._serve())
 
@@ -79,11 +83,16 @@ class Replica:
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         env, scheduler, arrivals, observer = self._env, self._scheduler, self._arrivals, self._observer
+        planned_at = 0
         while not self._stopping:
             now: int = env.now  # whole, as all delays are
-            if arrivals.next_ns <= now:
+            planning = planned_at if self._async else now
+            if arrivals.next_ns <= planning:
+                self._deliver(planning)
+            plan = scheduler.schedule(planning)
+            if plan is None and self._async:
                 self._deliver(now)
-            plan = scheduler.schedule(now)
+                plan = scheduler.schedule(now)
             if plan is None:
                 if arrivals.next_ns == NEVER:
                     return
@@ -92,21 +101,24 @@ class Replica:
             plan, durations, total = self._price(plan, now)
             yield env.timeout(total)
             end = now + total
+            if self._async:
+                # The step to come was planned when the last step of this plan began.
+                planned_at = end - (durations if isinstance(durations, int) else int(durations[-1]))
             observer.on_step(plan, now, durations)
             outcome = scheduler.commit(plan, end)
             observer.on_commit(outcome)
             for sequence in outcome.finished:
                 arrivals.on_finish(sequence.request_id, end)
 
-    def _deliver(self, now: int) -> None:
-        while self._arrivals.next_ns <= now:  # a refusal can release the next request at once
-            for arrival, row in self._arrivals.pop_due(now):
+    def _deliver(self, until: int) -> None:
+        while self._arrivals.next_ns <= until:  # a refusal can release the next request at once
+            for arrival, row in self._arrivals.pop_due(until):
                 sequence = self._make_sequence(row, arrival)
                 try:
                     self._scheduler.add(sequence)
                 except RequestRefusedError as refusal:
                     self._observer.on_refused(sequence, str(refusal))
-                    self._arrivals.on_finish(row, now)
+                    self._arrivals.on_finish(row, self._env.now)
 
     def _price(self, plan: StepPlan, now: int) -> tuple[StepPlan, NDArray[np.int64] | int, int]:
         """Decide how many steps the plan covers, and what each takes."""
@@ -114,10 +126,12 @@ class Replica:
         if first > _LONGEST_STEP_NS:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
-        limit = min(plan.horizon, (self._arrivals.next_ns - now - 1) // first + 1) if self._compress else 1
+        wait = self._arrivals.next_ns - now
+        limit = min(plan.horizon, (wait - 1) // first + 1 + self._async) if self._compress else 1
         if limit <= 1:
             return plan, first, first
         durations = self._cost_model.decode_ns(plan, limit)
         ends = durations.cumsum()
-        num_steps = min(limit, int(ends.searchsorted(self._arrivals.next_ns - now)) + 1)
+        # The step during which the arrival comes is the last, or the one that was planned when that step began.
+        num_steps = min(limit, int(ends.searchsorted(wait)) + 1 + (self._async and wait > 0))
         return self._scheduler.extend(plan, num_steps), durations[:num_steps], int(ends[num_steps - 1])

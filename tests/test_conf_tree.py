@@ -8,6 +8,7 @@ from omegaconf import OmegaConf
 
 from harness import help_text
 from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, parse
+from harness.config.base import ConfigModel
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)
@@ -114,8 +115,11 @@ def test_help_lists_every_group_option_and_key() -> None:
     defaults = OmegaConf.load(CONF / "config.yaml")
     for key in set(RunConfig.model_fields) - set(OmegaConf.to_container(defaults, resolve=False)):  # type: ignore[arg-type]
         assert key in lines  # a group
-    for key in set(RunConfig.model_fields) & set(OmegaConf.to_container(defaults, resolve=False)):  # type: ignore[arg-type]
-        assert any(line.startswith(f"{key}=") and len(line.split()) > 2 for line in lines), key
+    for name in set(RunConfig.model_fields) & set(OmegaConf.to_container(defaults, resolve=False)):  # type: ignore[arg-type]
+        group = RunConfig.model_fields[name].default
+        keys = [f"{name}.{key}" for key in type(group).model_fields] if isinstance(group, ConfigModel) else [name]
+        for key in keys:
+            assert any(line.startswith(f"{key}=") and len(line.split()) > 2 for line in lines), key
 
 
 def test_help_marks_the_defaults() -> None:

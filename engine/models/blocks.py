@@ -117,6 +117,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
+        self.kv_scales: Tensor | None = None  # of a float8 cache; see engine.kv_quantization
         q_size = config.num_attention_heads * config.head_dim
         parts = [Rows.shard(f"{name}.q_proj", q_size, tp)]
         parts += [
@@ -134,7 +135,7 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotary(q, k, positions)
-        attended = self.backend.forward(q, k, v, cache[0], cache[1], metadata, self.scale)
+        attended = self.backend.forward(q, k, v, cache[0], cache[1], metadata, self.scale, kv_scales=self.kv_scales)
         output: Tensor = self.o_proj(attended.flatten(1))
         return output
 

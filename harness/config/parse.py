@@ -13,6 +13,8 @@ from harness.config.run import RunConfig
 from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
 from harness.errors import ConfigError
 
+_TASK_GROUPS = ("profile", "validation", "calibration")
+
 
 def parse(cfg: DictConfig) -> RunConfig:
     """Checks a composed configuration.
@@ -33,8 +35,13 @@ def parse(cfg: DictConfig) -> RunConfig:
 
 
 def to_yaml(config: RunConfig) -> str:
-    """The resolved configuration as YAML, for `load` to read."""
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json")))
+    """The resolved configuration as YAML, for `load` to read.
+
+    Groups that belong to one task, and are not used here, are left out: a later default must not look like a setting.
+    """
+    fields = RunConfig.model_fields
+    unused = {name for name in _TASK_GROUPS if getattr(config, name) == fields[name].get_default()}
+    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json", exclude=unused)))
 
 
 def load(path: Path) -> RunConfig:

@@ -5,7 +5,9 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.config.base import ConfigModel, Fraction, NonNegativeInt, PositiveInt, Text
+from harness.config.profiling import ProfileConfig
 from harness.config.system import CostConfig, DeviceConfig, EngineConfig, MetricsConfig, ModelConfig, SchedulerConfig
+from harness.config.validation import CalibrationConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
 
@@ -13,7 +15,7 @@ class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
     `max_model_len=None` takes the model's own limit; `results` are the folders that `task=report` compares."""
 
-    task: Literal["run", "report"] = "run"
+    task: Literal["run", "report", "profile", "validate", "calibrate"] = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
@@ -33,6 +35,9 @@ class RunConfig(ConfigModel):
     progress: bool = True
     plots: bool = True
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    profile: ProfileConfig = ProfileConfig()
+    validation: ValidationConfig = ValidationConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -46,6 +51,15 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"max_model_len={self.max_model_len}: must be <= {limit}, model.max_position_embeddings "
                 f"of {self.model.name}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_scheduler(self) -> Self:
+        if self.scheduler.async_scheduling and self.engine.kind != "sim":
+            raise ValueError(
+                f"scheduler.async_scheduling=true: engine={self.engine.kind} plans a step when the one before it has "
+                "ended; use engine=sim or scheduler.async_scheduling=false"
             )
         return self
 
@@ -70,6 +84,35 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
             )
-        if self.task == "run" and self.results:
+        if self.task != "report" and self.results:
             raise ValueError("results: read by task=report only; add task=report to compare earlier results")
         return self
+
+    @model_validator(mode="after")
+    def _check_profile(self) -> Self:
+        if self.task == "profile" and self.engine.kind == "sim":
+            raise ValueError("engine=sim: task=profile measures the real engine; use engine=cpu or engine=gpu")
+        if self.task != "profile" and (key := _changed(self.profile)):
+            raise ValueError(f"profile.{key}: read by task=profile only; a simulation reads a profile as cost.profile")
+        return self
+
+    @model_validator(mode="after")
+    def _check_measured(self) -> Self:
+        measures = self.task in ("validate", "calibrate")
+        if measures and self.validation.measured is None:
+            raise ValueError(
+                f"validation.measured: task={self.task} needs a measured run, e.g. validation.measured=run:outputs/a"
+            )
+        if not measures and (key := _changed(self.validation)):
+            raise ValueError(f"validation.{key}: read by task=validate and task=calibrate only")
+        if self.task != "calibrate" and (key := _changed(self.calibration)):
+            raise ValueError(f"calibration.{key}: read by task=calibrate only")
+        if measures and self.engine.kind != "sim":
+            raise ValueError(f"engine={self.engine.kind}: task={self.task} simulates; use engine=sim")
+        return self
+
+
+def _changed(group: ConfigModel) -> str | None:
+    """The first key of a group that is not at its default."""
+    fields = type(group).model_fields
+    return next((name for name in fields if getattr(group, name) != fields[name].get_default()), None)

@@ -27,10 +27,13 @@ class SimEngine(ConfigModel):
 class RealEngineConfig(ConfigModel):
     """The real engine: `weights` is a model folder in Hugging Face format, None for seeded random weights;
     `max_lookahead_steps` bounds the decode steps between two looks at the queue; `warm_up` runs a few steps first that
-    are not counted; `num_threads` of the CPU, None for all cores."""
+    are not counted; `num_threads` of the CPU, None for all cores. `cuda_graphs` "auto" replays decode steps as CUDA
+    graphs where device and attention backend allow it; `kv_cache_dtype` "fp8" keeps keys and values in 8 bits."""
 
     weights: Text | None = None
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    cuda_graphs: Literal["auto"] | bool = "auto"
     max_lookahead_steps: PositiveInt = 1
     temperature: NonNegativeFloat = 0.0
     warm_up: bool = True
@@ -108,7 +111,8 @@ class DeviceConfig(ConfigModel):
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
     bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
     device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step and `sequence_overhead_s` what
+    each sequence in it adds.
     """
 
     name: Text
@@ -120,6 +124,7 @@ class DeviceConfig(ConfigModel):
     link_bandwidth: PositiveFloat
     link_latency_s: NonNegativeFloat
     step_overhead_s: NonNegativeFloat
+    sequence_overhead_s: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -130,24 +135,39 @@ class DeviceConfig(ConfigModel):
 
 
 class SchedulerConfig(ConfigModel):
-    """Scheduling policy. `watermark` is the share of the pool kept free when a request is admitted."""
+    """Scheduling policy. `watermark` is the share of the pool kept free when a request is admitted.
+
+    `allocation` "prompt" gives a prompt all its blocks at admission, "chunk" as its chunks are planned; `eviction`
+    "unhashed_first" spares the prefix cache, "lru" reuses whichever block was freed first; `victim` "spare_last" never
+    preempts the same sequence twice running, "last" always the last admitted; `full_hit` "copy" computes the last
+    token of a prompt that is cached as a whole, "recompute_block" its last block; `async_scheduling` plans a step while
+    the one before it runs.
+    """
 
     policy: Literal["prefill_first", "mixed"] = "mixed"
     watermark: Annotated[float, Field(ge=0, lt=1)] = 0.02
     enable_prefix_caching: bool = True
+    allocation: Literal["prompt", "chunk"] = "prompt"
+    eviction: Literal["unhashed_first", "lru"] = "unhashed_first"
+    victim: Literal["spare_last", "last"] = "spare_last"
+    full_hit: Literal["copy", "recompute_block"] = "copy"
+    async_scheduling: bool = False
 
 
 class RooflineCost(ConfigModel):
-    """Step times from the device's datasheet rates and efficiencies."""
+    """Step times from the device's datasheet rates and efficiencies, or those of a `calibration` file."""
 
     kind: Literal["roofline"] = "roofline"
+    calibration: Text | None = None
 
 
 class ProfiledCost(ConfigModel):
-    """Step times from measured kernel times; `profile` is the profile's folder."""
+    """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
+    another tool measured; `calibration` a file with fitted constants."""
 
     kind: Literal["profiled"] = "profiled"
     profile: Text
+    calibration: Text | None = None
 
 
 CostConfig = Annotated[RooflineCost | ProfiledCost, Field(discriminator="kind")]

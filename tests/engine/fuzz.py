@@ -10,12 +10,20 @@ from __future__ import annotations
 import argparse
 import random
 from dataclasses import dataclass, field
+from typing import Any
 
-from engine.block_manager import BlockManager
 from engine.plan import StepPlan
 from engine.policy import POLICIES
-from engine.scheduler import Scheduler
+from engine.scheduler_options import SchedulerOptions, make_scheduler
 from engine.sequence import RequestRefusedError, Sequence, SequenceStatus, chain_hash
+
+ALTERNATIVES: dict[str, Any] = {
+    "allocation": "chunk",
+    "eviction": "lru",
+    "victim": "last",
+    "full_hit": "recompute_block",
+    "async_scheduling": True,
+}
 
 
 @dataclass
@@ -36,13 +44,11 @@ class Request:
 @dataclass
 class Workload:
     requests: list[Request]
-    policy: str
+    options: SchedulerOptions
     block_size: int
     num_blocks: int
     max_num_seqs: int
     max_num_batched_tokens: int
-    watermark: float
-    caching: bool
 
 
 @dataclass
@@ -65,13 +71,12 @@ class ShadowExecutor:
         self.workload = workload
         self.max_steps = max_steps  # most steps a plan is extended to; None: a random number up to the horizon
         self.random = random.Random(seed)
-        blocks = BlockManager(workload.num_blocks, workload.block_size, enable_prefix_caching=workload.caching)
-        self.scheduler = Scheduler(
-            blocks,
-            POLICIES[workload.policy](),
+        self.scheduler = make_scheduler(
+            workload.options,
+            num_blocks=workload.num_blocks,
+            block_size=workload.block_size,
             max_num_seqs=workload.max_num_seqs,
             max_num_batched_tokens=workload.max_num_batched_tokens,
-            watermark=workload.watermark,
         )
         self.store = [[0] * workload.block_size for _ in range(workload.num_blocks)]
         self.prefixes = [_prefixes(request.tokens) for request in workload.requests]
@@ -89,7 +94,11 @@ class ShadowExecutor:
                 self.scheduler.check_integrity()
             self.holders = self._holders()
             plan = self.scheduler.schedule(step)
+            if plan is None and self.workload.options.async_scheduling:
+                self.scheduler.check_integrity()
+                plan = self.scheduler.schedule(step)
             if plan is None:
+                assert not self.scheduler.unfinished, "requests are left and nothing is planned"
                 step = events[0][0] if events else step
                 continue
             limit = min(plan.horizon, events[0][0] - step) if events else plan.horizon
@@ -151,10 +160,12 @@ class ShadowExecutor:
         assert 0 < num_tokens <= workload.max_num_batched_tokens
         assert plan.num_running <= workload.max_num_seqs
         assert plan.num_steps == 1 or not plan.prefills
-        assert workload.policy == "mixed" or not (plan.prefills and plan.num_decodes)
+        assert workload.options.policy == "mixed" or not (plan.prefills and plan.num_decodes)
         assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
-        if plan.num_decodes:
-            assert plan.num_context_tokens == sum(sequence.num_tokens for sequence in plan.decodes)
+        contexts = [sequence.num_tokens for sequence in plan.decodes]
+        assert plan.num_decodes == len(contexts)
+        assert plan.num_context_tokens == sum(contexts)
+        assert plan.num_squared_context_tokens == sum(length**2 for length in contexts)
 
     def _execute(self, plan: StepPlan) -> dict[Sequence, int]:
         for copy in plan.copies:
@@ -244,6 +255,17 @@ def _prefixes(tokens: list[int]) -> list[int]:
     return hashes
 
 
+def random_options(rng: random.Random) -> SchedulerOptions:
+    """The defaults, vLLM's rules, or anything in between."""
+    options: dict[str, Any] = {
+        "policy": rng.choice(sorted(POLICIES)),
+        "watermark": rng.choice([0.0, 0.01, 0.2]),
+        "enable_prefix_caching": rng.random() < 0.9,
+    }
+    names = rng.choice([(), tuple(ALTERNATIVES), tuple(name for name in ALTERNATIVES if rng.random() < 0.5)])
+    return SchedulerOptions(**options, **{name: ALTERNATIVES[name] for name in names})
+
+
 def random_workload(seed: int) -> Workload:
     """A workload that shares prefixes, repeats prompts, starves for blocks and aborts."""
     rng = random.Random(seed)
@@ -285,13 +307,11 @@ def random_workload(seed: int) -> Workload:
     max_num_seqs = rng.choice([1, 2, 8, 32])
     return Workload(
         requests,
-        policy=rng.choice(sorted(POLICIES)),
+        options=random_options(rng),
         block_size=block_size,
         num_blocks=most + rng.choice([1, 1, 2, most, 10 * most]),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + rng.choice([0, 1, 10, 100, 1000]),
-        watermark=rng.choice([0.0, 0.01, 0.2]),
-        caching=rng.random() < 0.9,
     )
 
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.policy import POLICIES
-from tests.engine.fuzz import Request, Workload, check_workload, random_workload
+from engine.scheduler_options import SchedulerOptions
+from tests.engine.fuzz import ALTERNATIVES, Request, Workload, check_workload, random_workload
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,13 +46,16 @@ def small_workloads(draw: st.DrawFn) -> Workload:
     max_num_seqs = draw(st.integers(1, 6))
     return Workload(
         requests,
-        policy=draw(st.sampled_from(sorted(POLICIES))),
+        options=SchedulerOptions(
+            policy=draw(st.sampled_from(sorted(POLICIES))),
+            watermark=draw(st.sampled_from([0.0, 0.1])),
+            enable_prefix_caching=draw(st.booleans()),
+            **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(sorted(ALTERNATIVES))))},
+        ),
         block_size=block_size,
         num_blocks=longest + draw(st.integers(1, 8)),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
-        watermark=draw(st.sampled_from([0.0, 0.1])),
-        caching=draw(st.booleans()),
     )
 
 
@@ -89,8 +93,8 @@ MUTANTS = {
     ),
     "a preempted sequence keeps a stale block": (
         "block_manager.py",
-        "self._free.extend(reversed(table[num_registered:]))",
-        "self._free.extend(reversed(table[num_registered + 1 :]))",
+        "private = reversed(table[num_registered:])",
+        "private = reversed(table[num_registered + 1 :])",
     ),
     "a shared last block is written without a copy": (
         "block_manager.py",
@@ -99,9 +103,9 @@ MUTANTS = {
     ),
     "a block is copied before it is computed": ("block_manager.py", "if blocks[-1] in self._pending:", "if False:"),
     "blocks are found before they are computed": (
-        "scheduler.py",
-        "self.blocks.register(sequence, start + num_tokens)",
-        "self.blocks.register(sequence, sequence.num_tokens)",
+        "step_planner.py",
+        "self._blocks.register(sequence, start + num_tokens)",
+        "self._blocks.register(sequence, sequence.num_tokens)",
     ),
     "the hash leaves out the prefix": ("sequence.py", "chain_hash(hashes[-1] if hashes else 0,", "chain_hash(0,"),
     "growth comes one step late": ("decode_set.py", "return (offset + 1) %", "return (offset + 2) %"),
@@ -113,13 +117,13 @@ MUTANTS = {
     ),
     "the horizon ignores the queue": (
         "scheduler.py",
-        "if self._waiting and not self._waiting.head_blocked and",
-        "if False and",
+        "if not self._waiting.head_blocked:",
+        "if False:",
     ),
     "the bound on running sequences is off by one": (
-        "scheduler.py",
-        "len(self._running) < self.max_num_seqs and budget > 0",
-        "len(self._running) <= self.max_num_seqs and budget > 0",
+        "step_planner.py",
+        "len(seats) < self._max_num_seqs and budget > 0",
+        "len(seats) <= self._max_num_seqs and budget > 0",
     ),
     "a duplicate is lost when the indexed block is evicted": (
         "block_manager.py",
@@ -127,11 +131,36 @@ MUTANTS = {
         "del self._index[block_hash]",
     ),
     "a head once blocked stays blocked": (
-        "scheduler.py",
-        "        sequence.leave(status)\n        self._waiting.head_blocked = False\n",
-        "        sequence.leave(status)\n",
+        "running_set.py",
+        "self._blocks.release(sequence)\n        self._waiting.head_blocked = False\n",
+        "self._blocks.release(sequence)\n",
     ),
-    "a stopped sequence registers what it discarded": ("scheduler.py", " and sequence not in stopped:", ":"),
+    "a stopped sequence registers what it discarded": (
+        "running_set.py",
+        "if sequence in findable and sequence not in stopped:",
+        "if sequence in findable:",
+    ),
+    "a decode registers the block that it is about to fill": (
+        "running_set.py",
+        "known = ahead - self._async",
+        "known = ahead + 1",
+    ),
+    "an ended sequence keeps its blocks": (
+        "running_set.py",
+        "            self._release(sequence)\n        self.ending.clear()",
+        "        self.ending.clear()",
+    ),
+    "a chunk is computed without blocks": ("step_planner.py", "        if missing > 0:\n", "        if False:\n"),
+    "a chunk takes the blocks of a prompt that is planned": (
+        "step_planner.py",
+        "                del unplanned[sequence]\n",
+        "                unplanned = self._running.prefilling.copy()\n",
+    ),
+    "the sum of squares forgets who left": (
+        "decode_set.py",
+        "        self.num_squared_context_tokens -= length * length\n",
+        "",
+    ),
 }  # fmt: skip
 
 
@@ -145,12 +174,12 @@ def fuzz_copy(tmp_path: Path, file: str, old: str, new: str, num_seeds: int) -> 
     (tmp_path / "engine" / file).write_text(source.replace(old, new))
     command = [sys.executable, "-m", "tests.engine.fuzz", "--seeds", str(num_seeds)]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_fuzz_catches_mutant(name: str, tmp_path: Path) -> None:
-    result = fuzz_copy(tmp_path, *MUTANTS[name], num_seeds=400)
+    result = fuzz_copy(tmp_path, *MUTANTS[name], num_seeds=800)
     assert result.returncode != 0, "the mutant survived"
     assert result.stdout.startswith("seed "), "it failed before it ran a workload: " + result.stderr
 

@@ -64,7 +64,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["trace=csv"], "trace.path: missing; give it as trace.path=..."),
         (["block_size=${nothing}"], "block_size: Interpolation key 'nothing' not found"),
         (["+engine.compres=true"], "engine.compres: unknown key; did you mean 'compress'? (allowed here: compress)"),
-        (["+cost.x=1"], "cost.x: unknown key (allowed here: none)"),
+        (["+cost.x=1"], "cost.x: unknown key (allowed here: calibration)"),
         (
             ["+device.flops.b16=1"],
             "device.flops.b16: unknown key; did you mean 'bf16'? (allowed here: bf16, fp8, fp32)",
@@ -110,6 +110,11 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (
             ["task=report"],
             "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]",
+        ),
+        (
+            ["scheduler=vllm", "engine=cpu"],
+            "scheduler.async_scheduling=true: engine=cpu plans a step when the one before it has ended; "
+            "use engine=sim or scheduler.async_scheduling=false",
         ),
         (["results=[a]"], "results: read by task=report only; add task=report to compare earlier results"),
         (["block_size=0", "seed=-1"], f"block_size=0: {BLOCK_SIZE} (and 1 more)"),
@@ -170,6 +175,12 @@ def test_a_saved_configuration_loads_as_the_same(overrides: list[str], tmp_path:
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load(path) == config
+
+
+def test_a_saved_configuration_leaves_out_the_groups_of_other_tasks() -> None:
+    assert not {"profile", "validation", "calibration"} & set(OmegaConf.create(to_yaml(parse(composed()))))
+    saved = OmegaConf.create(to_yaml(parse(composed("task=validate", "validation.measured=run:a"))))
+    assert saved.validation.measured == "run:a" and "calibration" not in saved
 
 
 def test_a_file_that_is_no_configuration_is_refused(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_bad_rows_and_requests_that_cannot_run_leave_the_others_alone(tmp_path: 
         (["trace=csv", "trace.path=nowhere.csv"], "nowhere.csv"),
         (["arrival=trace"], "arrival"),
         (["arrival=sessions"], "session"),
-        (["cost=profiled", "cost.profile=x"], "cost=profiled"),
+        (["cost=profiled", "cost.profile=x"], "cost.profile"),
         (["device.memory_bandwidth=3350"], "check the units of the device's rates"),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -11,14 +12,13 @@ import simpy
 
 torch = pytest.importorskip("torch")
 
-from engine.block_manager import BlockManager  # noqa: E402
 from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
 from engine.executor import LocalExecutor  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
 from engine.model_config import ModelConfig  # noqa: E402
 from engine.plan import StepPlan  # noqa: E402
 from engine.policy import POLICIES  # noqa: E402
-from engine.scheduler import Scheduler  # noqa: E402
+from engine.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
 from engine.sequence import Sequence, extend_hashes  # noqa: E402
 from harness.arrivals import OpenLoop  # noqa: E402
 from harness.prompts import PromptSource  # noqa: E402
@@ -81,9 +81,9 @@ def make_trace() -> Trace:
     return Trace("t", trace_table(columns), "made", 8)
 
 
-def run_real(trace: Trace, policy: str, num_blocks: int) -> LoggingRecorder:
-    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=1, policy=policy,
-                          load_format="random", **LIMITS)  # type: ignore[arg-type]  # fmt: skip
+def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int) -> LoggingRecorder:
+    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=1, load_format="random",
+                          **LIMITS, **asdict(options))  # type: ignore[arg-type]  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder()
@@ -96,11 +96,10 @@ def run_real(trace: Trace, policy: str, num_blocks: int) -> LoggingRecorder:
     return recorder
 
 
-def run_twin(real: LoggingRecorder, policy: str, num_blocks: int) -> Recorder:
+def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int) -> Recorder:
     """Simulate the same requests, handed over when the real engine got them, with its step times."""
     env = simpy.Environment(initial_time=0)
-    blocks = BlockManager(num_blocks, BLOCK_SIZE)
-    scheduler = Scheduler(blocks, POLICIES[policy](), max_model_len=512, **LIMITS)
+    scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
 
     def make(order: int, arrival_ns: int) -> Sequence:
         row = real.delivered[order][1]
@@ -118,13 +117,19 @@ def run_twin(real: LoggingRecorder, policy: str, num_blocks: int) -> Recorder:
     return recorder
 
 
-@pytest.mark.parametrize("policy", sorted(POLICIES))
+OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES)}  # type: ignore[arg-type]
+OPTIONS["vllm"] = SchedulerOptions(
+    watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
+)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("num_blocks", [40, 400])
-def test_the_simulator_repeats_a_real_run(policy: str, num_blocks: int) -> None:
+def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int) -> None:
     torch.set_num_threads(1)
     trace = make_trace()
-    real = run_real(trace, policy, num_blocks)
-    twin = run_twin(real, policy, num_blocks).tables(trace, [])
+    real = run_real(trace, OPTIONS[name], num_blocks)
+    twin = run_twin(real, OPTIONS[name], num_blocks).tables(trace, [])
     measured = real.tables(trace, [])
     pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
     columns = [c for c in measured.requests if c != "replay_lag"]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata
+from kernels.kv_store import dequantize, quantize
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,21 @@ def naive_attention(case: Case) -> Tensor:
             token += 1
     assert token == case.q.shape[0]
     return out.float()
+
+
+def in_float8(case: Case) -> tuple[Case, Tensor, Tensor]:
+    """(the case with a float8 cache, its kv_scales, the attention over what that cache can hold); q is float32.
+
+    Some elements exceed the largest number of their head.
+    """
+    kv_heads = case.shape.kv_heads
+    scales = (1 + torch.arange(2 * kv_heads).view(2, kv_heads)) * 3.0 / 448 / kv_heads
+    scales = scales.to(case.q.device)
+    k_cache, v_cache = (quantize(x, scales[i]) for i, x in enumerate((case.k_cache, case.v_cache)))
+    caches = [dequantize(x, scales[i], torch.float32) for i, x in enumerate((k_cache, v_cache))]
+    k, v = (dequantize(quantize(x, scales[i]), scales[i], torch.float32) for i, x in enumerate((case.k, case.v)))
+    expected = naive_attention(replace(case, k=k, v=v, k_cache=caches[0], v_cache=caches[1]))
+    return replace(case, k_cache=k_cache, v_cache=v_cache), scales, expected
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -13,13 +13,24 @@ pytest.importorskip("triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("kernels are interpreted in this process", allow_module_level=True)
 
-from kernels import activation, decode_attention, kv_store, moe, norm, prefill_attention, rotary, sampler  # noqa: E402
+from kernels import (  # noqa: E402
+    activation,
+    decode_attention,
+    decode_step,
+    kv_store,
+    moe,
+    norm,
+    prefill_attention,
+    rotary,
+    sampler,
+)
 from tests.kernels.aot import CUOBJDUMP, Usage, compile_kernel  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
 
 CAPABILITIES = [80, 90, 100]
+FP8_CAPABILITIES = [90, 100]  # sm_80 has no conversion to and from e4m3
 # Shared memory that a program may use: 163 KB on sm_80, 227 KB on sm_90 and sm_100.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -27,15 +38,25 @@ BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
 
 
 def compile_decode(
-    capability: int, folder: Path, dtype: str, head_dim: int, group: int, block_size: int, one_split: bool
+    capability: int,
+    folder: Path,
+    dtype: str,
+    head_dim: int,
+    group: int,
+    block_size: int,
+    one_split: bool,
+    cache: str | None = None,
 ) -> Usage:
-    config = decode_attention.decode_config(head_dim, group, ELEMENT_BYTES[dtype])
-    types = dict.fromkeys(("q_ptr", "k_cache_ptr", "v_cache_ptr", "out_ptr"), f"*{dtype}")
+    config = decode_attention.decode_config(head_dim, group, ELEMENT_BYTES[dtype], cache is not None)
+    types = dict.fromkeys(("q_ptr", "out_ptr"), f"*{dtype}")
+    types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache or dtype}")
     types |= {"context_lens_ptr": I32, "block_tables_ptr": I32, "partial_ptr": F32, "log_sum_ptr": F32}
+    types |= {"kv_scales_ptr": F32}
     types |= {"qk_scale": "fp32", "q_stride": "i32", "table_stride": "i32", "out_stride": "i32", "splits": "i32"}
     constants = {"kv_heads": 4, "group_size": group, "head_dim": head_dim, "block_size": block_size}
     constants |= {"block_n": config.block_n, "block_d": config.block_d, "block_g": config.block_g}
     constants |= {"min_split": decode_attention.MIN_SPLIT_TOKENS, "one_split": one_split, "interpreted": False}
+    constants |= {"quantized": cache is not None}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return compile_kernel(decode_attention.decode_kernel, types, constants, capability, folder, **options)
 
@@ -55,15 +76,31 @@ def test_decode_does_not_spill(
     assert usage.shared <= 56 * 1024, usage
 
 
+@pytest.mark.parametrize("capability", FP8_CAPABILITIES)
+@pytest.mark.parametrize(("head_dim", "group", "block_size"), [(64, 2, 16), (128, 16, 7), (256, 4, 1)])
+def test_decode_of_a_float8_cache_does_not_spill(
+    tmp_path: Path, capability: int, head_dim: int, group: int, block_size: int
+) -> None:
+    usage = compile_decode(capability, tmp_path, "bf16", head_dim, group, block_size, False, "fp8e4nv")
+    assert usage.stack == 0, usage
+    assert usage.shared <= 56 * 1024, usage
+
+
 @pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 256])
-def test_prefill(tmp_path: Path, capability: int, head_dim: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "cache"), [(64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv")]
+)
+def test_prefill(tmp_path: Path, capability: int, head_dim: int, cache: str) -> None:
+    if cache == "fp8e4nv" and capability not in FP8_CAPABILITIES:
+        pytest.skip("no conversion from e4m3 there")
     config = prefill_attention.prefill_config(head_dim, 2048, 2)
-    types = dict.fromkeys(("q_ptr", "k_cache_ptr", "v_cache_ptr", "out_ptr"), BF16)
+    types = dict.fromkeys(("q_ptr", "out_ptr"), BF16) | {"kv_scales_ptr": F32}
+    types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
     types |= {"cu_seqlens_ptr": I32, "context_lens_ptr": I32, "block_tables_ptr": I32, "qk_scale": "fp32"}
     types |= {"q_stride": "i32", "out_stride": "i32", "table_stride": "i32"}
     constants = {"kv_heads": 4, "group_size": 4, "head_dim": head_dim, "block_size": 16, "interpreted": False}
     constants |= {"block_m": config.block_m, "block_n": config.block_n, "block_d": config.block_d}
+    constants |= {"quantized": cache != "bf16"}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     usage = compile_kernel(prefill_attention.prefill_kernel, types, constants, capability, tmp_path, **options)
     # Triton 3.6 holds it to 128 registers on sm_100 and spills up to ten of them.
@@ -81,8 +118,14 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     "store_kv": (
         kv_store.store_kv_kernel,
         dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), BF16)
-        | {"slots_ptr": I64, "k_stride": "i32", "v_stride": "i32"},
-        {"width": 1024, "block": 1024},
+        | {"slots_ptr": I64, "k_stride": "i32", "v_stride": "i32", "kv_scales_ptr": F32},
+        {"width": 1024, "head_dim": 128, "block": 1024, "quantized": False, "fp8_max": kv_store.FP8_MAX},
+    ),
+    "store_kv_float8": (
+        kv_store.store_kv_kernel,
+        {"k_ptr": BF16, "v_ptr": BF16, "k_cache_ptr": "*fp8e4nv", "v_cache_ptr": "*fp8e4nv", "slots_ptr": I64}
+        | {"k_stride": "i32", "v_stride": "i32", "kv_scales_ptr": F32},
+        {"width": 1024, "head_dim": 128, "block": 1024, "quantized": True, "fp8_max": kv_store.FP8_MAX},
     ),
     "rms_norm": (
         norm.rms_norm_kernel,
@@ -106,6 +149,18 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         activation.silu_and_mul_kernel,
         {"x_ptr": BF16, "out_ptr": BF16},
         {"width": 3072, "block": 1024},
+    ),
+    "begin_decode": (
+        decode_step.begin_decode_kernel,
+        {"lengths_ptr": I64, "tables_ptr": I32, "positions_ptr": I64, "slots_ptr": I64, "contexts_ptr": I32}
+        | {"num_rows": "i32", "table_stride": "i32"},
+        {"block_size": 16, "block": 128},
+    ),
+    "end_decode": (
+        decode_step.end_decode_kernel,
+        dict.fromkeys(("sampled_ptr", "tokens_ptr", "lengths_ptr", "ring_ptr", "cursor_ptr"), I64)
+        | {"num_rows": "i32", "ring_stride": "i32"},
+        {"block": 128},
     ),
     "sample_block": (
         sampler.sample_block_kernel,
@@ -131,6 +186,8 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize("name", SMALL_KERNELS)
 def test_small_kernels(tmp_path: Path, capability: int, name: str) -> None:
+    if name.endswith("float8") and capability not in FP8_CAPABILITIES:
+        pytest.skip("no conversion to e4m3 there")
     kernel, types, constants = SMALL_KERNELS[name]
     usage = compile_kernel(kernel, types, constants, capability, tmp_path, num_warps=4, num_stages=3)
     assert usage.stack == 0, usage

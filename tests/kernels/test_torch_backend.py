@@ -14,7 +14,7 @@ from kernels import torch_decode  # noqa: E402
 from kernels.attention import BackendUnavailableError, available_backends, select_backend  # noqa: E402
 from kernels.flash_attention import flash_unavailable  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
-from tests.kernels.paged import Case, Shape, make_case, naive_attention, tolerance  # noqa: E402
+from tests.kernels.paged import Case, Shape, in_float8, make_case, naive_attention, tolerance  # noqa: E402
 
 CPU = torch.device("cpu")
 SHAPES = [
@@ -69,6 +69,15 @@ def test_one_backend_over_steps_and_layers() -> None:
             other = make_case(Shape(16, 4, 2, 64), [(20, 6)], decodes, seed=seed)
             same_step = Case(**{**vars(other), "metadata": case.metadata, "q": case.q * (layer + 1)})
             torch.testing.assert_close(run(backend, same_step), naive_attention(same_step), atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 96)], ids=str)
+def test_float8_cache(shape: Shape) -> None:
+    case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129, 16]))
+    out = TorchBackend().forward(
+        case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, kv_scales=scales
+    )
+    torch.testing.assert_close(out, expected, atol=2e-5, rtol=0)
 
 
 def test_tokens_that_are_padding_give_zeros_and_store_nothing() -> None:

@@ -11,8 +11,9 @@ import torch  # noqa: E402
 
 from kernels.decode_attention import decode_attention, num_splits  # noqa: E402
 from kernels.kv_store import store_kv_reference  # noqa: E402
+from kernels.prefill_attention import prefill_attention  # noqa: E402
 from kernels.triton_attention import TritonBackend  # noqa: E402
-from tests.kernels.paged import Case, Shape, make_case, naive_attention, tolerance  # noqa: E402
+from tests.kernels.paged import Case, Shape, in_float8, make_case, naive_attention, tolerance  # noqa: E402
 
 BF16 = torch.bfloat16
 SHAPES = [
@@ -76,6 +77,25 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
     assert not q.is_contiguous()
     out = TritonBackend().forward(q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 96), Shape(256, 8, 1, 128)], ids=str)
+def test_float8_cache(triton_device: str, shape: Shape) -> None:
+    """Chunks and decodes over a float8 cache that the reference filled; scales differ by head."""
+    case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
+    meta, caches = case.metadata, (case.k_cache, case.v_cache)
+    store_kv_reference(case.k, case.v, *caches, meta.slot_mapping, scales)
+    out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
+    prefill_attention(
+        case.q[:first], *caches, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+        meta.max_seqlen_q, out[:first], scales,
+    )  # fmt: skip
+    for splits in (1, 2):
+        decode_attention(
+            case.q[first:], *caches, meta.decode_context_lens, meta.decode_block_tables, case.scale,
+            meta.max_decode_context, out[first:], splits, scales,
+        )  # fmt: skip
+        torch.testing.assert_close(out.cpu(), expected, atol=2e-5, rtol=0)
 
 
 def test_splits_fill_the_device_and_stay_bounded() -> None:

@@ -19,6 +19,7 @@ from engine.block_manager import BlockManager
 from engine.plan import StepOutcome, StepPlan
 from engine.policy import POLICIES
 from engine.scheduler import Scheduler
+from engine.scheduler_options import SchedulerOptions, make_scheduler
 from engine.sequence import Sequence
 from harness.arrivals import ClosedLoop, OpenLoop, Sessions
 from harness.content import sequence_factory
@@ -34,7 +35,7 @@ DEVICE = Device("d", 1 << 30, 1e11, {"bf16": 1e12, "fp32": 1e11}, 0.8, 0.7, 1e9,
 
 @dataclass(frozen=True)
 class Case:
-    policy: str
+    options: SchedulerOptions
     block_size: int
     extra_blocks: int
     max_num_seqs: int
@@ -46,7 +47,16 @@ class Case:
 
 CASES = st.builds(
     Case,
-    policy=st.sampled_from(sorted(POLICIES)),
+    options=st.builds(
+        SchedulerOptions,
+        policy=st.sampled_from(sorted(POLICIES)),
+        watermark=st.just(0.02),
+        allocation=st.sampled_from(["prompt", "chunk"]),
+        eviction=st.sampled_from(["unhashed_first", "lru"]),
+        victim=st.sampled_from(["spare_last", "last"]),
+        full_hit=st.sampled_from(["copy", "recompute_block"]),
+        async_scheduling=st.booleans(),
+    ),
     block_size=st.sampled_from([1, 4, 16]),
     extra_blocks=st.sampled_from([1, 5, 1000]),
     max_num_seqs=st.sampled_from([1, 3, 16]),
@@ -122,10 +132,10 @@ class Both:
 def simulate(case: Case, observer: object, *, compress: bool) -> Trace:
     trace = make_trace(case)
     longest = int((trace.table["num_prompt_tokens"] + trace.table["num_output_tokens"]).max())
-    blocks = BlockManager(-(-longest // case.block_size) + case.extra_blocks, case.block_size)
-    scheduler = Scheduler(
-        blocks,
-        POLICIES[case.policy](),
+    scheduler = make_scheduler(
+        case.options,
+        num_blocks=-(-longest // case.block_size) + case.extra_blocks,
+        block_size=case.block_size,
         max_num_seqs=case.max_num_seqs,
         max_num_batched_tokens=case.max_num_batched_tokens,
     )
@@ -184,22 +194,45 @@ def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     assert recorder.num_done == len(trace.table) and recorder.now_ns == log.end
 
 
-def test_an_arrival_is_seen_at_the_end_of_its_step_and_cuts_the_run_there() -> None:
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_an_arrival_is_seen_at_the_end_of_its_step_or_one_later_and_cuts_the_run_there(async_scheduling: bool) -> None:
     times = np.array([0, 50_000_000])
     trace = Trace("t", trace_table({"num_prompt_tokens": [10, 10], "num_output_tokens": [2000, 1]}), "made")
-    plans: list[tuple[int, int, int]] = []
+    plans: list[tuple[int, NDArray[np.int64], int]] = []
     observer = SimpleNamespace(
-        on_step=lambda plan, start, d: plans.append((start, int(np.sum(d)), plan.num_steps)), on_commit=lambda o: None
+        on_step=lambda plan, start, d: plans.append((start, np.atleast_1d(d), plan.num_steps)), on_commit=lambda o: None
     )
     env = simpy.Environment(initial_time=0)
-    scheduler = Scheduler(BlockManager(1000, 4), POLICIES["mixed"](), max_num_seqs=2, max_num_batched_tokens=100)
+    scheduler = Scheduler(
+        BlockManager(1000, 4), POLICIES["mixed"](), max_num_seqs=2, max_num_batched_tokens=100,
+        async_scheduling=async_scheduling,
+    )  # fmt: skip
     make = sequence_factory(trace, 4)
     Replica(env, scheduler, RooflineCost(MODEL, DEVICE), OpenLoop(times), make, observer)
     env.run()
-    _, first_run, mixed, rest = plans
-    assert first_run[0] + first_run[1] >= 50_000_000 > first_run[0] + first_run[1] * (1 - 1 / first_run[2])
+    _, (start, durations, num_steps), mixed, rest = plans
+    ends = start + durations.cumsum()
+    seen = np.searchsorted(ends, times[1])  # the step during which it comes
+    assert num_steps == seen + 1 + async_scheduling
     assert mixed[2] == 1
-    assert first_run[2] + mixed[2] + rest[2] == 1999
+    assert num_steps + mixed[2] + rest[2] == 1999
+
+
+def test_an_arrival_in_an_idle_engine_is_served_at_once_and_one_beside_it_a_step_later() -> None:
+    times = np.array([0, 10**9, 10**9 + 1])
+    trace = Trace("t", trace_table({"num_prompt_tokens": [10] * 3, "num_output_tokens": [5] * 3}), "made")
+    recorder = Recorder()
+    env = simpy.Environment(initial_time=0)
+    scheduler = Scheduler(
+        BlockManager(1000, 4), POLICIES["mixed"](), max_num_seqs=3, max_num_batched_tokens=100, async_scheduling=True
+    )
+    cost = RooflineCost(MODEL, DEVICE)
+    Replica(env, scheduler, cost, OpenLoop(times), sequence_factory(trace, 4), recorder)
+    env.run()
+    steps = recorder.tables(trace, []).steps
+    later = steps[steps["start_time"] >= 1.0]
+    assert later["num_prefill_seqs"].tolist()[:3] == [1, 0, 1]
+    assert later["start_time"].iloc[0] == 1.0
 
 
 def test_stop_ends_after_the_plan_under_way() -> None:

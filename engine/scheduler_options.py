@@ -1,0 +1,57 @@
+"""The rules that a scheduler can be given by configuration, and how it is put together from them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.block_manager import BlockManager, Eviction, FullHit
+from engine.policy import POLICIES, VICTIM_RULES
+from engine.scheduler import Allocation, Scheduler
+
+
+@dataclass(frozen=True)
+class SchedulerOptions:
+    """How steps are composed and blocks are handed out; the values are explained where they are used:
+
+    `policy` and `victim` in `engine.policy`, `watermark`, `allocation` and `async_scheduling` in `Scheduler`,
+    `enable_prefix_caching`, `eviction` and `full_hit` in `BlockManager`.
+    """
+
+    policy: Literal["prefill_first", "mixed"] = "mixed"
+    watermark: float = 0.02
+    enable_prefix_caching: bool = True
+    allocation: Allocation = "prompt"
+    eviction: Eviction = "unhashed_first"
+    victim: Literal["spare_last", "last"] = "spare_last"
+    full_hit: FullHit = "copy"
+    async_scheduling: bool = False
+
+
+def make_scheduler(
+    options: SchedulerOptions,
+    *,
+    num_blocks: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    max_model_len: int | None = None,
+) -> Scheduler:
+    """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens; raises ValueError as its parts do."""
+    blocks = BlockManager(
+        num_blocks,
+        block_size,
+        enable_prefix_caching=options.enable_prefix_caching,
+        eviction=options.eviction,
+        full_hit=options.full_hit,
+    )
+    return Scheduler(
+        blocks,
+        POLICIES[options.policy](VICTIM_RULES[options.victim]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        watermark=options.watermark,
+        allocation=options.allocation,
+        async_scheduling=options.async_scheduling,
+    )

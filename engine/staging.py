@@ -1,0 +1,144 @@
+"""Between host and device: inputs in one copy, tokens back in another, and nothing waits but for the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_ALIGNMENT = 128  # bytes; Triton loads 16 at a time from pointers that it finds aligned
+_FIRST_BYTES = 1 << 16
+
+Inputs = TypeVar("Inputs")
+
+
+class Staging:
+    """Copies the arrays of a step to the device, all in one.
+
+        arrays ──▶ | a | b  | c | pinned, one of two ──one copy──▶ | a | b  | c | on the device
+
+    A pinned buffer is written again two steps later, and not before an event says that its copy is over. The buffer on
+    the device is one: a copy into it comes after the kernels that read what was there, on the same stream.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pinned = [_PinnedBuffer(device) for _ in range(2)]
+        self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
+
+    def send(self, inputs: Inputs) -> Inputs:
+        """The same dataclass with a tensor on the device for each numpy array, also of dataclasses in it.
+
+        The tensors are valid until the next call.
+        """
+        arrays = list(_arrays(inputs))
+        starts = np.cumsum([0] + [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
+        total = starts[-1]
+        if total:
+            self._copy(arrays, starts, total)
+        views = (
+            self._on_device[start : start + array.nbytes].view(_TORCH_DTYPES[array.dtype.name]).view(array.shape)
+            for start, array in zip(starts, arrays, strict=False)
+        )
+        return _with_tensors(inputs, views)
+
+    def _copy(self, arrays: list[NDArray[Any]], starts: list[int], total: int) -> None:
+        self._pinned.reverse()
+        pinned = self._pinned[0]
+        host = pinned.writable(total)
+        for start, array in zip(starts, arrays, strict=False):
+            host[start : start + array.nbytes] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+        if self._on_device.shape[0] < total:
+            self._on_device = torch.empty(len(host), dtype=torch.uint8, device=self._device)
+        pinned.copy_to(self._on_device, total)
+
+
+class _PinnedBuffer:
+    """Bytes on the host (page-locked where the device is a GPU), and whether they are still being copied."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._pin = device.type == "cuda"
+        self._bytes = torch.empty(0, dtype=torch.uint8)
+        self._copied = torch.cuda.Event() if self._pin else None
+
+    def writable(self, size: int) -> NDArray[np.uint8]:
+        """At least `size` bytes that nothing reads any more."""
+        if self._copied is not None:
+            self._copied.synchronize()
+        if self._bytes.shape[0] < size:
+            self._bytes = torch.empty(max(_FIRST_BYTES, 2 * size), dtype=torch.uint8, pin_memory=self._pin)
+        array: NDArray[np.uint8] = self._bytes.numpy()
+        return array
+
+    def copy_to(self, target: Tensor, size: int) -> None:
+        target[:size].copy_(self._bytes[:size], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+
+
+class TokenBuffer:
+    """Sampled tokens, on the device and in page-locked memory: int64[1 + max_steps, max_num_seqs].
+
+    row 0           tokens of prompts that are complete, in their order
+    row 1 + step    tokens of the decode rows; `cursor`, on the device, says which step comes next
+    """
+
+    def __init__(self, max_steps: int, max_num_seqs: int, device: torch.device) -> None:
+        self._on_device = torch.zeros(1 + max_steps, max_num_seqs, dtype=torch.int64, device=device)
+        self._is_cuda = device.type == "cuda"
+        self._host = torch.empty(self._on_device.shape, dtype=torch.int64, pin_memory=self._is_cuda)
+        self._copied = torch.cuda.Event() if self._is_cuda else None
+        self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
+
+    @property
+    def prompts(self) -> Tensor:
+        """int64[max_num_seqs]"""
+        return self._on_device[0]
+
+    @property
+    def ring(self) -> Tensor:
+        """int64[max_steps, max_num_seqs], row `cursor` to be written next."""
+        return self._on_device[1:]
+
+    def rewind(self) -> None:
+        """Begin again at the first step."""
+        self.cursor.zero_()
+
+    def fetch(self, num_steps: int) -> NDArray[np.int64]:
+        """int64[1 + num_steps, max_num_seqs]: waits for the steps launched so far, and copies their tokens."""
+        rows = slice(0, 1 + num_steps)
+        self._host[rows].copy_(self._on_device[rows], non_blocking=True)
+        if self._copied is not None:
+            self._copied.record()
+            self._copied.synchronize()
+        tokens: NDArray[np.int64] = self._host[rows].numpy().copy()
+        return tokens
+
+
+_TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}
+
+
+def _arrays(inputs: object) -> Iterator[NDArray[Any]]:
+    """The arrays of a dataclass and of those in it, depth first."""
+    for field in fields(inputs):  # type: ignore[arg-type]
+        value = getattr(inputs, field.name)
+        if isinstance(value, np.ndarray):
+            yield value
+        elif is_dataclass(value):
+            yield from _arrays(value)
+
+
+def _with_tensors(inputs: Any, tensors: Iterator[Tensor]) -> Any:
+    changes: dict[str, Any] = {}
+    for field in fields(inputs):
+        value = getattr(inputs, field.name)
+        if isinstance(value, np.ndarray):
+            changes[field.name] = next(tensors)
+        elif is_dataclass(value):
+            changes[field.name] = _with_tensors(value, tensors)
+    return replace(inputs, **changes)

@@ -1,0 +1,195 @@
+"""task=calibrate: fits the few named constants of a cost model to one measured run, and says to which part of it.
+
+With the latencies of a run, what is minimised is the root mean square of the relative errors of TTFT, TPOT and E2EL x
+mean, median, p90, p95, p99 between the simulated and the measured run. With the step times of our own engine it is that
+of the relative errors of the single steps, weighted by their measured times; the measured plans are priced one by one.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from harness import calibration
+from harness.arrivals import make_arrivals
+from harness.calibrate_fit import Fit, minimise
+from harness.calibration import Constant
+from harness.config import RunConfig
+from harness.errors import ConfigError
+from harness.measured import MeasuredRun
+from harness.measured.measured_run import with_latencies
+from harness.simulated import SimulatedEngine, cost_model
+from harness.validate import load_run, simulated_requests, simulation_config
+from harness.validate_metrics import part_of, statistics
+from harness.validate_steps import replay_steps
+
+Objective = Callable[[Mapping[str, float]], float]
+_FITTED = ("ttft", "tpot", "e2el")
+_PRIOR = 3e-3  # misfit, as the objectives count it, that a constant one width from its default must save
+_UNSERVED = 1e3  # objective of constants with which the simulation does not serve what was measured
+
+
+def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
+    """Fit as `config.calibration` says, leave calibration.yaml in `output_dir` and return its content.
+
+    Raises:
+        TwinServeError: the measured run or the configuration cannot be used.
+    """
+    console = Console()
+    run = load_run(config)
+    config = simulation_config(config, run)
+    constants = _chosen(config)
+    part = config.calibration.part
+    if run.own is not None:
+        what, objective = "RMS relative error of step times, weighted by time", _step_objective(config, run)
+    else:
+        what, objective = "RMS relative error of TTFT, TPOT, E2EL statistics", _latency_objective(config, run)
+    with _progress(config, console) as report:
+        fit = minimise(
+            _with_prior(objective, calibration.constants_of(config)),
+            constants,
+            config.calibration.max_evaluations,
+            report,
+        )
+    document = {
+        "constants": _others(config) | fit.values,
+        "cost": config.cost.kind,
+        "fitted_on": {
+            "measured": f"{run.kind}:{run.source}",
+            "engine": run.engine,
+            "data_sha256": run.data_sha256(),
+            "part": part,
+            "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
+            "latency_from": config.validation.latency_from,
+        },
+        "kept": _kept(config, fit.values),
+        "objective": {
+            "minimised": what,
+            "before": fit.start_objective,
+            "after": fit.objective,
+            "evaluations": fit.num_evaluations,
+        },
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+    }
+    calibration.write(output_dir / calibration.FILE, document)
+    _print(console, what, constants, fit)
+    console.print(f"constants: {output_dir / calibration.FILE}", highlight=False, soft_wrap=True)
+    return document
+
+
+def _chosen(config: RunConfig) -> dict[str, Constant]:
+    """The constants to fit, starting from those of an earlier calibration if there is one."""
+    known = calibration.constants_of(config)
+    fitted = calibration.configured(config)
+    for name, value in (fitted.constants if fitted else {}).items():
+        known[name] = known[name]._replace(default=value)
+    names = config.calibration.constants or tuple(known)
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"calibration.constants: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
+    if not names:
+        raise ConfigError(f"cost={config.cost.kind}: has no constants to fit")
+    return {name: known[name] for name in names}
+
+
+def _others(config: RunConfig) -> dict[str, float]:
+    """Constants of an earlier calibration, which stay as they are unless they are fitted again."""
+    fitted = calibration.configured(config)
+    return dict(fitted.constants) if fitted else {}
+
+
+def _kept(config: RunConfig, refitted: Mapping[str, float]) -> list[dict[str, Any]]:
+    """What the constants that are kept from an earlier calibration were fitted on."""
+    fitted = calibration.configured(config)
+    if fitted is None or not set(fitted.constants) - set(refitted):
+        return []
+    return [dict(data) for data in (fitted.fitted_on, *fitted.kept)]
+
+
+def _with_prior(objective: Objective, known: Mapping[str, Constant]) -> Objective:
+    """`objective` and, in quadrature, how far the constants are from the cost model's own, in their widths.
+
+    So what the run hardly determines stays near what the model says.
+    """
+
+    def penalised(constants: Mapping[str, float]) -> float:
+        distances = [(value - known[name].default) / known[name].width for name, value in constants.items()]
+        return math.hypot(objective(constants), *(_PRIOR * distance for distance in distances))
+
+    return penalised
+
+
+def _latency_objective(config: RunConfig, run: MeasuredRun) -> Objective:
+    rows = part_of(len(run.requests), config.calibration.part)
+    measured = statistics(with_latencies(run.requests, config.validation.latency_from).iloc[rows])
+    wanted = {key: value for key, value in measured.items() if key[0] in _FITTED and not np.isnan(value)}
+    others = _others(config)
+
+    def objective(constants: Mapping[str, float]) -> float:
+        arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+        engine = SimulatedEngine(config, run.trace, arrivals, cost_model(config, {**others, **constants}))
+        engine.run()
+        recorded = engine.recorder.tables(run.trace, engine.unfinished())
+        requests = simulated_requests(recorded.requests, recorded.steps, config).iloc[rows]
+        found = statistics(requests)
+        errors = np.array([found[key] / value - 1 for key, value in wanted.items()])
+        return float(np.sqrt(np.mean(errors**2))) if np.isfinite(errors).all() else _UNSERVED
+
+    return objective
+
+
+def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
+    others = _others(config)
+
+    def objective(constants: Mapping[str, float]) -> float:
+        priced = cost_model(config, {**others, **constants})
+        steps = replay_steps(run, config, priced, config.calibration.part).steps
+        if steps.empty:
+            return _UNSERVED
+        measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
+        return float(np.sqrt(np.average((predicted / measured - 1) ** 2, weights=measured)))
+
+    return objective
+
+
+@contextmanager
+def _progress(config: RunConfig, console: Console) -> Iterator[Callable[[int, float], None]]:
+    """A bar that counts evaluations and shows the lowest error so far."""
+    if not config.progress or not console.is_terminal:
+        yield lambda count, best: None
+        return
+    columns = (
+        TextColumn("evaluations"), BarColumn(bar_width=None), MofNCompleteColumn(), TextColumn("{task.fields[best]}"),
+        TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console) as bar:
+        task = bar.add_task("", total=config.calibration.max_evaluations, best="")
+        yield lambda count, best: bar.update(task, completed=count, best=f"lowest error {best:.3%}")
+
+
+def _print(console: Console, what: str, constants: Mapping[str, Constant], fit: Fit) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in ("constant", "before", "fitted", "limits"):
+        table.add_column(name, justify="left" if name == "constant" else "right", no_wrap=True)
+    for name, (default, low, high, _) in constants.items():
+        table.add_row(name, f"{default:.4g}", f"{fit.values[name]:.4g}", f"{low:g} to {high:g}")
+    console.print(table)
+    text = f"\n{what}: {fit.start_objective:.2%} before, {fit.objective:.2%} after {fit.num_evaluations} evaluations"
+    console.print(Text(text), soft_wrap=True)
+    for name, (default, low, high, _) in constants.items():
+        distance = min(abs(fit.values[name] - limit) for limit in (low, high) if limit != default)
+        if distance < 1e-3 * (high - low):
+            console.print(Text(f"! {name} is at its limit", style="yellow"), soft_wrap=True)

@@ -1,0 +1,124 @@
+"""Constants of a cost model that were fitted to a measured run, in a file that says to which run and which part.
+
+constants     name: value
+cost          the cost model they belong to
+fitted_on     measured run, hash of its data, part and number of requests
+kept          the same of earlier fits, where constants of theirs were kept
+objective     what was minimised, before and after, and in how many evaluations
+date, command
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from harness.errors import ConfigError
+from harness.results import write_whole
+from harness.validate_metrics import parts_overlap
+from simulator.hardware import Device
+from simulator.profiled import Constant
+from simulator.profiled import constants as profiled_constants
+
+if TYPE_CHECKING:
+    from harness.config import RunConfig
+
+FILE = "calibration.yaml"
+_FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A calibration file: the constants, the kind of cost model they belong to, and what they were fitted on."""
+
+    path: Path
+    cost: str
+    constants: Mapping[str, float]
+    fitted_on: Mapping[str, Any]
+    kept: tuple[Mapping[str, Any], ...] = ()
+
+    def was_fitted_on(self, data_sha256: str, part: str) -> bool:
+        """Whether any of its constants was fitted on requests of this part of the data."""
+        return any(
+            data["data_sha256"] == data_sha256 and parts_overlap(data["part"], part)
+            for data in (self.fitted_on, *self.kept)
+        )
+
+
+def constants_of(config: RunConfig) -> dict[str, Constant]:
+    """The constants of the configured cost model by name, with the defaults that this configuration has.
+
+    Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism, what
+    concerns communication has no effect and is left out.
+    """
+    if config.cost.kind == "profiled":
+        return profiled_constants(Device(**config.device.model_dump()), config.tensor_parallel_size)
+    device = config.device
+    constants = {
+        "memory_efficiency": Constant(device.memory_efficiency, 0.05, 1.0),
+        "flops_efficiency": Constant(device.flops_efficiency, 0.05, 1.0),
+        "step_overhead_s": Constant(device.step_overhead_s, 0.0, 0.02),
+        "sequence_overhead_s": Constant(device.sequence_overhead_s, 0.0, 0.002),
+    }
+    if config.tensor_parallel_size > 1:
+        constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
+    return constants
+
+
+def read(path: Path) -> Calibration:
+    """Read a file of `write`.
+
+    Raises:
+        ConfigError: it cannot be read, or is no calibration file.
+    """
+    try:
+        document = OmegaConf.load(path)
+    except (OSError, YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        reason = getattr(error, "strerror", None) or "not YAML"
+        raise ConfigError(f"cost.calibration={str(path)!r}: cannot be read: {reason}") from None
+    values = OmegaConf.to_container(document, resolve=False) if isinstance(document, DictConfig) else {}
+    assert isinstance(values, dict)
+    constants, fitted_on, kept = (values.get(name) or {} for name in ("constants", "fitted_on", "kept"))
+    if (
+        not isinstance(constants, dict)
+        or not all(isinstance(data, dict) and set(_FITTED_ON) <= set(data) for data in (fitted_on, *kept))
+        or not all(type(value) in (int, float) for value in constants.values())
+    ):
+        raise ConfigError(
+            f"cost.calibration={str(path)!r}: not a {FILE} of task=calibrate: needs constants (numbers) and fitted_on "
+            f"({', '.join(_FITTED_ON)})"
+        )
+    return Calibration(
+        path, str(values.get("cost")), {str(k): float(v) for k, v in constants.items()}, fitted_on, tuple(kept)
+    )
+
+
+def configured(config: RunConfig) -> Calibration | None:
+    """The calibration file that `cost.calibration` names, None without one.
+
+    Raises:
+        ConfigError: it cannot be read, or belongs to another cost model.
+    """
+    name = getattr(config.cost, "calibration", None)
+    if name is None:
+        return None
+    calibration = read(Path(name))
+    known = constants_of(config)
+    if calibration.cost != config.cost.kind or set(calibration.constants) - set(known):
+        raise ConfigError(
+            f"cost.calibration={name!r}: fitted for cost={calibration.cost} with {', '.join(calibration.constants)}; "
+            f"cost={config.cost.kind} has {', '.join(known)}"
+        )
+    return calibration
+
+
+def write(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a calibration file, whole or not at all."""
+    text = OmegaConf.to_yaml(OmegaConf.create(dict(document)))
+    write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))

@@ -1,0 +1,33 @@
+"""Configuration of task=validate and task=calibrate: which measured run, which part of it, which constants."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.config.base import ConfigModel, PositiveInt, Text
+
+Part = Literal["all", "first_half", "second_half"]
+
+
+class ValidationConfig(ConfigModel):
+    """The measured run that a simulation is compared with, as `<kind>:<path>`; kinds are those of `harness.measured`.
+
+    `workload` is the file that was replayed, for formats whose log lacks the prompts; `repeats` are more runs of the
+    same, as `measured`; `score` is the part of the requests, by order of arrival, that is compared; `latency_from` is
+    where TTFT and E2EL start: at the arrival, or when the scheduler first saw the request.
+    """
+
+    measured: Text | None = None
+    workload: Text | None = None
+    repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    score: Part = "all"
+    latency_from: Literal["arrival", "queued"] = "arrival"
+
+
+class CalibrationConfig(ConfigModel):
+    """What is fitted to the measured run of `validation.measured`: `constants` of the cost model, all it has when
+    empty, to the `part` of the requests, with at most `max_evaluations` simulations."""
+
+    constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    part: Part = "all"
+    max_evaluations: PositiveInt = 400

@@ -1,0 +1,77 @@
+"""Reads the measured runs of DistServe's `alignment/data-ground-truth`: measured-*.exp beside workload-*.exp.
+
+A measured file opens with one line, a Python list of a dict per request in order of completion. Requests have no ids,
+but `issue_time` puts them in the order of the workload, and their lengths say whether it is the one given.
+"""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.errors import MeasuredRunError
+from harness.measured.measured_run import (
+    MeasuredRun,
+    check_order,
+    number_columns,
+    read_json,
+    read_text,
+    requests_table,
+    series_table,
+    trace_of,
+)
+
+_FIELDS = ("prompt_len", "output_len", "issue_time", "first_token_time", "complete_time")
+
+
+def read(path: Path, workload: Path | None) -> MeasuredRun:
+    """Read the file `path`; `workload`, if given, is checked to be what was replayed.
+
+    Raises:
+        MeasuredRunError: the file cannot be read or lacks fields, a request failed, or the workload is another one.
+    """
+    if not path.is_file():
+        raise MeasuredRunError(f"{path}: no such file; distserve:<file> is a measured-*.exp")
+    fields = number_columns(path, _records(path), _FIELDS)
+    requests = requests_table(
+        {
+            "arrival_time": fields["issue_time"],
+            "first_token_time": fields["first_token_time"],
+            "finish_time": fields["complete_time"],
+            "num_prompt_tokens": fields["prompt_len"],
+            "num_output_tokens": fields["output_len"],
+        }
+    )
+    check_order(path, requests)
+    if workload is not None:
+        planned = number_columns(workload, _list_of_dicts(workload, read_json(workload)), _FIELDS[:2])
+        lengths = np.stack([planned[name] for name in _FIELDS[:2]], axis=1)
+        measured = requests[["num_prompt_tokens", "num_output_tokens"]].to_numpy()
+        if lengths.shape != measured.shape or (lengths != measured).any():
+            raise MeasuredRunError(f"{workload}: not the workload of {path}: numbers of tokens or of requests differ")
+    return MeasuredRun(
+        kind="distserve",
+        source=str(path),
+        engine="vLLM of unknown version",
+        data_files=(path,),
+        trace=trace_of(path.stem, str(path), requests),
+        requests=requests,
+        series=series_table({}),
+        notes=("queue times, preemptions, cache hits and the state over time are not in this format",),
+    )
+
+
+def _records(path: Path) -> list[Any]:
+    try:
+        return _list_of_dicts(path, ast.literal_eval(read_text(path).splitlines()[0]))
+    except (ValueError, SyntaxError):
+        raise MeasuredRunError(f"{path}: line 1 is not a Python list of dicts, as in measured-*.exp") from None
+
+
+def _list_of_dicts(path: Path, value: Any) -> list[Any]:
+    if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+        raise MeasuredRunError(f"{path}: not a list with a dict for each request")
+    return value

@@ -1,0 +1,122 @@
+"""Reads vLLM runs in the format of LLMServingSim's `bench`: a folder with requests.jsonl, timeseries.csv, meta.json.
+
+requests.jsonl has two clocks. `arrival_time` is the wall clock of the client, when the request was sent; `queued_ts`,
+`scheduled_ts`, `first_token_ts` and `last_token_ts` are the monotonic clock of the engine core. The engine takes
+requests in between two steps, so queued_ts - arrival_time is the offset of the clocks plus a wait of up to a step; the
+least of it over all requests is taken as the offset, which counts the shortest way from client to scheduler as none.
+
+LLMServingSim's own summary counts TTFT and latency from `queued_ts` (`latency_from=queued`): that way, and not from the
+arrival, its vLLM column comes out to the last digit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.errors import MeasuredRunError
+from harness.measured.measured_run import (
+    MeasuredRun,
+    check_order,
+    number_columns,
+    read_json,
+    read_json_lines,
+    requests_table,
+    series_table,
+    trace_of,
+)
+
+_FIELDS = (
+    "input_toks", "output_toks", "arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts",
+)  # fmt: skip
+_SERIES = ("t", "running", "waiting", "kv_cache_pct")
+
+
+def read(path: Path, workload: Path | None) -> MeasuredRun:
+    """Read the folder `path`; `workload` is the JSON-lines file that was replayed, which has the tokens of the prompts.
+
+    Raises:
+        MeasuredRunError: a file is missing or unreadable, a request failed, or the workload is another one.
+    """
+    if not path.is_dir():
+        raise MeasuredRunError(f"{path}: no such folder; llmservingsim:<folder> holds requests.jsonl and meta.json")
+    file = path / "requests.jsonl"
+    fields = number_columns(file, read_json_lines(file), _FIELDS)
+    offset = float((fields["queued_ts"] - fields["arrival_time"]).min())
+    requests = requests_table(
+        {
+            "arrival_time": fields["arrival_time"] + offset,
+            "queued_time": fields["queued_ts"],
+            "first_scheduled_time": fields["scheduled_ts"],
+            "first_token_time": fields["first_token_ts"],
+            "finish_time": fields["last_token_ts"],
+            "num_prompt_tokens": fields["input_toks"],
+            "num_output_tokens": fields["output_toks"],
+        }
+    )
+    check_order(file, requests)
+    meta = read_json(path / "meta.json")
+    if not isinstance(meta, dict):
+        raise MeasuredRunError(f"{path / 'meta.json'}: not a JSON object")
+    tokens = None if workload is None else _tokens(workload, requests)
+    notes = [f"clocks: engine - client = {offset:.6f} s, the least queued_ts - arrival_time of all requests"]
+    if tokens is None:
+        notes.append("no validation.workload: prompts have no contents, so the simulated prefix cache finds nothing")
+    series, more = _series(path / "timeseries.csv", meta, float(fields["arrival_time"].min()))
+    return MeasuredRun(
+        kind="llmservingsim",
+        source=str(path),
+        engine=f"vLLM {meta.get('vllm_version', 'of unknown version')}",
+        data_files=(file,),
+        trace=trace_of(path.name, str(path), requests, tokens),
+        requests=requests,
+        series=series,
+        settings={"model": meta.get("model"), **(meta.get("engine_kwargs") or {})},
+        notes=(*notes, *more),
+    )
+
+
+def _tokens(workload: Path, requests: pd.DataFrame) -> list[Any]:
+    """The prompts' token ids in order of arrival; the log numbers the requests in the order of the workload."""
+    records = read_json_lines(workload)
+    fields = number_columns(workload, records, ("input_toks", "output_toks"))
+    rows = requests["row"].to_numpy()
+    lengths = np.stack([fields["input_toks"], fields["output_toks"]], axis=1)
+    measured = requests[["num_prompt_tokens", "num_output_tokens"]].to_numpy()
+    if len(lengths) != len(measured) or (lengths[rows] != measured).any():
+        raise MeasuredRunError(
+            f"{workload}: not the workload of this run: {len(lengths)} requests, "
+            f"where {len(measured)} of other lengths or in another order were measured"
+        )
+    tokens = [np.asarray(records[row].get("input_tok_ids", ()), dtype=np.int32) for row in rows.tolist()]
+    wrong = [row for row, ids in zip(rows.tolist(), tokens, strict=True) if len(ids) != lengths[row, 0]]
+    if wrong:
+        raise MeasuredRunError(f"{workload}: input_tok_ids of line {wrong[0] + 1} do not hold input_toks ids")
+    return tokens
+
+
+def _series(path: Path, meta: Mapping[str, Any], first_arrival: float) -> tuple[pd.DataFrame, list[str]]:
+    """What the engine said of itself each tick: the state at wall-clock time started_at + t."""
+    if not path.is_file():
+        return series_table({}), [f"no {path.name}: nothing known over time"]
+    try:
+        table = pd.read_csv(path)
+        started = datetime.fromisoformat(str(meta.get("started_at"))).timestamp()
+        columns = {name: table[name].to_numpy(dtype=np.float64) for name in _SERIES}
+    except (ValueError, KeyError) as error:
+        raise MeasuredRunError(
+            f"{path}: needs the columns {', '.join(_SERIES)} in numbers, and started_at in meta.json ({error})"
+        ) from None
+    known = {
+        "time": columns["t"] + started - first_arrival,
+        "num_running": columns["running"],
+        "num_waiting": columns["waiting"],
+    }
+    if columns["kv_cache_pct"].any():
+        return series_table({**known, "kv_cache_usage": columns["kv_cache_pct"] / 100}), []
+    return series_table(known), [f"kv_cache_pct is 0 throughout {path.name}: taken as not recorded"]

@@ -1,0 +1,237 @@
+"""A run that was really measured, whatever engine it was and whatever it was recorded by."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from harness.errors import MeasuredRunError
+from harness.metrics import Floats
+from harness.trace import Trace, trace_table
+
+if TYPE_CHECKING:
+    from harness.config import RunConfig
+    from harness.results import RunResult
+
+TIMES = ("arrival_time", "queued_time", "first_scheduled_time", "first_token_time", "finish_time")
+_SERIES = ("num_running", "num_waiting", "kv_cache_usage")
+_CHUNK = 1 << 20
+_NS_DIGITS = 9  # times in s are meant to the ns: equal ones must compare equal after arithmetic
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredRun:
+    """What is known about a measured run. Times are in s since its first arrival.
+
+    Attributes:
+        kind: the format it was read from.
+        source: the path it was read from.
+        engine: name and version of the engine.
+        data_files: what the requests were read from; their hash tells one data set from another.
+        trace: what was asked, in order of arrival, at the measured times of arrival.
+        requests: a row per row of `trace`, named as in the requests table of `harness.results`, all finished:
+            `TIMES`, ttft, tpot, e2el, queue_time (s); num_prompt_tokens, num_requested_tokens, num_output_tokens,
+            num_cached_tokens, num_preemptions. `queued_time` is when the scheduler first saw the request, between two
+            steps. NaN throughout where a format does not tell.
+        series: time, and num_running, num_waiting, kv_cache_usage (share) at that time, NaN throughout where a format
+            does not tell; empty where it tells nothing over time.
+        settings: the engine's, as far as the format tells.
+        notes: what a reader of the comparison must know.
+        own: configuration and tables of a run of this project's own engine.
+    """
+
+    kind: str
+    source: str
+    engine: str
+    data_files: tuple[Path, ...]
+    trace: Trace
+    requests: pd.DataFrame
+    series: pd.DataFrame
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    own: OwnRun | None = None
+
+    def data_sha256(self) -> str:
+        """Hash of the files that the requests were read from."""
+        digest = hashlib.sha256()
+        for path in self.data_files:
+            with open(path, "rb") as file:
+                while chunk := file.read(_CHUNK):
+                    digest.update(chunk)
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class OwnRun:
+    """A measured run of this project's own engine: its configuration and tables, times since its replay's start.
+
+    rows: int64[n], the row of `result.requests` behind each row of `MeasuredRun.trace`.
+    """
+
+    config: RunConfig
+    result: RunResult
+    rows: npt.NDArray[np.int64]
+
+
+def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
+    """Assemble `MeasuredRun.requests` from what a format has: times in s from any origin, of requests in any order.
+
+    `arrival_time`, `first_token_time`, `finish_time`, `num_prompt_tokens` and `num_output_tokens` are required. Rows
+    come out in order of arrival, with their position in the input as `row`.
+    """
+    arrival = np.asarray(columns["arrival_time"], dtype=np.float64)
+    order = np.argsort(arrival, kind="stable")
+    table = pd.DataFrame({"request_id": np.arange(len(order)), "row": order})
+    table["status"] = "finished"
+    for name in TIMES:
+        values = np.asarray(columns.get(name, np.full(len(order), np.nan)), dtype=np.float64)
+        table[name] = (values - arrival[order[0]])[order].round(_NS_DIGITS)
+    for name in ("num_prompt_tokens", "num_output_tokens"):
+        table[name] = np.asarray(columns[name], dtype=np.int64)[order]
+    table["num_requested_tokens"] = table["num_output_tokens"]
+    for name in ("num_cached_tokens", "num_preemptions"):
+        table[name] = np.asarray(columns.get(name, np.full(len(order), np.nan)), dtype=np.float64)[order]
+    return with_latencies(table, "arrival")
+
+
+def with_latencies(requests: pd.DataFrame, latency_from: str) -> pd.DataFrame:
+    """The table with ttft, tpot, e2el and queue_time in s, counted from `arrival_time` or from `queued_time`."""
+    start = requests["arrival_time" if latency_from == "arrival" else "queued_time"]
+    more = requests["num_output_tokens"] - 1
+    decoding = requests["finish_time"] - requests["first_token_time"]
+    return requests.assign(
+        ttft=(requests["first_token_time"] - start).round(_NS_DIGITS),
+        tpot=(decoding / more.where(more > 0)).astype(np.float64),
+        e2el=(requests["finish_time"] - start).round(_NS_DIGITS),
+        queue_time=(requests["first_scheduled_time"] - start).round(_NS_DIGITS),
+    )
+
+
+def trace_of(name: str, source: str, requests: pd.DataFrame, token_ids: Sequence[Any] | None = None) -> Trace:
+    """The trace that a run in `requests` was asked to serve; token_ids in the order of its rows."""
+    columns: dict[str, Any] = {
+        "arrival_time": requests["arrival_time"].to_numpy(),
+        "num_prompt_tokens": requests["num_prompt_tokens"].to_numpy(),
+        "num_output_tokens": requests["num_requested_tokens"].to_numpy(),
+    }
+    if token_ids is not None:
+        columns["token_ids"] = token_ids
+    return Trace(name, trace_table(columns), source)
+
+
+def series_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
+    """Assemble `MeasuredRun.series`; what is missing is NaN."""
+    table = pd.DataFrame({"time": np.asarray(columns.get("time", []), dtype=np.float64)})
+    for name in _SERIES:
+        table[name] = np.asarray(columns.get(name, np.full(len(table), np.nan)), dtype=np.float64)
+    return table
+
+
+def queued_times(arrival_s: Floats, steps: pd.DataFrame) -> Floats:
+    """When the scheduler first saw requests that came at `arrival_s`: at once if idle, else when the step ended."""
+    starts = steps["start_time"].to_numpy(dtype=np.float64)
+    if not len(starts):
+        return arrival_s
+    ends = starts + steps["duration"].to_numpy(dtype=np.float64)
+    step = np.searchsorted(starts, arrival_s, side="left") - 1  # the last that starts before
+    waits = (step >= 0) & (arrival_s < ends[step])
+    return np.where(waits, ends[step], arrival_s)
+
+
+def planned_times(scheduled_s: Floats, steps: pd.DataFrame) -> Floats:
+    """When an engine that plans a step at the start of the one before decided on what starts at `scheduled_s`."""
+    starts = steps["start_time"].to_numpy(dtype=np.float64).round(_NS_DIGITS)
+    if not len(starts):
+        return scheduled_s
+    ends = (starts + steps["duration"].to_numpy(dtype=np.float64)).round(_NS_DIGITS)
+    step = np.searchsorted(starts, scheduled_s.round(_NS_DIGITS), side="right") - 1
+    follows = (step > 0) & (ends[step - 1] == starts[step]) & ~np.isnan(scheduled_s)
+    return np.where(follows, starts[step - 1], scheduled_s)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file that must be there and hold something; raises MeasuredRunError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise MeasuredRunError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'no text'}") from None
+    if not text.strip():
+        raise MeasuredRunError(f"{path}: the file is empty")
+    return text
+
+
+def read_json(path: Path) -> Any:
+    """The JSON document in a file; raises MeasuredRunError."""
+    try:
+        return json.loads(read_text(path))
+    except ValueError as error:
+        raise MeasuredRunError(f"{path}: not readable as JSON ({error})") from None
+
+
+def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
+    """The objects of a JSON-lines file, one a line; raises MeasuredRunError."""
+    records: list[Mapping[str, Any]] = []
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError:
+            record = None
+        if not isinstance(record, dict):
+            raise MeasuredRunError(f"{path}: line {number} is not a JSON object")
+        records.append(record)
+    return records
+
+
+def number_columns(path: Path, records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Floats]:
+    """The named fields of all records as float64[n].
+
+    Raises:
+        MeasuredRunError: a record lacks a field or has no finite number there, as a failed request has; or there is no
+            record at all.
+    """
+    if not records:
+        raise MeasuredRunError(f"{path}: holds no request")
+    absent = [name for name in names if not any(name in record for record in records)]
+    if absent:
+        raise MeasuredRunError(f"{path}: no field {', '.join(absent)}; there are {', '.join(records[0]) or 'none'}")
+    columns = {name: np.array([_number(record.get(name)) for record in records]) for name in names}
+    bad = np.any([~np.isfinite(values) for values in columns.values()], axis=0)
+    if bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        lacking = [name for name, values in columns.items() if not np.isfinite(values[first])]
+        raise MeasuredRunError(
+            f"{path}: {bad.sum()} of {len(records)} requests failed or are incomplete; "
+            f"request {first + 1} has no {', '.join(lacking)}"
+        )
+    return columns
+
+
+def check_order(path: Path, requests: pd.DataFrame) -> None:
+    """Raises MeasuredRunError where a request has no tokens, or its times contradict each other."""
+    if (requests[["num_prompt_tokens", "num_output_tokens"]] < 1).any(axis=None):
+        raise MeasuredRunError(f"{path}: a request has no prompt or no output tokens: it failed, or was not recorded")
+    times = requests[list(TIMES)].to_numpy()
+    for earlier in range(len(TIMES) - 1):
+        later = earlier + 1
+        while later < len(TIMES) - 1 and np.isnan(times[:, later]).all():
+            later += 1
+        wrong = np.flatnonzero(times[:, later] < times[:, earlier])
+        if len(wrong):
+            raise MeasuredRunError(
+                f"{path}: {TIMES[later]} before {TIMES[earlier]} in {len(wrong)} of {len(times)} requests, first in "
+                f"request {requests['row'].iloc[wrong[0]] + 1}; wrong unit or clock?"
+            )
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan

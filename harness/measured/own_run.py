@@ -1,0 +1,112 @@
+"""Reads the result folder of a run on this project's own engine (engine=cpu or engine=gpu)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from harness import results
+from harness.config import RunConfig, load
+from harness.errors import MeasuredRunError
+from harness.measured.measured_run import (
+    MeasuredRun,
+    OwnRun,
+    check_order,
+    queued_times,
+    requests_table,
+    series_table,
+)
+from harness.metrics import Floats
+from harness.readers import load_trace
+from harness.results import RunResult
+from harness.trace import Trace
+
+_SAMPLES = 500  # of the state over time
+
+
+def read(path: Path, workload: Path | None) -> MeasuredRun:
+    """Read the result folder `path`. The trace is made again from its configuration, so a workload is refused.
+
+    Raises:
+        MeasuredRunError: the folder holds a simulation, was interrupted, or does not belong to its trace any more.
+        TwinServeError: a file of the folder, or the trace, cannot be read.
+    """
+    if workload is not None:
+        raise MeasuredRunError("validation.workload: a result folder names its trace itself; leave it out")
+    result, summary = results.read_results(path)
+    if summary.get("simulated"):
+        raise MeasuredRunError(f"{path}: a simulation, not a measured run; give a folder of engine=cpu or engine=gpu")
+    status = result.requests["status"].value_counts()
+    if not result.complete or status.get("unfinished", 0):
+        raise MeasuredRunError(
+            f"{path}: interrupted with {status.get('finished', 0)} of {len(result.requests)} requests finished"
+        )
+    if not status.get("finished", 0):
+        raise MeasuredRunError(f"{path}: none of {len(result.requests)} requests finished")
+    try:
+        config = load(path / "config.yaml")
+    except OSError as error:
+        raise MeasuredRunError(f"{path / 'config.yaml'}: cannot be read: {error.strerror}") from None
+    return _measured(path, config, result)
+
+
+def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:
+    """The state at `times` (s, on the clock of the steps) as in `MeasuredRun.series`; idle counts as zero."""
+    starts = steps["start_time"].to_numpy(dtype=np.float64)
+    ends = starts + steps["duration"].to_numpy(dtype=np.float64)
+    step = np.searchsorted(starts, times, side="right") - 1
+    busy = (step >= 0) & (times < ends[step])
+    levels = {name: np.where(busy, steps[name].to_numpy()[step], 0) for name in ("num_running", "num_waiting")}
+    usage = np.where(busy, steps["num_used_blocks"].to_numpy()[step] / num_blocks, 0.0)
+    return series_table({"time": times, **levels, "kv_cache_usage": usage})
+
+
+def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
+    finished = result.requests[result.requests["status"] == "finished"].reset_index(names="source_row")
+    arrival = finished["arrival_time"].to_numpy(dtype=np.float64)
+    issued = arrival + finished["replay_lag"].fillna(0.0).to_numpy(dtype=np.float64)
+    columns = {name: finished[name].to_numpy() for name in ("first_scheduled_time", "first_token_time", "finish_time")}
+    counts = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions")
+    requests = requests_table(
+        {
+            "arrival_time": arrival,
+            "queued_time": queued_times(issued, result.steps),
+            **columns,
+            **{name: finished[name].to_numpy() for name in counts},
+        }
+    )
+    check_order(path / results.REQUESTS, requests)
+    rows = finished["source_row"].to_numpy()[requests["row"].to_numpy()]
+    requests["num_requested_tokens"] = result.requests["num_requested_tokens"].to_numpy()[rows]
+    end = float(result.steps["start_time"].iloc[-1] + result.steps["duration"].iloc[-1])
+    origin = float(arrival.min())
+    series = sample_steps(result.steps, result.num_blocks, np.linspace(origin, end, _SAMPLES))
+    refused = len(result.requests) - len(finished)
+    notes = [f"{refused} requests that were refused are left out"] if refused else []
+    return MeasuredRun(
+        kind="run",
+        source=str(path),
+        engine=f"TwinServe engine={config.engine.kind} on {result.meta.get('device')}",
+        data_files=(path / results.REQUESTS, path / results.STEPS),
+        trace=_trace(path, config, requests, rows, len(result.requests)),
+        requests=requests,
+        series=series.assign(time=series["time"] - origin),
+        settings={"model": config.model.name, "num_blocks": result.num_blocks},
+        notes=tuple(notes),
+        own=OwnRun(config, result, rows),
+    )
+
+
+def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarray, total: int) -> Trace:
+    """The trace behind the run, contents included, in order of arrival at the measured times."""
+    trace = load_trace(config.trace, seed=config.seed)
+    lengths = ["num_prompt_tokens", "num_output_tokens"]
+    measured = requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy()
+    if len(trace.table) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():
+        raise MeasuredRunError(f"{path}: the trace {trace.source} is no longer the one that this run replayed")
+    table = trace.table.iloc[rows].reset_index(drop=True)
+    table = table.assign(request_id=np.arange(len(table)), arrival_time=requests["arrival_time"].to_numpy())
+    return replace(trace, table=table)

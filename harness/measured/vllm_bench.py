@@ -1,0 +1,92 @@
+"""Reads the JSON that `vllm bench serve --save-result --save-detailed` leaves, of any server it was pointed at.
+
+Its clock for a request starts when the client sends it, after any wait for its own `--max-concurrency`. TPOT there and
+here is (last - first token) / (n - 1).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.errors import MeasuredRunError
+from harness.measured.measured_run import (
+    MeasuredRun,
+    check_order,
+    number_columns,
+    read_json,
+    requests_table,
+    series_table,
+    trace_of,
+)
+
+_DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
+_SETTINGS = ("model_id", "tokenizer_id", "request_rate", "burstiness", "max_concurrency", "num_prompts")
+
+
+def read(path: Path, workload: Path | None) -> MeasuredRun:
+    """Read the file `path`. The format says all there is to know, so a workload is refused.
+
+    Raises:
+        MeasuredRunError: the file cannot be read, has no details, or holds failed requests.
+    """
+    if workload is not None:
+        raise MeasuredRunError("validation.workload: vllm_bench files say themselves what was asked; leave it out")
+    document = read_json(path)
+    if not isinstance(document, dict):
+        raise MeasuredRunError(f"{path}: not a JSON object, as `vllm bench serve` writes")
+    details = _details(path, document)
+    number_fields = ("input_lens", "output_lens", "ttfts", "start_times")
+    records = [
+        dict(zip(number_fields, row, strict=True))
+        for row in zip(*(details[name] for name in number_fields), strict=True)
+    ]
+    fields = number_columns(path, records, number_fields)
+    first_tokens = fields["start_times"] + fields["ttfts"]
+    requests = requests_table(
+        {
+            "arrival_time": fields["start_times"],
+            "first_token_time": first_tokens,
+            "finish_time": first_tokens + np.array([float(np.sum(gaps)) for gaps in details["itls"]]),
+            "num_prompt_tokens": fields["input_lens"],
+            "num_output_tokens": fields["output_lens"],
+        }
+    )
+    check_order(path, requests)
+    notes = ["prompts have no contents here: the simulated prefix cache finds nothing"]
+    if document.get("max_concurrency"):
+        notes.append(f"the client held requests back (max_concurrency={document['max_concurrency']})")
+    return MeasuredRun(
+        kind="vllm_bench",
+        source=str(path),
+        engine=f"{document.get('backend', 'unknown server')}, by vllm bench serve",
+        data_files=(path,),
+        trace=trace_of(path.stem, str(path), requests),
+        requests=requests,
+        series=series_table({}),
+        settings={key: document[key] for key in _SETTINGS if key in document},
+        notes=tuple(notes),
+    )
+
+
+def _details(path: Path, document: dict[str, Any]) -> dict[str, list[Any]]:
+    absent = [name for name in _DETAILS if not isinstance(document.get(name), list)]
+    if absent:
+        there = [name for name in _DETAILS if name not in absent]
+        raise MeasuredRunError(
+            f"{path}: no list {', '.join(absent)} (there: {', '.join(there) or 'none of the details'}); "
+            "run `vllm bench serve` of a version that records them, with --save-result --save-detailed"
+        )
+    details = {name: document[name] for name in _DETAILS}
+    if len({len(values) for values in details.values()}) > 1:
+        lengths = ", ".join(f"{name} {len(values)}" for name, values in details.items())
+        raise MeasuredRunError(f"{path}: the details are of different lengths: {lengths}")
+    failed = [str(error) for error in details["errors"] if error]
+    if failed:
+        first = failed[0].strip().splitlines()[-1]
+        raise MeasuredRunError(
+            f"{path}: {len(failed)} of {len(details['errors'])} requests failed, first with: {first}"
+        )
+    return details

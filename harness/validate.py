@@ -1,0 +1,209 @@
+"""task=validate: simulates a run that was really measured, and says how far off the simulation is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+
+from harness import calibration
+from harness.arrivals import make_arrivals
+from harness.calibration import Calibration
+from harness.config import RunConfig, TraceArrival
+from harness.errors import ConfigError, MeasuredRunError
+from harness.measured import MeasuredRun, load_measured
+from harness.measured.measured_run import planned_times, queued_times, with_latencies
+from harness.measured.own_run import sample_steps
+from harness.results import RunResult
+from harness.run import serve
+from harness.simulated import cost_model
+from harness.validate_metrics import align, comparison, part_of, statistics
+from harness.validate_report import print_validation, write_validation
+from harness.validate_steps import StepReplay, replay_steps
+
+_SAMPLES = 500  # of the state over time, where the measured run has none of its own
+_COMPARED_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
+_SAME_IN_REPEATS = {"progress", "plots", "results"}
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """A measured run beside its simulation.
+
+    Attributes:
+        config: what was simulated.
+        measured, simulated: requests tables as in `MeasuredRun.requests`, of the part that is scored.
+        errors: as of `comparison`.
+        measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
+        levels: as of `align`.
+        steps: the replay with measured step times, for runs of our own engine.
+        fitted: the calibration used, if any; on_fitted_data: whether it was fitted on requests that are scored here.
+    """
+
+    config: RunConfig
+    run: MeasuredRun
+    measured: pd.DataFrame
+    simulated: pd.DataFrame
+    errors: pd.DataFrame
+    measured_levels: pd.DataFrame
+    simulated_levels: pd.DataFrame
+    levels: dict[str, dict[str, float]]
+    steps: StepReplay | None
+    fitted: Calibration | None
+    on_fitted_data: bool
+    warnings: list[str] = field(default_factory=list)
+
+
+def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
+    """Compare as `config.validation` says, leave everything in `output_dir` and return the content of validation.json.
+
+    Raises:
+        TwinServeError: the measured run or the configuration cannot be used.
+        KeyboardInterrupt: the simulation was interrupted.
+    """
+    console = Console()
+    run = load_run(config)
+    repeats = [load_measured(name, config.validation.workload) for name in config.validation.repeats]
+    for repeat in repeats:
+        _check_repeat(run, repeat)
+    config = simulation_config(config, run)
+    fitted = calibration.configured(config)
+    arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+    served = serve(config, run.trace, arrivals, output_dir, console)
+    if served.interrupted:
+        raise KeyboardInterrupt
+    score = config.validation.score
+    steps = None if run.own is None else replay_steps(run, config, cost_model(config), score)
+    validation = _compare(config, run, repeats, served.result, steps, fitted)
+    document = write_validation(validation, output_dir)
+    if config.plots:
+        from harness.plots.validation import write_validation_plots  # imported late, as it brings matplotlib
+
+        write_validation_plots(validation, output_dir)
+    print_validation(validation, console)
+    console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
+    return document
+
+
+def load_run(config: RunConfig) -> MeasuredRun:
+    """The run that `config.validation` names, checked to have the clock it asks for.
+
+    Raises:
+        TwinServeError: it cannot be used.
+    """
+    settings = config.validation
+    assert settings.measured is not None, "the configuration refuses that"
+    run = load_measured(settings.measured, settings.workload)
+    if settings.latency_from == "queued" and run.requests["queued_time"].isna().any():
+        raise MeasuredRunError(f"validation.latency_from=queued: {run.source} does not tell when requests were queued")
+    return run
+
+
+def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
+    """What to simulate: `config` with the measured arrivals, or for a run of our own engine that run's configuration
+    and KV pool, with cost model and device of `config`."""
+    if run.own is None:
+        return config.model_copy(update={"arrival": TraceArrival()})
+    taken = ("task", "engine", "cost", "device", "validation", "calibration", "progress", "plots")
+    update = {name: getattr(config, name) for name in taken}
+    update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
+    return run.own.config.model_copy(update=update)
+
+
+def simulated_requests(requests: pd.DataFrame, steps: pd.DataFrame, config: RunConfig) -> pd.DataFrame:
+    """The requests table of a simulation with `queued_time`, and its latencies counted as `config` asks for.
+
+    With asynchronous scheduling a request counts as scheduled when its first step was planned, as real engines record.
+    """
+    arrival, scheduled = (
+        requests[f"{name}_time"].to_numpy(dtype=np.float64) for name in ("arrival", "first_scheduled")
+    )
+    queued = queued_times(arrival, steps)
+    if config.scheduler.async_scheduling:
+        scheduled = np.maximum(planned_times(scheduled, steps), queued)
+    table = requests.assign(queued_time=queued, first_scheduled_time=scheduled)
+    return with_latencies(table, config.validation.latency_from)
+
+
+def _compare(
+    config: RunConfig,
+    run: MeasuredRun,
+    repeats: list[MeasuredRun],
+    result: RunResult,
+    steps: StepReplay | None,
+    fitted: Calibration | None,
+) -> Validation:
+    settings = config.validation
+    rows = part_of(len(run.requests), settings.score)
+    tables = [with_latencies(each.requests, settings.latency_from).iloc[rows] for each in (run, *repeats)]
+    simulated = simulated_requests(result.requests, result.steps, config)
+    measured, scored = tables[0], simulated.iloc[rows]
+    errors = comparison(statistics(measured), statistics(scored), [statistics(table) for table in tables[1:]])
+    theirs = _levels(run)
+    if settings.score != "all":
+        theirs = theirs[theirs["time"].between(measured["arrival_time"].min(), measured["arrival_time"].max())]
+    times = theirs["time"].to_numpy()
+    ours = sample_steps(result.steps, result.num_blocks, times).assign(num_unfinished=_unfinished(simulated, times))
+    return Validation(
+        config=config,
+        run=run,
+        measured=measured,
+        simulated=scored,
+        errors=errors,
+        measured_levels=theirs,
+        simulated_levels=ours,
+        levels=align(theirs, ours),
+        steps=steps,
+        fitted=fitted,
+        on_fitted_data=fitted is not None and fitted.was_fitted_on(run.data_sha256(), settings.score),
+        warnings=_warnings(config, run, result),
+    )
+
+
+def _levels(run: MeasuredRun) -> pd.DataFrame:
+    """The measured state over time; of a run that does not tell, at least how many requests were in the engine."""
+    series = run.series
+    if series.empty:
+        end = float(run.requests["finish_time"].max())
+        series = series.reindex(range(_SAMPLES)).assign(time=np.linspace(0.0, end, _SAMPLES))
+    return series.assign(num_unfinished=_unfinished(run.requests, series["time"].to_numpy()))
+
+
+def _unfinished(requests: pd.DataFrame, times: np.ndarray) -> np.ndarray:
+    """How many requests had arrived and not finished at each time."""
+    finished = requests[(requests["status"] == "finished").to_numpy()]
+    arrived, gone = (np.sort(finished[name].to_numpy()) for name in ("arrival_time", "finish_time"))
+    return np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")
+
+
+def _warnings(config: RunConfig, run: MeasuredRun, result: RunResult) -> list[str]:
+    warnings = list(run.notes)
+    for name in _COMPARED_SETTINGS:
+        theirs, ours = run.settings.get(name), getattr(config, name)
+        if theirs is not None and theirs != ours:
+            warnings.append(f"{name}={ours} simulated, {theirs} measured")
+    refused = int((result.requests["status"] != "finished").sum())
+    if refused:
+        warnings.append(f"{refused} requests that were served in the measured run were refused in the simulation")
+    short = int((result.requests["num_output_tokens"] < result.requests["num_requested_tokens"]).sum()) - refused
+    if short > 0 and run.own is None:
+        warnings.append(f"{short} requests were cut short in the simulation, at max_model_len or the pool's size")
+    return warnings
+
+
+def _check_repeat(run: MeasuredRun, repeat: MeasuredRun) -> None:
+    """Raises ConfigError where a repeat is not a run of the same."""
+    lengths = ["num_prompt_tokens", "num_requested_tokens"]
+    if not run.requests[lengths].equals(repeat.requests[lengths]):
+        raise ConfigError(f"validation.repeats: {repeat.source} did not serve the requests of {run.source}")
+    if run.own is None or repeat.own is None:
+        same = run.kind == repeat.kind and run.settings == repeat.settings
+    else:
+        one, other = (each.config.model_dump(exclude=_SAME_IN_REPEATS) for each in (run.own, repeat.own))
+        same = one == other
+    if not same:
+        raise ConfigError(f"validation.repeats: {repeat.source} has another configuration than {run.source}")

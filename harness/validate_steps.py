@@ -1,0 +1,165 @@
+"""Step times alone: a measured run of our own engine is replayed with its measured step times, and each plan priced.
+
+With the time of every step given, the scheduler meets the same requests at the same times, so it must make the same
+plans: then preemptions and cache hits are equal, and the error of the cost model is seen without what it leads to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from engine.plan import StepPlan
+from harness.arrivals import OpenLoop
+from harness.config import RunConfig
+from harness.config.validation import Part
+from harness.measured.measured_run import MeasuredRun
+from harness.metrics import Floats
+from harness.simulated import SimulatedEngine
+from simulator.cost import CostModel
+
+KINDS = ("prefill", "decode", "mixed")
+_DECISIONS = [
+    "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
+    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
+]  # fmt: skip
+_NEVER_NS = 10**13  # longer than any run: the price of the steps after the last measured one
+
+
+@dataclass(frozen=True, eq=False)
+class StepReplay:
+    """A replay with measured step times.
+
+    Attributes:
+        steps: kind, start_time, measured, predicted (s), for the steps of the part that were planned as measured.
+        num_steps: steps measured.
+        first_difference: the first step that was planned otherwise; None where all plans are the measured ones.
+        same_preemptions, same_cache_hits: whether each request was preempted as often, and found as much in the cache.
+    """
+
+    steps: pd.DataFrame
+    num_steps: int
+    first_difference: int | None
+    same_preemptions: bool
+    same_cache_hits: bool
+
+    def summary(self) -> dict[str, Any]:
+        """Per kind of step: how many, MAPE, bias (mean of the signed errors) and error of their total time, in %."""
+        errors = {kind: _errors(self.steps[self.steps["kind"] == kind]) for kind in KINDS}
+        return {
+            "num_steps": self.num_steps,
+            "plans_identical": self.first_difference is None,
+            "first_difference": self.first_difference,
+            "preemptions_identical": self.same_preemptions,
+            "cache_hits_identical": self.same_cache_hits,
+            "errors": {kind: found for kind, found in {"all": _errors(self.steps), **errors}.items() if found},
+        }
+
+
+class _PricedReplay:
+    """Cost model that hands out the measured durations in order, and notes what another one would have said."""
+
+    def __init__(self, durations_ns: npt.NDArray[np.int64], priced: CostModel) -> None:
+        self._left = iter(durations_ns.tolist())
+        self._priced = priced
+        self.kinds: list[str] = []
+        self.predicted_ns: list[int] = []
+
+    def step_ns(self, plan: StepPlan) -> int:
+        self.kinds.append("decode" if not plan.prefills else "mixed" if plan.num_decodes else "prefill")
+        self.predicted_ns.append(self._priced.step_ns(plan))
+        return next(self._left, _NEVER_NS)
+
+    def decode_ns(self, plan: StepPlan, num_steps: int) -> npt.NDArray[np.int64]:
+        raise AssertionError("the replay takes every step on its own")
+
+
+def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part) -> StepReplay:
+    """Replay `run`, of our own engine, under `config` with its measured step times, and price its steps.
+
+    The steps of a part of the requests are those before the first arrival of the second half, or from there on.
+    """
+    assert run.own is not None
+    measured = run.own.result.steps
+    delivered_ns, order = _deliveries(run)
+    table = run.trace.table.iloc[order].reset_index(drop=True).assign(request_id=np.arange(len(order)))
+    trace = replace(run.trace, table=table)
+    cost = _PricedReplay(_ns(measured["duration"]), priced)
+    stepwise = config.model_copy(update={"engine": config.engine.model_copy(update={"compress": False})})
+    engine = SimulatedEngine(stepwise, trace, OpenLoop(delivered_ns), cost)
+    engine.run()
+    replayed = engine.recorder.tables(trace, engine.unfinished())
+    num_same, first_difference = _common_steps(measured, replayed.steps)
+    in_order = replayed.requests.assign(row=order).sort_values("row")
+
+    def same(name: str) -> bool:
+        return bool(np.array_equal(in_order[name].to_numpy(), run.requests[name].to_numpy()))
+
+    steps = pd.DataFrame(
+        {
+            "kind": cost.kinds[:num_same],
+            "start_time": measured["start_time"].to_numpy()[:num_same],
+            "measured": measured["duration"].to_numpy()[:num_same],
+            "predicted": np.array(cost.predicted_ns[:num_same]) * 1e-9,
+        }
+    )
+    steps = steps[_in_part(run, steps["start_time"].to_numpy(), part)]
+    return StepReplay(steps, len(measured), first_difference, same("num_preemptions"), same("num_cached_tokens"))
+
+
+def _in_part(run: MeasuredRun, start_s: Floats, part: Part) -> npt.NDArray[np.bool_]:
+    assert run.own is not None
+    middle = run.own.rows[len(run.own.rows) // 2]
+    boundary = float(run.own.result.requests["arrival_time"].iloc[middle])
+    return {"all": start_s >= 0, "first_half": start_s < boundary, "second_half": start_s >= boundary}[part]
+
+
+def _deliveries(run: MeasuredRun) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """When each request reached the scheduler, in ns, ascending, and the rows of the trace in that order.
+
+    Requests are handed over in the order in which they were issued, always at the start of a step. How many had been by
+    then follows from the step: those that run or wait in it, and those that had finished before.
+    """
+    assert run.own is not None
+    steps, requests = run.own.result.steps, run.own.result.requests.iloc[run.own.rows]
+    arrival_ns = _ns(requests["arrival_time"])
+    issued_ns = arrival_ns + _ns(requests["replay_lag"].fillna(0.0))
+    order = np.lexsort((run.own.rows, arrival_ns, issued_ns))
+    start_ns = _ns(steps["start_time"])
+    finished_before = np.searchsorted(np.sort(_ns(requests["finish_time"])), start_ns, side="right")
+    delivered = steps["num_running"].to_numpy() + steps["num_waiting"].to_numpy() + finished_before
+    step = np.searchsorted(np.maximum.accumulate(delivered), np.arange(len(order)), side="right")
+    return start_ns[np.minimum(step, len(start_ns) - 1)], order
+
+
+def _common_steps(measured: pd.DataFrame, replayed: pd.DataFrame) -> tuple[int, int | None]:
+    """How many steps were planned alike from the start, and the first that was not."""
+    shorter = min(len(measured), len(replayed))
+    one, other = (table[_DECISIONS].to_numpy()[:shorter] for table in (measured, replayed))
+    starts = _ns(measured["start_time"])[:shorter] != _ns(replayed["start_time"])[:shorter]
+    different = np.flatnonzero((one != other).any(axis=1) | starts)
+    if len(different):
+        return int(different[0]), int(different[0])
+    return shorter, None if len(measured) == len(replayed) else shorter
+
+
+def _errors(steps: pd.DataFrame) -> dict[str, float]:
+    if steps.empty:
+        return {}
+    measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
+    relative = 100 * (predicted - measured) / measured
+    return {
+        "count": len(steps),
+        "mape_pct": float(np.abs(relative).mean()),
+        "bias_pct": float(relative.mean()),
+        "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
+    }
+
+
+def _ns(seconds: pd.Series) -> npt.NDArray[np.int64]:
+    """Whole ns: they were, before the tables turned them into s."""
+    return np.rint(seconds.to_numpy(dtype=np.float64) * 1e9).astype(np.int64)

@@ -1,0 +1,129 @@
+"""Piecewise-linear interpolation through measured points, and its continuation beyond them.
+
+Inside the grid times run straight from point to point. Below the first point the time of that point holds: kernels have
+a floor. Beyond the last point the last time grows with the work of the operator, as on a roofline whose rate is the one
+measured last.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+Work = Callable[[float, float], float]  # work of an operator at (row, x), in any unit; linear in x
+
+
+class Curve:
+    """Time over one variable.
+
+    A scalar and an array of the same points give bit-for-bit the same times.
+
+    Args:
+        xs: where it was measured, ascending.
+        ys: the times there.
+        tail: slope beyond the last point.
+    """
+
+    __slots__ = ("_array", "end", "slopes", "xs", "ys")
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], tail: float) -> None:
+        self.xs = [float(x) for x in xs]
+        self.ys = [float(y) for y in ys]
+        pairs = list(zip(self.xs, self.ys, strict=True))
+        self.slopes = [(y1 - y0) / (x1 - x0) for (x0, y0), (x1, y1) in zip(pairs[:-1], pairs[1:], strict=True)]
+        self.slopes.append(float(tail))
+        self.end = self.xs[-1]
+        self._array: tuple[NDArray[np.float64], ...] | None = None
+
+    def __call__(self, x: float) -> float:
+        xs = self.xs
+        if x <= xs[0]:
+            return self.ys[0]
+        i = bisect.bisect_right(xs, x) - 1
+        return self.ys[i] + (x - xs[i]) * self.slopes[i]
+
+    def many(self, x: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The times at all of `x`."""
+        if self._array is None:
+            self._array = np.array(self.xs), np.array(self.ys), np.array(self.slopes)
+        xs, ys, slopes = self._array
+        x = np.maximum(x, xs[0])
+        i = xs.searchsorted(x, side="right") - 1
+        return ys[i] + (x - xs[i]) * slopes[i]
+
+    def next_point(self, x: float) -> float:
+        """The time at the next measured point, as of an operator that rounds its size up to a tile."""
+        i = bisect.bisect_left(self.xs, x)
+        return self.ys[i] if i < len(self.ys) else self(x)
+
+    def scaled(self, factor: float) -> Curve:
+        return Curve(self.xs, [y * factor for y in self.ys], self.slopes[-1] * factor)
+
+
+def flat(xs: Sequence[float], ys: Sequence[float]) -> Curve:
+    """A curve that keeps its last value."""
+    return Curve(xs, ys, 0.0)
+
+
+def proportional(xs: Sequence[float], ys: Sequence[float]) -> Curve:
+    """A curve whose time grows in proportion beyond the last point."""
+    return Curve(xs, ys, ys[-1] / xs[-1])
+
+
+class Surface:
+    """Time over two variables: a curve for each measured row; `work` carries it beyond the grid, None keeps the last.
+
+    The rows need not be measured at the same points.
+    """
+
+    def __init__(self, rows: Mapping[float, tuple[Sequence[float], Sequence[float]]], work: Work | None) -> None:
+        self.rows = sorted(rows)
+        self._work = work
+        self._points = {row: rows[row] for row in self.rows}
+        self._curves: dict[float, Curve] = {}
+
+    @property
+    def end(self) -> float:
+        return self.rows[-1]
+
+    def at(self, row: float) -> Curve:
+        """The curve of any row, measured or not."""
+        curve = self._curves.get(row)
+        if curve is None:
+            curve = self._curves[row] = self._make(row)
+        return curve
+
+    def bracket(self, row: float) -> tuple[float, float, float]:
+        """The measured rows around `row` and the weight of the second; the nearest one twice outside the grid."""
+        rows = self.rows
+        if row <= rows[0] or row >= rows[-1]:
+            nearest = rows[0] if row <= rows[0] else rows[-1]
+            return nearest, nearest, 0.0
+        i = bisect.bisect_right(rows, row) - 1
+        return rows[i], rows[i + 1], (row - rows[i]) / (rows[i + 1] - rows[i])
+
+    def _make(self, row: float) -> Curve:
+        if row in self._points:
+            xs, ys = self._points[row]
+            return Curve(xs, ys, self._tail(row, xs[-1], ys[-1]))
+        low, high, weight = self.bracket(row)
+        if low == high:
+            curve = self.at(low)
+            if row < low or self._work is None:
+                return curve
+            ys = [y * self._work(row, x) / self._work(low, x) for x, y in zip(curve.xs, curve.ys, strict=True)]
+            return Curve(curve.xs, ys, self._tail(row, curve.xs[-1], ys[-1]))
+        below, above = self.at(low), self.at(high)
+        xs = sorted({*below.xs, *above.xs})
+        ys = [below(x) + weight * (above(x) - below(x)) for x in xs]
+        return Curve(xs, ys, below.slopes[-1] + weight * (above.slopes[-1] - below.slopes[-1]))
+
+    def _tail(self, row: float, x: float, y: float) -> float:
+        """Slope beyond the last point `x`, `y` of a row: y times the growth of the work per unit of x."""
+        if self._work is None:
+            return 0.0
+        work = self._work(row, x)
+        return y * (self._work(row, x + 1) - work) / work

@@ -1,0 +1,320 @@
+"""Step times from a profile: the sum of its operators' measured times for the shapes of the plan.
+
+    step = operators by tokens + operators by sequences + attention + all-reduces + copies + the rest of a step
+
+Tokens are padded to the profile's buckets where the engine replays CUDA graphs. What lies between measured points is
+interpolated (`simulator.curve`), attention as `simulator.attention_cost` says; two all-reduces per layer carry
+tokens·hidden_size elements each. A handful of constants stand for what a profile of kernels cannot show.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from engine.plan import StepPlan
+from simulator.attention_cost import AttentionCost, deviation
+from simulator.curve import Curve, flat, proportional
+from simulator.deviation_cost import DeviationBatch
+from simulator.hardware import Device, ModelShape
+from simulator.profile import Profile, ProfileError
+
+_US = 1e3  # ns
+_MIB = 1 << 20
+_ALL_REDUCE_MIB = (0, 1, 16)
+
+
+class Constant(NamedTuple):
+    """A number in a cost model that may be fitted.
+
+    Attributes:
+        default: its value unless fitted.
+        low, high: the limits of a fit.
+        width: how far from the default it may well be; a fit weighs a misfit against going farther.
+    """
+
+    default: float
+    low: float
+    high: float
+    width: float = math.inf
+
+
+def constants(device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
+    """What stands for that which a profile of kernels cannot show.
+
+    step_overhead_us      of every step: the host
+    prefill_layer_us      of every layer in a step with prompt tokens
+    mixing_factor         of what a batch of prompt chunks and decodes takes beyond its parts
+    all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; where several ranks have no all_reduce table.
+                          Unless fitted, a ring over the device's link: latency + 2·(TP-1)/TP·bytes / bandwidth.
+    """
+    named = {
+        "step_overhead_us": Constant(0.0, 0.0, 5e3, 2e3),
+        "prefill_layer_us": Constant(0.0, 0.0, 500.0, 200.0),
+        "mixing_factor": Constant(1.0, 0.0, 2.0, 0.5),
+    }
+    if tensor_parallel_size > 1:
+        share = 2 * (tensor_parallel_size - 1) / tensor_parallel_size
+        for mib in _ALL_REDUCE_MIB:
+            time = 1e6 * (device.link_latency_s + share * mib * _MIB / device.link_bandwidth)
+            named[_all_reduce_name(mib)] = Constant(time, 0.0, 10 * time)
+    return named
+
+
+def _all_reduce_name(mib: int) -> str:
+    return f"all_reduce_{mib}mib_us"
+
+
+class Outside(NamedTuple):
+    """An axis on which steps lay beyond the measured range: how many plans, and how many times its end at most."""
+
+    plans: int
+    factor: float
+
+
+class _DecodeBatch(NamedTuple):
+    """What a decode step of one batch size takes."""
+
+    base: float  # all but attention, ns
+    attention: Curve  # over the context that counts, ns
+    gain: float
+    uneven: DeviationBatch | None
+    outside: tuple[tuple[str, float], ...]
+
+
+class ProfiledCost:
+    """Cost model from `profile` for a model of this shape.
+
+    Args:
+        values: the value of each of `constants`.
+
+    Raises:
+        ProfileError: the profile is of another shape or of other ranks.
+    """
+
+    def __init__(
+        self,
+        profile: Profile,
+        model: ModelShape,
+        tensor_parallel_size: int,
+        values: Mapping[str, float],
+    ) -> None:
+        check_fits(profile, model, tensor_parallel_size)
+        self.num_plans = 0
+        self._meta = profile.meta
+        self._buckets = profile.meta.token_buckets
+        self._tokens = _operators(profile, "tokens", "num_tokens")
+        self._sequences = _operators(profile, "sequences", "num_sequences")
+        self._attention = AttentionCost(profile, values["mixing_factor"])
+        self._all_reduce = _all_reduce(profile, model, tensor_parallel_size, values)
+        self._copies = _curve(profile.tables.get("copies"), "num_blocks")
+        self._rest = _rest(profile.tables.get("steps"))
+        self._step_ns = values["step_overhead_us"] * _US
+        self._prefill_ns = self._step_ns + values["prefill_layer_us"] * _US * profile.meta.num_layers
+        self._tokens_ns: dict[int, float] = {}
+        self._heads_ns: dict[int, float] = {}
+        self._decodes: dict[int, _DecodeBatch] = {}
+        self._outside: Counter[str] = Counter()
+        self._farthest: dict[str, float] = {}
+
+    def step_ns(self, plan: StepPlan) -> int:
+        self.num_plans += 1
+        num_decodes = plan.num_decodes
+        if plan.prefills:
+            time = self._with_prefills(plan)
+        else:
+            batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
+            context = plan.num_context_tokens / num_decodes
+            if batch.gain:
+                context += batch.gain * deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+            if batch.outside or context > batch.attention.end:
+                self._note(*batch.outside, ("decode context", context / batch.attention.end))
+            time = batch.base + batch.attention(context)
+            if batch.uneven:
+                spread = deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+                time += batch.uneven(context, spread)
+        if plan.copies and self._copies:
+            time += self._copies(len(plan.copies))
+        return max(1, round(time))
+
+    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
+        num_decodes = plan.num_decodes
+        batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
+        contexts = (plan.num_context_tokens + num_decodes * np.arange(num_steps, dtype=np.int64)) / num_decodes
+        if batch.gain:
+            contexts += batch.gain * deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+        times = batch.base + batch.attention.many(contexts)
+        if batch.uneven:
+            spread = deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+            times += batch.uneven.many(contexts, spread)
+        if plan.copies and self._copies:
+            times[0] += self._copies(len(plan.copies))
+        return np.maximum(np.rint(times), 1).astype(np.int64)
+
+    def outside(self) -> dict[str, Outside]:
+        """Where plans lay beyond the measured ranges so far; a plan counts once however many steps it ran for."""
+        return {axis: Outside(count, self._farthest[axis]) for axis, count in sorted(self._outside.items())}
+
+    # -- parts of a step ------------------------------------------------------------------------------------------
+
+    def _decode_batch(self, num_decodes: int) -> _DecodeBatch:
+        padded = self._padded(num_decodes, is_decode=True)
+        heads = padded if self._meta.padded_heads else num_decodes
+        base = self._layers(padded) + self._heads(heads) + self._step_ns
+        base += self._rest["decode"](num_decodes) if self._rest else 0.0
+        curve = self._attention.decode.at(num_decodes)
+        outside = (
+            ("tokens", padded / self._tokens.end),
+            ("sequences", heads / self._sequences.end),
+            ("decode batch", num_decodes / self._attention.decode.end),
+        )
+        batch = _DecodeBatch(
+            base,
+            curve,
+            self._attention.decode_gain(num_decodes),
+            self._attention.deviation_batch(num_decodes),
+            tuple(entry for entry in outside if entry[1] > 1),
+        )
+        self._decodes[num_decodes] = batch
+        return batch
+
+    def _with_prefills(self, plan: StepPlan) -> float:
+        attention, num_decodes = self._attention, plan.num_decodes
+        num_prefill_tokens, num_sampled, time = 0, num_decodes, self._prefill_ns
+        for _, start, chunk, is_last in plan.prefills:
+            num_prefill_tokens += chunk
+            num_sampled += is_last
+            curve = attention.prefill.at(chunk)
+            time += curve(start)
+            if start > curve.end or chunk > attention.prefill.end:
+                self._note(("prefill context", start / curve.end), ("prefill chunk", chunk / attention.prefill.end))
+        time -= attention.fixed_ns(len(plan.prefills))
+        if num_decodes:
+            mean = plan.num_context_tokens / num_decodes
+            spread = deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+            time += attention.beside_prefill_ns(num_prefill_tokens, num_decodes, mean, spread)
+            end = attention.decode.at(num_decodes).end
+            if mean > end or num_decodes > attention.decode.end:
+                self._note(("decode context", mean / end), ("decode batch", num_decodes / attention.decode.end))
+        num_tokens = self._padded(num_prefill_tokens + num_decodes, is_decode=False)
+        if num_tokens > self._tokens.end or num_sampled > self._sequences.end:
+            self._note(("tokens", num_tokens / self._tokens.end), ("sequences", num_sampled / self._sequences.end))
+        if self._rest:
+            time += self._rest["mixed" if num_decodes else "prefill"](num_prefill_tokens + num_decodes)
+        return time + self._layers(num_tokens) + self._heads(num_sampled)
+
+    def _padded(self, num_tokens: int, *, is_decode: bool) -> int:
+        if not self._buckets or num_tokens > self._buckets[-1] or not (is_decode or self._meta.padded_steps == "all"):
+            return num_tokens
+        return self._buckets[bisect.bisect_left(self._buckets, num_tokens)]
+
+    def _layers(self, num_tokens: int) -> float:
+        """The operators by tokens and the all-reduces."""
+        time = self._tokens_ns.get(num_tokens)
+        if time is None:
+            time = self._tokens.total(num_tokens, round_up=self._meta.round_up_tokens) + self._all_reduce(num_tokens)
+            self._tokens_ns[num_tokens] = time
+        return time
+
+    def _heads(self, num_sequences: int) -> float:
+        if num_sequences == 0:
+            return 0.0
+        time = self._heads_ns.get(num_sequences)
+        if time is None:
+            time = self._heads_ns[num_sequences] = self._sequences.total(num_sequences, round_up=False)
+        return time
+
+    def _note(self, *axes: tuple[str, float]) -> None:
+        for axis, factor in axes:
+            if factor > 1:
+                self._outside[axis] += 1
+                self._farthest[axis] = max(factor, self._farthest.get(axis, 0.0))
+
+
+class _Operators(NamedTuple):
+    """The curves of the operators of a table, each times its calls, ns."""
+
+    curves: list[Curve]
+    end: float
+
+    def total(self, size: int, *, round_up: bool) -> float:
+        return sum(curve.next_point(size) if round_up else curve(size) for curve in self.curves)
+
+
+def _operators(profile: Profile, name: str, axis: str) -> _Operators:
+    curves = [
+        proportional(group[axis].tolist(), group["time_us"].tolist()).scaled(profile.meta.calls[str(operator)] * _US)
+        for operator, group in profile.tables[name].groupby("operator")
+    ]
+    return _Operators(curves, min(curve.end for curve in curves))
+
+
+def _curve(table: pd.DataFrame | None, axis: str) -> Curve | None:
+    if table is None:
+        return None
+    return proportional(table[axis].tolist(), (table["time_us"] * _US).tolist())
+
+
+def _rest(table: pd.DataFrame | None) -> dict[str, Curve] | None:
+    """By kind of step, what it takes beyond its operators; a kind that was not measured takes that of all others."""
+    if table is None:
+        return None
+    curves = {
+        str(kind): flat(group["num_tokens"].tolist(), (group["time_us"] * _US).tolist())
+        for kind, group in table.groupby("kind")
+    }
+    stand_ins = {"decode": ("mixed", "prefill"), "mixed": ("prefill", "decode"), "prefill": ("mixed", "decode")}
+    return {
+        kind: next(curves[name] for name in (kind, *others) if name in curves) for kind, others in stand_ins.items()
+    }
+
+
+def _all_reduce(profile: Profile, model: ModelShape, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
+    """All all-reduces of a step over its tokens, ns."""
+    if tensor_parallel_size == 1:
+        return flat([0.0], [0.0])
+    table = profile.tables.get("all_reduce")
+    if table is not None:
+        sizes, times = table["num_bytes"].tolist(), table["time_us"].tolist()
+    else:
+        sizes = [mib * _MIB for mib in _ALL_REDUCE_MIB]
+        times = [values[_all_reduce_name(mib)] for mib in _ALL_REDUCE_MIB]
+    tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else times[-1] / sizes[-1]
+    token_bytes = model.hidden_size * model.dtype_bytes
+    times = [2 * model.num_layers * _US * time for time in times]
+    return Curve([size / token_bytes for size in sizes], times, 2 * model.num_layers * _US * tail * token_bytes)
+
+
+def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:
+    """Whether the profile can price this model on so many ranks.
+
+    Raises:
+        ProfileError: it cannot, with what it is for.
+    """
+    meta = profile.meta
+    if meta.tensor_parallel_size != tensor_parallel_size:
+        raise ProfileError(
+            f"profiled with tensor_parallel_size={meta.tensor_parallel_size}, this run has {tensor_parallel_size}"
+        )
+    if meta.shape:
+        differing = {name: value for name, value in meta.shape.items() if getattr(model, name, value) != value}
+        if differing:
+            what = ", ".join(f"{name}={value}" for name, value in differing.items())
+            here = ", ".join(f"{name}={getattr(model, name)}" for name in differing)
+            raise ProfileError(f"profiled for {meta.model} with {what}; {model.name} has {here}")
+    elif _base_name(meta.model) != _base_name(model.name):
+        raise ProfileError(f"profiled for {meta.model}, this run is of {model.name}")
+    if meta.num_layers != model.num_layers:
+        raise ProfileError(f"profiled for {meta.num_layers} layers, {model.name} has {model.num_layers}")
+
+
+def _base_name(name: str) -> str:
+    """A model's name without its owner, in lower case."""
+    return name.rpartition("/")[2].lower()

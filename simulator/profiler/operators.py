@@ -1,0 +1,229 @@
+"""Every operator of a model as calls on static tensors, layer by layer with each layer's own weights and KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from engine.models.blocks import Attention, CausalLM, GatedMLP
+from engine.parallel import TensorParallel
+from kernels.activation import silu_and_mul
+from kernels.attention import AttentionMetadata
+from kernels.kv_store import store_kv
+from kernels.moe import fused_moe
+from kernels.sampler import sample
+from simulator.profiler.stopwatch import Call, MakeCalls
+
+_PATTERN_BLOCKS = 1024
+
+
+class LoneRank(TensorParallel):
+    """The first of several ranks without the others: what it computes itself, and nothing of the collectives."""
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """As many columns as all ranks have, all of them this rank's."""
+        return x.repeat(1, self.size)
+
+
+class Operators:
+    """The operators of `model` on `kv_cache`, [layers, 2, blocks, block_size, kv_heads, head_dim].
+
+    Args:
+        max_tokens, max_seqs: the largest sizes that will be asked for.
+        temperature: of the sampler, 0 being greedy.
+        seed: of the activations and of which blocks a sequence has.
+    """
+
+    def __init__(
+        self, model: CausalLM, kv_cache: Tensor, max_tokens: int, max_seqs: int, temperature: float, seed: int
+    ) -> None:
+        self._model = model
+        self._cache = kv_cache
+        self._device = kv_cache.device
+        self._dtype = model.norm.weight.dtype
+        self._generator = torch.Generator().manual_seed(seed)
+        self._block_size = kv_cache.shape[3]
+        first = model.layers[0].attention
+        config = model.config
+        self._x, self._residual = (self._normal(max_tokens, config.hidden_size) for _ in range(2))
+        self._ids = self._integers(config.vocab_size, max_tokens)
+        self._positions = torch.arange(max_tokens, device=self._device) % config.max_position_embeddings
+        num_kv_tokens = kv_cache.shape[2] * self._block_size
+        self._slots = torch.randperm(num_kv_tokens, generator=self._generator)[:max_tokens].to(self._device)
+        self._qkv = self._normal(max_tokens, sum(first.heads) * first.head_dim)
+        self._attended = self._normal(max_tokens, first.heads[0], first.head_dim)
+        width = max(
+            (layer.mlp.down_proj.columns for layer in model.layers if isinstance(layer.mlp, GatedMLP)), default=0
+        )
+        self._gate_up, self._activated = self._normal(max_tokens, 2 * width), self._normal(max_tokens, width)
+        self._logits = self._normal(max_seqs, config.vocab_size)
+        self._temperature = torch.full((max_seqs,), temperature, device=self._device)
+        self._seeds = self._integers(1 << 31, max_seqs)
+        fill_randomly(kv_cache, self._generator)
+
+    def tokens(self, num_tokens: int, num_sequences: int) -> MakeCalls:
+        """All but attention of a step of so many tokens, of which so many sequences are sampled; 0 leaves those out."""
+        slots = self._slots[:num_tokens]
+
+        def calls() -> list[Call]:
+            ids, x = self._ids[:num_tokens], self._x[:num_tokens]
+            made = [Call("embedding", lambda: self._model.embedding(ids))]
+            for i in range(len(self._model.layers)):
+                made += self._layer(i, num_tokens, slots)
+            made.append(Call("final_norm", lambda: self._model.norm.add(x, self._residual[:num_tokens])))
+            return made + (self._heads(num_sequences) if num_sequences else [])
+
+        return calls
+
+    def decode(self, contexts: Sequence[int]) -> MakeCalls:
+        """Decode attention of sequences of these contexts."""
+        tables, num_blocks = self._tables(contexts), [-(-context // self._block_size) for context in contexts]
+        metadata = replace(
+            self._nothing(),
+            decode_context_lens=torch.tensor(contexts, dtype=torch.int32, device=self._device),
+            decode_block_tables=tables[:, : max(num_blocks)],
+            max_decode_context=max(contexts),
+        )
+        return lambda: self._attention(metadata, len(contexts))
+
+    def prefill(self, chunk: int, start: int) -> MakeCalls:
+        """Prefill attention of a chunk of a prompt after `start` tokens of it."""
+        context = start + chunk
+        metadata = replace(
+            self._nothing(),
+            num_prefill_tokens=chunk,
+            cu_seqlens_q=torch.tensor([0, chunk], dtype=torch.int32, device=self._device),
+            prefill_context_lens=torch.tensor([context], dtype=torch.int32, device=self._device),
+            prefill_block_tables=self._tables([context]),
+            max_seqlen_q=chunk,
+            max_prefill_context=context,
+        )
+        return lambda: self._attention(metadata, chunk)
+
+    def copies(self, num_blocks: int) -> MakeCalls:
+        """Copies of KV blocks, as they precede a step."""
+        blocks = torch.randperm(self._cache.shape[2], generator=self._generator)[: 2 * num_blocks]
+        sources, targets = blocks.to(self._device).view(2, -1)
+
+        def copy() -> None:
+            self._cache[:, :, targets] = self._cache[:, :, sources]
+
+        return lambda: [Call("copy", copy)]
+
+    # -- what they are made of ------------------------------------------------------------------------------------
+
+    def _layer(self, index: int, num_tokens: int, slots: Tensor) -> list[Call]:
+        layer, cache = self._model.layers[index], self._cache[index]
+        attention: Attention = layer.attention
+        x, residual = self._x[:num_tokens], self._residual[:num_tokens]
+        q, k, v = self._split(attention, num_tokens)
+        attended = self._attended[:num_tokens].flatten(1)
+        made = [
+            Call("input_norm", lambda: layer.input_norm.add(x, residual if index else None)),
+            Call("qkv_proj", lambda: attention.qkv_proj(x)),
+        ]
+        if attention.q_norm is not None and attention.k_norm is not None:
+            q_norm, k_norm = attention.q_norm, attention.k_norm
+            made.append(Call("qk_norm", lambda: (q_norm(q), k_norm(k))))
+        made += [
+            Call("rotary", lambda: attention.rotary(q, k, self._positions[:num_tokens])),
+            Call("kv_store", lambda: store_kv(k, v, cache[0], cache[1], slots, attention.kv_scales)),
+            Call("o_proj", lambda: attention.o_proj(attended)),
+            Call("post_norm", lambda: layer.post_norm.add(x, residual)),
+        ]
+        return made + self._mlp(layer.mlp, num_tokens)
+
+    def _mlp(self, mlp: torch.nn.Module, num_tokens: int) -> list[Call]:
+        x = self._x[:num_tokens]
+        if isinstance(mlp, GatedMLP):
+            gate_up, activated = self._gate_up[:num_tokens], self._activated[:num_tokens]
+            return [
+                Call("gate_up_proj", lambda: mlp.gate_up_proj(x)),
+                Call("activation", lambda: silu_and_mul(gate_up)),
+                Call("down_proj", lambda: mlp.down_proj(activated)),
+            ]
+        experts, logits = mlp.experts, mlp.router(x)
+        return [
+            Call("router", lambda: mlp.router(x)),
+            Call("experts", lambda: fused_moe(x, logits, experts.w13, experts.w2, mlp.top_k, mlp.renormalize)),
+        ]
+
+    def _heads(self, num_sequences: int) -> list[Call]:
+        rows = slice(0, num_sequences)
+        return [
+            Call("lm_head", lambda: self._model.compute_logits(self._x[rows])),
+            Call("sampler", lambda: sample(
+                self._logits[rows], self._temperature[rows], None, None, self._seeds[rows], self._seeds[rows]
+            )),
+        ]  # fmt: skip
+
+    def _attention(self, metadata: AttentionMetadata, num_tokens: int) -> list[Call]:
+        """Attention of all layers, without the KV store: there are no new keys and values."""
+        step = replace(metadata)
+        made = []
+        for layer, cache in zip(self._model.layers, self._cache, strict=True):
+            attention: Attention = layer.attention
+            q, k, v = self._split(attention, num_tokens)
+            made.append(Call("attention", _forward(attention, q, k[:0], v[:0], cache, step)))
+        return made
+
+    def _split(self, attention: Attention, num_tokens: int) -> Sequence[Tensor]:
+        heads: Tensor = self._qkv[:num_tokens].unflatten(-1, (-1, attention.head_dim))
+        parts: Sequence[Tensor] = heads.split(attention.heads, dim=1)
+        return parts
+
+    def _nothing(self) -> AttentionMetadata:
+        """A step of no tokens."""
+        empty = torch.zeros(0, dtype=torch.int32, device=self._device)
+        return AttentionMetadata(
+            slot_mapping=empty.long(),
+            num_prefill_tokens=0,
+            cu_seqlens_q=torch.zeros(1, dtype=torch.int32, device=self._device),
+            prefill_context_lens=empty,
+            prefill_block_tables=empty.reshape(0, 0),
+            max_seqlen_q=0,
+            max_prefill_context=0,
+            decode_context_lens=empty,
+            decode_block_tables=empty.reshape(0, 0),
+            max_decode_context=0,
+        )
+
+    def _tables(self, contexts: Sequence[int]) -> Tensor:
+        """Block tables of sequences of these contexts, int32[sequences, longest]: every block once, in no order."""
+        counts = [-(-context // self._block_size) for context in contexts]
+        blocks = torch.randperm(self._cache.shape[2], generator=self._generator, dtype=torch.int32)
+        tables = torch.zeros(len(counts), max(counts), dtype=torch.int32)
+        for row, (count, end) in enumerate(zip(counts, accumulate(counts), strict=True)):
+            tables[row, :count] = blocks[end - count : end]
+        return tables.to(self._device)
+
+    def _integers(self, below: int, count: int) -> Tensor:
+        return torch.randint(0, below, (count,), generator=self._generator).to(self._device)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self._generator).to(self._device, self._dtype)
+
+
+def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:
+    """Numbers of a normal distribution, the same ones again and again: memory that was never written reads too fast."""
+    num_blocks = kv_cache.shape[2]
+    pattern = torch.randn(min(_PATTERN_BLOCKS, num_blocks), *kv_cache.shape[3:], generator=generator)
+    pattern = pattern.to(kv_cache.device).to(kv_cache.dtype)
+    for blocks in torch.arange(num_blocks).split(pattern.shape[0]):
+        first, count = int(blocks[0]), len(blocks)
+        kv_cache[:, :, first : first + count] = pattern[:count]
+
+
+def _forward(
+    attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata
+) -> Callable[[], object]:
+    return lambda: attention.backend.forward(
+        q, k, v, cache[0], cache[1], metadata, attention.scale, kv_scales=attention.kv_scales
+    )

@@ -1,0 +1,103 @@
+"""What was measured so far: times by point and operator, kept in a file while a session goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+Times = Mapping[str, list[float]]
+"""Times in microseconds of one call, by operator."""
+
+
+class Point(NamedTuple):
+    """One place of a grid: the sizes that a measurement is for, named by its family."""
+
+    family: str
+    sizes: tuple[int, ...]
+
+
+class Samples:
+    """Times of all points; `spent_s` is how long measuring took in all, `signature` what was measured."""
+
+    def __init__(self, signature: Mapping[str, Any]) -> None:
+        self.signature = dict(signature)
+        self.spent_s = 0.0
+        self._times: dict[Point, dict[str, list[float]]] = {}
+        self._visits: dict[Point, int] = {}
+        self._seconds: dict[Point, float] = {}
+
+    def add(self, point: Point, times: Times, seconds: float) -> None:
+        """One more visit to a point, which took so long."""
+        there = self._times.setdefault(point, {})
+        for operator, values in times.items():
+            there.setdefault(operator, []).extend(values)
+        self._visits[point] = self.visits(point) + 1
+        self._seconds[point] = self._seconds.get(point, 0.0) + seconds
+        self.spent_s += seconds
+
+    def points(self, family: str) -> list[Point]:
+        """Points of a family, sorted by their sizes."""
+        return sorted(point for point in self._times if point.family == family)
+
+    def visits(self, point: Point) -> int:
+        return self._visits.get(point, 0)
+
+    def seconds_per_visit(self, point: Point) -> float | None:
+        """None where it was never visited."""
+        visits = self.visits(point)
+        return self._seconds[point] / visits if visits else None
+
+    def operators(self, point: Point) -> list[str]:
+        return list(self._times[point])
+
+    def median(self, point: Point, operator: str) -> float:
+        return float(np.median(self._times[point][operator]))
+
+    def spread(self, point: Point, operator: str) -> float:
+        """Half the interquartile range."""
+        low, high = np.percentile(self._times[point][operator], (25, 75))
+        return float(high - low) / 2
+
+    def total(self, point: Point, calls: Mapping[str, int]) -> float:
+        """Time of all calls of a step at this point, one call of operators without a number."""
+        return sum(calls.get(operator, 1) * self.median(point, operator) for operator in self._times[point])
+
+    def save(self, path: Path) -> None:
+        """Write the file as a whole or not at all."""
+        points = [
+            {
+                "family": point.family,
+                "sizes": point.sizes,
+                "visits": self._visits[point],
+                "seconds": round(self._seconds[point], 6),
+                "times": {operator: [round(value, 4) for value in values] for operator, values in times.items()},
+            }
+            for point, times in self._times.items()
+        ]
+        text = json.dumps({"signature": self.signature, "points": points})
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text(text, encoding="utf-8")
+        os.replace(temporary, path)
+
+    @classmethod
+    def load(cls, path: Path, signature: Mapping[str, Any]) -> Samples:
+        """What an earlier session left at `path`; nothing where it left nothing, or measured something else."""
+        samples = cls(signature)
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return samples
+        if data.get("signature") == json.loads(json.dumps(samples.signature)):
+            for entry in data["points"]:
+                point = Point(entry["family"], tuple(entry["sizes"]))
+                samples._times[point] = entry["times"]
+                samples._visits[point] = entry["visits"]
+                samples._seconds[point] = entry["seconds"]
+            samples.spent_s = sum(samples._seconds.values())
+        return samples

@@ -1,0 +1,161 @@
+"""Whole steps of the real engine, its scheduler included, timed as a replay records them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from engine.engine_config import EngineConfig, SamplingParams
+from engine.llm_engine import Executor, LLMEngine, StepReport
+from engine.model_runner import StepTokens
+from engine.sequence import Sequence as Request
+from engine.step_inputs import StepInputs
+from simulator.profiler.stopwatch import Undisturbed
+
+_NUM_DECODE_PLANS = 8
+_NUM_PROMPTS = 3
+_LONG_VISIT_S = 0.3  # after which one visit times no more prompts
+_STRIDE = 7
+_ROOM_TO_GROW = 64
+
+
+def longest_context(max_model_len: int) -> int:
+    """The longest context that steps can be timed at: some tokens are generated meanwhile."""
+    return max(1, max_model_len - _ROOM_TO_GROW)
+
+
+class SkippingExecutor:
+    """Executes plans with `executor`, but for those that `skip_prompts` is to be skipped in: they take no time.
+
+    Their KV is what was in the cache before, which is as good to measure with.
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self.num_blocks = executor.num_blocks
+        self.backend_name = executor.backend_name
+        self.skip_prompts = False
+
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        if not self.skip_prompts:
+            return self._executor.execute(inputs)
+        assert inputs.num_decodes == 0 and inputs.prefill is not None, "only steps of nothing but prompts are skipped"
+        num_prompts = len(inputs.prefill.sampled_tokens)
+        return StepTokens(np.zeros((inputs.num_steps, 0), np.int64), np.zeros(num_prompts, np.int64), 0, 0)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+class Steps:
+    """Times steps on the real engine.
+
+    Args:
+        observe: what a replay does with each report; its time is part of the step after it.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        executor: Executor,
+        max_model_len: int,
+        vocab_size: int,
+        temperature: float,
+        observe: Callable[[StepReport], None],
+    ) -> None:
+        self._config = config
+        self._executor = SkippingExecutor(executor)
+        self._max_model_len = max_model_len
+        self._vocab_size = vocab_size
+        self._temperature = temperature
+        self._observe = observe
+        self._rng = np.random.default_rng(config.seed)
+        self._num_requests = self._num_drawn = 0
+
+    def decode(self, batch: int, context: int) -> dict[str, list[float]]:
+        """Times in us of decode steps of `batch` sequences that are about `context` long, under its number."""
+        run = self._begin(batch, context)
+        run.step()  # the rows join
+        kept = Undisturbed()
+        for _ in range(_NUM_DECODE_PLANS):
+            kept.begin()
+            kept.add({str(batch): run.step()})
+        return kept.times
+
+    def with_prompts(self, batch: int, context: int, num_tokens: int) -> dict[str, list[float]]:
+        """Times in us of steps of prompts of about `num_tokens` beside `batch` decodes of `context`, or alone.
+
+        They come under their number of prompt tokens, which differs from time to time by up to an eighth: libraries
+        prepare for every new number of tokens, and a served prompt mostly has a new one.
+        """
+        run = self._begin(batch, context)
+        if batch:
+            run.step()
+        kept, started = Undisturbed(), time.perf_counter()
+        for _ in range(_NUM_PROMPTS):
+            if time.perf_counter() - started > _LONG_VISIT_S:
+                break
+            self._num_drawn += 1
+            length = num_tokens - self._num_drawn * _STRIDE % max(1, num_tokens // 8)
+            prompts = [self._request(part) for part in self.split(length)]
+            kept.begin()
+            kept.add({str(length): run.step(*prompts)})
+            for prompt in prompts:
+                run.engine.abort(prompt.request_id)
+            if batch:
+                run.step()
+        return kept.times
+
+    def split(self, num_tokens: int) -> list[int]:
+        """The lengths of as few prompts as hold so many tokens."""
+        longest = longest_context(self._max_model_len)
+        count = -(-num_tokens // longest)
+        return [num_tokens // count + (i < num_tokens % count) for i in range(count)]
+
+    def _begin(self, batch: int, context: int) -> _Run:
+        """An engine in which `batch` sequences are about to decode their first token."""
+        limit = max(self._config.max_num_batched_tokens, batch * context)
+        engine = LLMEngine(
+            replace(self._config, max_num_batched_tokens=limit), self._executor, max_model_len=self._max_model_len
+        )
+        run = _Run(engine, self._params, self._observe)
+        if batch:
+            self._executor.skip_prompts = True
+            run.step(*(self._request(context) for _ in range(batch)))
+            self._executor.skip_prompts = False
+        return run
+
+    def _request(self, num_tokens: int) -> Request:
+        self._num_requests += 1
+        tokens = self._rng.integers(0, self._vocab_size, num_tokens).tolist()
+        return Request(self._num_requests, num_tokens, self._max_model_len - num_tokens, token_ids=tokens)
+
+    @property
+    def _params(self) -> SamplingParams:
+        return SamplingParams(self._max_model_len, temperature=self._temperature, ignore_eos=True)
+
+
+class _Run:
+    """The loop of a replay: a step lasts from the time it is planned for to the time it is committed at."""
+
+    def __init__(self, engine: LLMEngine, params: SamplingParams, observe: Callable[[StepReport], None]) -> None:
+        self.engine = engine
+        self._params = params
+        self._observe = observe
+        self._now = time.perf_counter_ns()
+
+    def step(self, *arrivals: Request) -> float:
+        """One plan, with requests that came just before it: the time of each of its steps in us."""
+        started = self._now
+        for request in arrivals:
+            self.engine.add(request, self._params)
+        executed = self.engine.execute(started)
+        assert executed is not None
+        now = time.perf_counter_ns()
+        report = self.engine.commit(executed, now)
+        self._now = now
+        self._observe(report)
+        return (now - started) * 1e-3 / report.plan.num_steps

@@ -1,0 +1,160 @@
+"""From samples to the tables of a profile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from engine.plan import PrefillChunk, StepPlan
+from engine.sequence import Sequence
+from simulator.hardware import ModelShape
+from simulator.profile import Profile, ProfileMeta
+from simulator.profiled import ProfiledCost
+from simulator.profiler.samples import Point, Samples
+
+_HEADS = ("lm_head", "sampler")
+_ATTENTION = "attention"
+_NOTHING_FITTED = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0}
+
+Split = Callable[[int], list[int]]
+"""How so many prompt tokens of a step were divided among prompts."""
+
+
+def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
+    """The profile of what was measured; whole steps are priced by its operators, and what is left is theirs."""
+    tables = {
+        "tokens": _operator_table(samples, "num_tokens", lambda name: name not in _HEADS),
+        "sequences": _operator_table(samples, "num_sequences", lambda name: name in _HEADS),
+        "attention": _attention_table(samples),
+        "deviations": _deviation_table(samples),
+        "all_reduce": _plain_table(samples, "all_reduce", "num_bytes"),
+        "copies": _plain_table(samples, "copies", "num_blocks"),
+    }
+    operators = Profile(meta, {name: table for name, table in tables.items() if table is not None and len(table)})
+    cost = ProfiledCost(operators, model, meta.tensor_parallel_size, _NOTHING_FITTED)
+    steps = _step_table(samples, cost, split)
+    return replace(operators, tables=operators.tables | ({"steps": steps} if len(steps) else {}))
+
+
+def noise(samples: Samples, families: Iterable[str]) -> float:
+    """Median over all points of half the interquartile range as a share of the median."""
+    shares = [
+        samples.spread(point, operator) / samples.median(point, operator)
+        for family in families
+        for point in samples.points(family)
+        for operator in samples.operators(point)
+    ]
+    return float(np.median(shares)) if shares else 0.0
+
+
+def _operator_table(samples: Samples, axis: str, belongs: Callable[[str], bool]) -> pd.DataFrame:
+    rows = [
+        {"operator": operator, axis: point.sizes[0], **_statistics(samples, point, operator)}
+        for point in samples.points("tokens")
+        for operator in samples.operators(point)
+        if belongs(operator)
+    ]
+    return pd.DataFrame(rows)
+
+
+def _attention_table(samples: Samples) -> pd.DataFrame:
+    prefill = [
+        {
+            "prefill_tokens": point.sizes[0], "prefill_context": point.sizes[1], "num_decodes": 0, "decode_context": 0,
+            **_statistics(samples, point, _ATTENTION),
+        }
+        for point in samples.points("prefill")
+    ]  # fmt: skip
+    decode = [
+        {
+            "prefill_tokens": 0, "prefill_context": 0, "num_decodes": point.sizes[0], "decode_context": point.sizes[1],
+            **_statistics(samples, point, _ATTENTION),
+        }
+        for point in samples.points("decode")
+    ]  # fmt: skip
+    return pd.DataFrame(prefill + decode)
+
+
+def _deviation_table(samples: Samples) -> pd.DataFrame | None:
+    names = ("num_decodes", "decode_context", "deviation_pct")
+    rows = [
+        {**dict(zip(names, point.sizes, strict=True)), **_statistics(samples, point, _ATTENTION)}
+        for point in samples.points("uneven")
+    ]
+    return pd.DataFrame(rows) if rows else None
+
+
+def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | None:
+    rows = [
+        {axis: point.sizes[0], **_statistics(samples, point, operator)}
+        for point in samples.points(family)
+        for operator in samples.operators(point)
+    ]
+    return pd.DataFrame(rows) if rows else None
+
+
+def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFrame:
+    """What steps took beyond their operators, by kind and size, over contexts and batches of decodes."""
+    beyond: dict[tuple[str, int], list[tuple[float, ...]]] = {}
+    for point in samples.points("step_decode"):
+        batch, context = point.sizes
+        entry = _beyond(samples, point, str(batch), batch, cost, _plan([], batch, context + 5))
+        beyond.setdefault(("decode", batch), []).append(entry)
+    for kind in ("prefill", "mixed"):
+        for point in samples.points(f"step_{kind}"):
+            batch, context = point.sizes[:2] if kind == "mixed" else (0, 0)
+            for count in samples.operators(point):
+                plan = _plan(split(int(count)), batch, context + 3)
+                entry = _beyond(samples, point, count, batch + int(count), cost, plan)
+                beyond.setdefault((kind, point.sizes[-1]), []).append(entry)
+    rows = []
+    for (kind, _), entries in beyond.items():
+        num_tokens, time, rest, spread = np.array(entries).T
+        # The longer a step, the less is known of the small part that is beyond its operators.
+        weights = 1 / time**2
+        mean = {"time_us": np.average(rest, weights=weights), "spread_us": np.average(spread, weights=weights)}
+        rows.append({"kind": kind, "num_tokens": round(float(np.average(num_tokens, weights=weights))), **mean})
+    return pd.DataFrame(rows).drop_duplicates(["kind", "num_tokens"]) if rows else pd.DataFrame()
+
+
+def _beyond(
+    samples: Samples, point: Point, operator: str, num_tokens: int, cost: ProfiledCost, plan: StepPlan
+) -> tuple[float, ...]:
+    """Number of tokens, time, time beyond the operators and spread of a step."""
+    time, spread = _median(samples, point, operator)
+    return num_tokens, time, time - cost.step_ns(plan) * 1e-3, spread
+
+
+def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:
+    """A step of whole prompts and of decodes of equal contexts."""
+    chunks = [PrefillChunk(Sequence(i, length, 1), 0, length, True) for i, length in enumerate(prompts)]
+    return StepPlan(
+        prefills=chunks,
+        decodes=[],
+        num_decodes=batch,
+        num_context_tokens=batch * context,
+        num_squared_context_tokens=batch * context**2,
+        fresh_decodes=[],
+        admitted=[],
+        preempted=[],
+        copies=[],
+        growth=[],
+        horizon=1,
+        num_steps=1,
+        num_running=batch + len(chunks),
+        num_waiting=0,
+        num_used_blocks=0,
+    )
+
+
+def _median(samples: Samples, point: Point, operator: str) -> tuple[float, float]:
+    return samples.median(point, operator), samples.spread(point, operator)
+
+
+def _statistics(samples: Samples, point: Point, operator: str) -> Mapping[str, Any]:
+    time, spread = _median(samples, point, operator)
+    return {"time_us": time, "spread_us": spread}

@@ -1,0 +1,155 @@
+"""What each option of the scheduler changes, one by one; that they are sound together is the fuzz test's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engine.block_manager import BlockManager
+from engine.engine_config import EngineConfig
+from engine.plan import StepPlan
+from engine.policy import VICTIM_RULES
+from engine.scheduler import Scheduler
+from engine.scheduler_options import SchedulerOptions, make_scheduler
+from engine.sequence import Sequence
+
+
+def make(num_blocks: int = 100, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, **options: Any) -> Scheduler:
+    return make_scheduler(
+        SchedulerOptions(**{"watermark": 0.0, **options}), num_blocks=num_blocks, block_size=4,
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
+    )  # fmt: skip
+
+
+def step(scheduler: Scheduler, now: int = 0) -> StepPlan:
+    plan = scheduler.schedule(now)
+    assert plan is not None
+    scheduler.commit(plan, now + 1)
+    scheduler.check_integrity()
+    return plan
+
+
+def chunks(plan: StepPlan) -> list[tuple[int, int, int]]:
+    return [(chunk.sequence.request_id, chunk.start, chunk.num_tokens) for chunk in plan.prefills]
+
+
+@pytest.mark.parametrize(("eviction", "takes_the_older"), [("unhashed_first", False), ("lru", True)])
+def test_eviction_takes_unhashed_blocks_first_or_the_least_recently_used(eviction: Any, takes_the_older: bool) -> None:
+    blocks = BlockManager(2, 4, eviction=eviction)
+    hashed, unhashed = Sequence(0, 4, 1, block_hashes=[7]), Sequence(1, 4, 1)
+    for sequence in (hashed, unhashed):
+        blocks.admit(sequence, blocks.match(sequence), 4)
+        blocks.register(sequence, 4 if sequence is hashed else 0)
+    older = hashed.block_table
+    for sequence in (hashed, unhashed):
+        blocks.release(sequence)
+    assert (blocks.take(1) == older) == takes_the_older
+    assert bool(blocks.match(Sequence(2, 5, 1, block_hashes=[7])).blocks) != takes_the_older
+
+
+def test_one_queue_hands_out_blocks_in_the_order_they_were_freed() -> None:
+    blocks = BlockManager(6, 1, eviction="lru")
+    first, second = Sequence(0, 2, 1, block_hashes=[1, 2]), Sequence(1, 3, 1)
+    for sequence in (first, second):
+        blocks.admit(sequence, blocks.match(sequence), sequence.num_tokens)
+    assert first.block_table + second.block_table == [0, 1, 2, 3, 4]
+    blocks.register(first, 2)
+    for sequence in (second, first):
+        blocks.release(sequence)
+    assert blocks.take(6) == [5, 4, 3, 2, 1, 0]
+
+
+@pytest.mark.parametrize(("full_hit", "start"), [("copy", 7), ("recompute_block", 4)])
+def test_a_prompt_that_is_all_cached_computes_one_token_or_its_last_block(full_hit: str, start: int) -> None:
+    scheduler = make(full_hit=full_hit)
+    for i in range(2):
+        scheduler.add(Sequence(i, 8, 1, block_hashes=[1, 2]))
+        plan = step(scheduler)
+    assert chunks(plan) == [(1, start, 8 - start)]
+
+
+@pytest.mark.parametrize(("allocation", "used"), [("prompt", [5, 5, 5]), ("chunk", [2, 4, 5])])
+def test_a_cut_prompt_gets_its_blocks_at_once_or_chunk_by_chunk(allocation: str, used: list[int]) -> None:
+    scheduler = make(allocation=allocation, max_num_batched_tokens=8)
+    scheduler.add(Sequence(0, 20, 2))
+    assert [step(scheduler).num_used_blocks for _ in used] == used
+
+
+def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
+    scheduler = make(num_blocks=5, allocation="chunk", max_num_batched_tokens=8)
+    scheduler.add(Sequence(0, 7, 3))
+    scheduler.add(Sequence(1, 16, 2))
+    assert step(scheduler).num_waiting == 1
+
+
+def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> None:
+    scheduler = make(num_blocks=6, allocation="chunk", max_num_batched_tokens=9)
+    scheduler.add(Sequence(0, 8, 9))
+    scheduler.add(Sequence(1, 16, 1))  # its four blocks fit beside the two that the first has now
+    scheduler.add(Sequence(2, 1, 1))
+    plans = [step(scheduler, now) for now in range(3)]
+    assert [chunks(plan) for plan in plans] == [[(0, 0, 8), (1, 0, 1)], [(1, 1, 8)], []]
+    assert [[s.request_id for s in plan.preempted] for plan in plans] == [[], [], [1]]
+    assert plans[2].num_decodes == 1 and plans[2].num_waiting == 2
+
+
+@pytest.mark.parametrize(("victim", "expected"), [("spare_last", 1), ("last", 2)])
+def test_who_gave_way_last_is_spared_or_not(victim: Any, expected: int) -> None:
+    choose = VICTIM_RULES[victim]
+    running = [Sequence(i, 1, 1) for i in range(3)]
+    assert choose(reversed(running), running[2]).request_id == expected
+    assert choose(reversed(running), running[0]).request_id == 2
+    urgent = [Sequence(0, 1, 1, priority=1), Sequence(1, 1, 1)]
+    assert choose(reversed(urgent), None) is urgent[victim == "last"]
+
+
+def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it_lacks() -> None:
+    scheduler = make(num_blocks=3)
+    scheduler.add(Sequence(0, 4, 8, block_hashes=[1, 2, 3]))
+    step(scheduler)
+    step(scheduler)
+    scheduler.add(Sequence(1, 9, 1, block_hashes=[1, 2]))  # two blocks are missing and one is free
+    plan = scheduler.schedule(2)  # computes token 5 of the running sequence; token 7 fills its second block
+    assert plan is not None and not plan.admitted and plan.horizon == 2
+    plan = scheduler.extend(plan, plan.horizon)
+    scheduler.commit(plan, 3)
+    assert chunks(step(scheduler, 4)) == [(1, 8, 1)]
+
+
+def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_plan() -> None:
+    plans: dict[bool, list[StepPlan]] = {}
+    for async_scheduling in (False, True):
+        scheduler = make(max_num_seqs=2, async_scheduling=async_scheduling)
+        for i, max_tokens in enumerate([2, 9, 9]):
+            scheduler.add(Sequence(i, 4, max_tokens))
+        plans[async_scheduling] = [step(scheduler, now) for now in range(4)]
+    admitted = {key: [[s.request_id for s in plan.admitted] for plan in each] for key, each in plans.items()}
+    assert admitted == {False: [[0, 1], [], [2], []], True: [[0, 1], [], [], [2]]}
+    assert plans[True][2].num_decodes == 1  # who has all tokens is not computed again
+    assert (plans[True][2].num_running, plans[True][2].num_used_blocks) == (1, 2)  # freed when the step begins
+
+
+def test_async_scheduling_plans_again_when_everything_had_to_wait_for_the_last_step() -> None:
+    scheduler = make(max_num_seqs=1, async_scheduling=True)
+    for i in range(2):
+        scheduler.add(Sequence(i, 4, 1))
+    assert chunks(step(scheduler)) == [(0, 0, 4)]
+    assert scheduler.schedule(1) is None
+    assert chunks(step(scheduler, 1)) == [(1, 0, 4)]
+    assert scheduler.schedule(2) is None and scheduler.blocks.num_used_blocks == 0
+
+
+def test_an_ended_sequence_is_no_preemption_when_its_blocks_are_needed() -> None:
+    scheduler = make(num_blocks=4, victim="last", async_scheduling=True)
+    scheduler.add(Sequence(0, 8, 6))
+    scheduler.add(Sequence(1, 7, 2))
+    for now in range(2):
+        step(scheduler, now)
+    plan = step(scheduler, 2)  # request 1 has ended, request 0 needs a third block
+    assert (plan.num_decodes, plan.preempted, plan.num_used_blocks) == (1, [], 3)
+
+
+def test_the_real_engine_refuses_async_scheduling() -> None:
+    with pytest.raises(ValueError, match="async_scheduling"):
+        EngineConfig(async_scheduling=True)

@@ -1,0 +1,77 @@
+"""Writes records of measured runs in their public formats, and lets a simulated run pass for a measured one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from harness.cli import execute
+from harness.config import RunConfig
+from tests.harness.test_run import config
+
+CLOCKS = 1000.0  # how far the engine's clock is ahead of the client's in `write_llmservingsim`
+# client sends, then on the engine's clock less CLOCKS: queued, scheduled, first token, last token; prompt, output
+REQUESTS: list[tuple[float, float, float, float, float, int, int]] = [
+    (5.0, 5.0, 5.0, 5.2, 5.6, 100, 5),
+    (5.1, 5.2, 5.4, 5.5, 5.5, 40, 1),
+    (5.3, 5.4, 5.5, 5.8, 6.8, 60, 11),
+]
+
+
+def write_llmservingsim(folder: Path, kv_cache_pct: float = 0.0) -> tuple[Path, Path]:
+    """A folder of LLMServingSim's bench with `REQUESTS`, last come first, and the workload behind it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines, workload = [], []
+    for i, (sent, queued, scheduled, first, last, prompt, output) in enumerate(REQUESTS):
+        engine = [time + CLOCKS for time in (queued, scheduled, first, last)]
+        names = ("queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts")
+        record = {"request_id": f"bench-{i}", "input_toks": prompt, "output_toks": output, "arrival_time": sent}
+        lines.append({**record, **dict(zip(names, engine, strict=True))})
+        ids = list(range(prompt))
+        workload.append({"input_toks": prompt, "output_toks": output, "arrival_time_ns": i, "input_tok_ids": ids})
+    write_lines(folder / "requests.jsonl", lines)
+    write_lines(folder / "workload.jsonl", workload)
+    pd.DataFrame({"t": [1.0, 2.0], "running": [2, 1], "waiting": [1, 0], "kv_cache_pct": [kv_cache_pct, 0.0]}).to_csv(
+        folder / "timeseries.csv", index=False
+    )
+    meta = {"vllm_version": "0.19.0", "model": "m", "started_at": "1970-01-01T00:00:04.500000Z"}
+    (folder / "meta.json").write_text(json.dumps({**meta, "engine_kwargs": {"max_num_seqs": 128}}))
+    return folder, folder / "workload.jsonl"
+
+
+def write_distserve(path: Path, requests: pd.DataFrame) -> Path:
+    """A measured-*.exp of a requests table, in order of completion."""
+    names = {
+        "num_prompt_tokens": "prompt_len", "num_output_tokens": "output_len", "arrival_time": "issue_time",
+        "first_token_time": "first_token_time", "finish_time": "complete_time",
+    }  # fmt: skip
+    rows = requests.sort_values("finish_time").rename(columns=names)[list(names.values())].to_dict("records")
+    path.write_text(f"{rows!r}\n{{\n\tnum_requests: {len(rows)}\n}}\n")
+    return path
+
+
+def write_lines(path: Path, records: Sequence[Any]) -> None:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+def execute_in(folder: Path, settings: RunConfig) -> None:
+    """Do what `settings` say in `folder`, which is made as Hydra would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    execute(settings, folder)
+
+
+def pretend_measured(folder: Path, *overrides: str) -> RunConfig:
+    """Simulate into `folder` and mark the result as measured; returns the configuration."""
+    settings = config("progress=false", *overrides)
+    execute_in(folder, settings)
+    change_summary(folder, simulated=False)
+    return settings
+
+
+def change_summary(folder: Path, **changes: Any) -> None:
+    path = folder / "summary.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))

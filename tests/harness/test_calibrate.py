@@ -1,0 +1,148 @@
+"""task=calibrate: the minimiser, the file it leaves, and whether a fit finds the constants that made the data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness import calibration
+from harness.calibrate_fit import Fit, minimise
+from harness.calibration import Constant
+from harness.errors import ConfigError
+from harness.results import read_results
+from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
+from tests.harness.test_run import config
+
+WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
+TRUTH = {"memory_efficiency": 0.61, "flops_efficiency": 0.43, "step_overhead_s": 0.0031}
+TRUE = [f"device.{name}={value}" for name, value in TRUTH.items()]
+
+
+# -- the minimiser ----------------------------------------------------------------------------------------------------
+
+
+def fit(start: Mapping[str, float], target: Mapping[str, float], budget: int = 400) -> Fit:
+    constants = {name: Constant(value, 0.0, 10.0) for name, value in start.items()}
+
+    def objective(values: Mapping[str, float]) -> float:
+        x = [values[name] - target[name] for name in target]
+        return float(sum((i + 1) * each**2 for i, each in enumerate(x)) + 0.5 * x[0] * x[-1])
+
+    return minimise(objective, constants, budget, lambda count, best: None)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_minimum_inside_is_found(count: int) -> None:
+    target = {f"c{i}": 2.0 + i for i in range(count)}
+    found = fit(dict.fromkeys(target, 5.0), target)
+    assert found.values == pytest.approx(target, abs=0.01)
+    assert found.objective < 1e-3 < found.start_objective and found.num_evaluations <= 400
+
+
+def test_a_minimum_outside_is_sought_at_the_limits() -> None:
+    found = fit({"a": 9.5, "b": 5.0}, {"a": 30.0, "b": 5.0})
+    assert found.values["a"] == pytest.approx(10.0) and all(0 <= value <= 10 for value in found.values.values())
+
+
+def test_the_budget_is_kept_and_the_best_so_far_returned() -> None:
+    target = {"a": 2.0, "b": 3.0}
+    assert fit({"a": 2.0, "b": 3.0}, target, budget=1).values == target
+    found = fit({"a": 9.0, "b": 9.0}, target, budget=12)
+    assert found.num_evaluations == 12 and found.objective < found.start_objective
+
+
+def test_equal_searches_take_equal_steps() -> None:
+    assert fit({"a": 9.0, "b": 9.0}, {"a": 2.0, "b": 3.0}) == fit({"a": 9.0, "b": 9.0}, {"a": 2.0, "b": 3.0})
+
+
+# -- fits -------------------------------------------------------------------------------------------------------------
+
+
+def calibrate(out: Path, measured: str, *overrides: str) -> calibration.Calibration:
+    execute_in(out, config("progress=false", "task=calibrate", f"validation.measured={measured}", *overrides))
+    return calibration.read(out / calibration.FILE)
+
+
+def test_step_times_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    settings = ["calibration.part=first_half", "calibration.max_evaluations=250"]
+    found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *settings)
+    assert found.constants == pytest.approx(TRUTH, rel=0.02)
+    assert found.fitted_on["part"] == "first_half" and found.fitted_on["num_requests"] == 20
+
+
+def test_latencies_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    path = write_distserve(tmp_path / "m.exp", read_results(tmp_path / "a")[0].requests)
+    found = calibrate(
+        tmp_path / "out", f"distserve:{path}", *WORK, *TRUE[:2], "calibration.constants=[step_overhead_s]",
+        "calibration.max_evaluations=60",
+    )  # fmt: skip
+    assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
+    objective = OmegaConf.load(found.path).objective
+    assert objective.after < 0.01 < objective.before and objective.evaluations <= 60
+
+
+def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}
+    earlier = tmp_path / "earlier.yaml"
+    calibration.write(earlier, {"constants": TRUTH | {"step_overhead_s": 0.01}, "cost": "roofline", "fitted_on": on})
+    settings = [f"cost.calibration={earlier}", "calibration.constants=[step_overhead_s]"]
+    settings.append("calibration.max_evaluations=40")
+    found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *settings)
+    assert found.constants == pytest.approx(TRUTH, rel=1e-3)
+    assert [data["data_sha256"] for data in found.kept] == ["0"] and found.fitted_on["data_sha256"] != "0"
+    assert found.was_fitted_on("0", "first_half") and not found.was_fitted_on("1", "first_half")
+
+
+def test_an_unknown_constant_is_refused_with_those_there_are(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK)
+    with pytest.raises(ConfigError, match="cost=roofline has no 'speed' .memory_efficiency, flops_efficiency"):
+        calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", "calibration.constants=[speed]")
+
+
+# -- the file ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_calibration_replaces_the_constants_of_the_device(tmp_path: Path) -> None:
+    on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}
+    path = tmp_path / "calibration.yaml"
+    calibration.write(path, {"constants": TRUTH, "cost": "roofline", "fitted_on": on})
+    for name, overrides in (("a", TRUE), ("b", [f"cost.calibration={path}"])):
+        execute_in(tmp_path / name, config("progress=false", *WORK, *overrides))
+    one, other = (read_results(tmp_path / name)[0].requests for name in "ab")
+    assert one.equals(other)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("constants: {a: 1}", "not a calibration.yaml of task=calibrate"),
+        (
+            "constants: {a: x}\nfitted_on: {measured: x, data_sha256: x, part: all, num_requests: 1}",
+            "not a calibration",
+        ),
+        ("- 1", "not a calibration.yaml of task=calibrate"),
+        ("a: [", "cannot be read: not YAML"),
+        (
+            "cost: roofline\nconstants: {a: 1}\nfitted_on: {measured: x, data_sha256: x, part: all, num_requests: 1}",
+            "fitted for cost=roofline with a; cost=roofline has memory_efficiency",
+        ),
+        (
+            "cost: profiled\nconstants: {}\nfitted_on: {measured: x, data_sha256: x, part: all, num_requests: 1}",
+            "fitted for cost=profiled",
+        ),
+    ],
+)
+def test_files_that_are_no_calibration_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "calibration.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=message) as caught:
+        calibration.configured(config(f"cost.calibration={path}"))
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="cannot be read: No such file"):
+        calibration.configured(config(f"cost.calibration={path}x"))

@@ -1,0 +1,291 @@
+"""task=validate: statistics against hand-computed values, and whole comparisons against runs whose outcome is known."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from rich.console import Console
+
+from harness import calibration
+from harness.errors import ConfigError, MeasuredRunError
+from harness.measured.measured_run import requests_table
+from harness.results import read_results
+from harness.validate import validate
+from harness.validate_metrics import align, comparison, part_of, statistics
+from tests.harness.measured_files import (
+    change_summary,
+    execute_in,
+    pretend_measured,
+    write_distserve,
+    write_llmservingsim,
+)
+from tests.harness.test_run import config
+
+STARVED = ["trace.num_requests=80", "num_blocks=260", "arrival.rate=30", "max_num_seqs=32", "max_num_batched_tokens=64"]
+
+
+def made_up() -> pd.DataFrame:
+    """Four requests with TTFT 1, 2, 3, 4 s; TPOT 0.1, none, 0.3, 0.2 s; E2EL 1.2, 2, 3.9, 4.4 s."""
+    arrival = np.array([0.0, 1.0, 2.0, 3.0])
+    first = arrival + [1, 2, 3, 4]
+    return requests_table(
+        {
+            "arrival_time": arrival,
+            "first_token_time": first,
+            "finish_time": first + [0.2, 0.0, 0.9, 0.4],
+            "num_prompt_tokens": [10, 20, 30, 40],
+            "num_output_tokens": [3, 1, 4, 3],
+            "num_cached_tokens": [0, 5, 0, 20],
+            "num_preemptions": [0, 2, 0, 1],
+        }
+    )
+
+
+# -- the table of errors ----------------------------------------------------------------------------------------------
+
+
+def test_statistics_are_those_computed_by_hand() -> None:
+    found = statistics(made_up())
+    assert found["ttft", "mean"] == pytest.approx(2500) and found["ttft", "median"] == pytest.approx(2500)
+    assert found["ttft", "p90"] == pytest.approx(3700) and found["ttft", "p99"] == pytest.approx(3970)
+    assert found["tpot", "mean"] == pytest.approx(200) and found["tpot", "p95"] == pytest.approx(290)
+    assert found["e2el", "mean"] == pytest.approx(2875)
+    assert found["duration", "total"] == pytest.approx(7.4)
+    assert found["request_throughput", "mean"] == pytest.approx(4 / 7.4)
+    assert found["output_throughput", "mean"] == pytest.approx(11 / 7.4)
+    assert found["total_token_throughput", "mean"] == pytest.approx(111 / 7.4)
+    assert found["preemptions", "total"] == 3 and found["preempted_requests", "total"] == 2
+    assert found["cached_tokens", "total"] == 25 and found["prefix_cache_hit_rate", "mean"] == 0.25
+    assert math.isnan(found["queue_time", "mean"])
+
+
+def test_what_was_not_measured_is_not_compared() -> None:
+    unknown = made_up().assign(num_preemptions=np.nan, num_cached_tokens=np.nan)
+    table = comparison(statistics(unknown), statistics(made_up()))
+    assert set(table["metric"]) == {
+        "ttft", "tpot", "e2el", "duration", "request_throughput", "output_throughput", "total_token_throughput",
+    }  # fmt: skip
+
+
+def test_errors_are_relative_to_what_was_measured() -> None:
+    measured = {("ttft", "mean"): 200.0, ("preemptions", "total"): 0.0, ("cached_tokens", "total"): 0.0}
+    simulated = {("ttft", "mean"): 190.0, ("preemptions", "total"): 0.0, ("cached_tokens", "total"): 7.0}
+    table = comparison(measured, simulated).set_index("metric")
+    assert table["error_pct"]["ttft"] == pytest.approx(-5)
+    assert table["error_pct"]["preemptions"] == 0 and math.isnan(table["error_pct"]["cached_tokens"])
+    assert table["noise_floor_pct"].isna().all()
+
+
+def test_the_noise_floor_is_the_largest_deviation_from_the_median_of_the_repeats() -> None:
+    key = ("ttft", "mean")
+    table = comparison({key: 110.0}, {key: 100.0}, [{key: 100.0}, {key: 80.0}])
+    assert table["noise_floor_pct"].item() == pytest.approx(20)
+
+
+def test_levels_are_compared_where_they_were_measured() -> None:
+    measured = pd.DataFrame({"time": [0.0, 1.0], "num_running": [2.0, 4.0], "kv_cache_usage": [np.nan, np.nan]})
+    simulated = pd.DataFrame({"time": [0.0, 1.0], "num_running": [3.0, 3.0], "kv_cache_usage": [0.5, 0.5]})
+    assert align(measured, simulated) == {
+        "num_running": {"mean_measured": 3.0, "mean_simulated": 3.0, "mean_abs_difference": 1.0}
+    }
+
+
+def test_the_halves_are_all_requests_once() -> None:
+    rows = list(range(7))
+    assert rows[part_of(7, "first_half")] + rows[part_of(7, "second_half")] == rows[part_of(7, "all")] == rows
+    assert len(rows[part_of(7, "first_half")]) == 3
+
+
+# -- whole comparisons ------------------------------------------------------------------------------------------------
+
+
+def compare(measured: str, out: Path, *overrides: str) -> dict[str, Any]:
+    execute_in(out, config("progress=false", "task=validate", f"validation.measured={measured}", *overrides))
+    document: dict[str, Any] = json.loads((out / "validation.json").read_text())
+    return document
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        STARVED,
+        [*STARVED, "engine.compress=false"],
+        ["trace=shared_prefix", "trace.num_requests=80", "arrival.rate=60", "num_blocks=700"],
+        ["trace=sharegpt_multiturn", "trace.num_requests=80", "arrival=sessions", "arrival.rate=5"],
+        ["trace.num_requests=60", "arrival=closed_loop", "arrival.concurrency=6"],
+        ["trace.num_requests=80", "arrival.rate=30", "max_model_len=300"],
+    ],
+    ids=["starved", "starved, by step", "prefixes", "sessions", "closed loop", "refused and cut short"],
+)
+def test_a_run_with_the_cost_model_itself_has_no_error(overrides: list[str], tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *overrides)
+    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b")
+    assert max(abs(row["error_pct"]) for row in found["errors"]) < 1e-6
+    assert all(level["mean_abs_difference"] < 1e-6 for level in found["levels"].values())
+    assert set(found["levels"]) == {"num_running", "num_waiting", "kv_cache_usage", "num_unfinished"}
+    steps = found["steps"]
+    assert steps["plans_identical"] and steps["preemptions_identical"] and steps["cache_hits_identical"]
+    assert steps["errors"]["all"]["count"] == steps["num_steps"] > 50
+    assert steps["errors"]["all"]["mape_pct"] < 1e-6
+    values = {(row["metric"], row["statistic"]): row["measured"] for row in found["errors"]}
+    assert values["preemptions", "total"] > 0 or "num_blocks=260" not in overrides
+    assert values["cached_tokens", "total"] > 0 or "trace=shared_prefix" not in overrides
+    refused = [note for note in found["warnings"] if "requests that were refused are left out" in note]
+    assert bool(refused) == ("max_model_len=300" in overrides)
+    assert len(pd.read_csv(tmp_path / "b" / "errors.csv")) == len(found["errors"])
+    assert read_results(tmp_path / "b")[1]["simulated"] is True
+
+
+def test_a_simulated_run_of_ours_gets_the_measured_pool(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", "trace.num_requests=20")
+    change_summary(tmp_path / "a", num_blocks=777)
+    compare(f"run:{tmp_path / 'a'}", tmp_path / "b", "device=h200")
+    summary = read_results(tmp_path / "b")[1]
+    assert summary["num_blocks"] == 777 and "H200" in summary["device"]
+
+
+def test_another_cost_model_changes_latencies_but_not_the_replayed_plans(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *STARVED)
+    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", "device.step_overhead_s=0.02")
+    steps = found["steps"]
+    assert steps["plans_identical"] and steps["preemptions_identical"]
+    errors = steps["errors"]
+    assert errors["all"]["bias_pct"] == pytest.approx(errors["all"]["mape_pct"]) and errors["all"]["bias_pct"] > 10
+    kinds = {kind: found["count"] for kind, found in errors.items() if kind != "all"}
+    assert sum(kinds.values()) == errors["all"]["count"] and {"decode", "mixed"} <= set(kinds)
+    latency = {(row["metric"], row["statistic"]): row["error_pct"] for row in found["errors"]}
+    assert latency["tpot", "median"] > 10
+
+
+def test_other_contents_show_as_other_plans(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", "trace=shared_prefix", "trace.num_requests=60", "arrival.rate=60")
+    path = tmp_path / "a" / "config.yaml"
+    path.write_text(path.read_text().replace("enable_prefix_caching: true", "enable_prefix_caching: false"))
+    steps = compare(f"run:{tmp_path / 'a'}", tmp_path / "b")["steps"]
+    assert not steps["plans_identical"] and not steps["cache_hits_identical"]
+    assert steps["errors"]["all"]["count"] == steps["first_difference"] < steps["num_steps"]
+
+
+def test_a_part_is_scored_on_its_own(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *STARVED)
+    halves = [
+        compare(f"run:{tmp_path / 'a'}", tmp_path / part, f"validation.score={part}")
+        for part in ("first_half", "second_half")
+    ]
+    assert [half["num_scored"] for half in halves] == [40, 40]
+    counts = [half["steps"]["errors"]["all"]["count"] for half in halves]
+    assert sum(counts) == halves[0]["steps"]["num_steps"] and min(counts) > 0
+    means = [next(row["measured"] for row in half["errors"] if row["metric"] == "ttft") for half in halves]
+    assert means[0] < means[1]  # the queue grows
+    levels = [half["levels"]["num_unfinished"]["mean_measured"] for half in halves]
+    assert levels[0] < levels[1]  # each half counts the time in which it arrives
+
+
+def test_repeats_give_a_noise_floor_and_must_be_of_the_same(tmp_path: Path) -> None:
+    for name, overhead in (("a", 0.002), ("b", 0.003)):
+        pretend_measured(tmp_path / name, *STARVED, f"device.step_overhead_s={overhead}")
+    settings = [f"validation.repeats=[run:{tmp_path / 'b'}]"]
+    with pytest.raises(ConfigError, match="has another configuration"):
+        compare(f"run:{tmp_path / 'a'}", tmp_path / "out", *settings)
+    (tmp_path / "b" / "config.yaml").write_text((tmp_path / "a" / "config.yaml").read_text())
+    floors = [row["noise_floor_pct"] for row in compare(f"run:{tmp_path / 'a'}", tmp_path / "out", *settings)["errors"]]
+    assert floors[0] > 0 and None not in floors
+    pretend_measured(tmp_path / "c", *STARVED, "seed=1")
+    with pytest.raises(ConfigError, match="did not serve the requests"):
+        compare(f"run:{tmp_path / 'a'}", tmp_path / "out", f"validation.repeats=[run:{tmp_path / 'c'}]")
+
+
+def test_other_engines_are_compared_by_what_they_tell(tmp_path: Path) -> None:
+    folder, workload = write_llmservingsim(tmp_path / "vllm")
+    queued = ["validation.latency_from=queued", f"validation.workload={workload}"]
+    found = compare(f"llmservingsim:{folder}", tmp_path / "out", "plots=true", *queued)
+    assert {"num_running", "num_waiting", "num_unfinished"} == set(found["levels"]) and found["steps"] is None
+    assert "max_num_seqs=256 simulated, 128 measured" in found["warnings"]
+    measured = {(row["metric"], row["statistic"]): row["measured"] for row in found["errors"]}
+    assert measured["ttft", "mean"] == pytest.approx(300) and ("preemptions", "total") not in measured
+    for name in ("validation_latency.png", "validation_levels.png", "errors.csv", "summary.json", "requests.parquet"):
+        assert (tmp_path / "out" / name).stat().st_size > 0, name
+    assert not (tmp_path / "out" / "validation_steps.png").exists()
+
+
+def test_latencies_from_the_queue_need_its_times(tmp_path: Path) -> None:
+    path = write_distserve(tmp_path / "m.exp", made_up())
+    with pytest.raises(MeasuredRunError, match="does not tell when requests were queued"):
+        compare(f"distserve:{path}", tmp_path / "out", "validation.latency_from=queued")
+    found = compare(f"distserve:{path}", tmp_path / "out")
+    assert set(found["levels"]) == {"num_unfinished"}
+
+
+def test_constants_fitted_on_what_is_scored_are_called_so(tmp_path: Path) -> None:
+    path = write_distserve(tmp_path / "m.exp", made_up())
+    other = write_distserve(tmp_path / "n.exp", made_up().assign(num_prompt_tokens=9))
+    fitted = tmp_path / "calibration.yaml"
+    overrides = [f"cost.calibration={fitted}"]
+
+    def scored(name: Path, part: str, score: str) -> bool:
+        sha = compare(f"distserve:{path}", tmp_path / "out")["measured"]["data_sha256"]
+        on = {"measured": "x", "data_sha256": sha, "part": part, "num_requests": 2}
+        calibration.write(fitted, {"constants": {"flops_efficiency": 0.5}, "cost": "roofline", "fitted_on": on})
+        found = compare(f"distserve:{name}", tmp_path / "out", *overrides, f"validation.score={score}")
+        assert found["calibration"]["part"] == part
+        return bool(found["scored_on_fitted_data"])
+
+    assert scored(path, "all", "all") and scored(path, "first_half", "first_half")
+    assert scored(path, "first_half", "all") and scored(path, "all", "second_half")
+    assert not scored(path, "first_half", "second_half") and not scored(other, "all", "all")
+
+
+def test_the_table_fits_a_terminal_and_says_what_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_measured(tmp_path / "a", *STARVED)
+    out = io.StringIO()
+    monkeypatch.setattr("harness.validate.Console", lambda: Console(file=out, width=80))
+    overrides = [f"validation.measured=run:{tmp_path / 'a'}", f"validation.repeats=[run:{tmp_path / 'a'}]"]
+    (tmp_path / "b").mkdir()
+    validate(config("progress=false", "task=validate", *overrides), tmp_path / "b")
+    lines = out.getvalue().splitlines()
+    heads = [line for line in lines if "measured" in line and "error %" in line and "noise %" in line]
+    assert len(heads) == 1
+    assert all(len(line) == len(heads[0]) for line in lines if line.split()[:1] == ["p90"])
+    assert sum(line.split()[:1] == ["p90"] for line in lines) == 4
+    assert any(line.startswith("replayed with measured step times: plans all as measured") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task=validate"], "validation.measured: task=validate needs a measured run"),
+        (["task=calibrate"], "validation.measured: task=calibrate needs a measured run"),
+        (["task=validate", "validation.measured=run:a", "engine=cpu"], "engine=cpu: task=validate simulates"),
+        (["validation.measured=run:a"], "validation.measured: read by task=validate and task=calibrate"),
+        (["calibration.part=first_half"], "calibration.part: read by task=calibrate only"),
+        (["task=validate", "validation.measured=run:a", "calibration.part=first_half"], "calibration.part: read by"),
+        (["task=validate", "validation.score=half"], "choose one of all, first_half, second_half"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(*overrides)
+
+
+@pytest.mark.parametrize("lookahead", [1, 6])
+def test_a_run_of_the_real_engine_is_replayed_exactly(lookahead: int, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    overrides = [f"engine.max_lookahead_steps={lookahead}"]
+    overrides += ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=30", "max_num_batched_tokens=64"]
+    overrides += ["trace=shared_prefix", "trace.num_requests=16", "trace.num_prefixes=2", "trace.prefix_tokens=64"]
+    overrides += ["trace.suffix.low=4", "trace.suffix.high=40", "arrival.rate=100", "max_num_seqs=8"]
+    overrides += ["trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=60"]
+    execute_in(tmp_path / "real", config("progress=false", *overrides))
+    found = compare(f"run:{tmp_path / 'real'}", tmp_path / "out", "device=laptop-cpu", "plots=true")
+    steps = found["steps"]
+    assert steps["plans_identical"] and steps["preemptions_identical"] and steps["cache_hits_identical"]
+    measured = {(row["metric"], row["statistic"]): row["measured"] for row in found["errors"]}
+    assert measured["preemptions", "total"] > 0 and measured["cached_tokens", "total"] > 0
+    assert (tmp_path / "out" / "validation_steps.png").stat().st_size > 0

@@ -1,0 +1,56 @@
+"""A whole engine on Triton's kernels, decode steps in buckets (graphs on a GPU), beside one on PyTorch's attention."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+
+from engine import executor  # noqa: E402
+from engine.engine_config import SamplingParams  # noqa: E402
+from engine.llm import LLM  # noqa: E402
+from engine.model_config import ModelConfig  # noqa: E402
+from kernels import activation, decode_step, moe, norm, rotary, sampler  # noqa: E402
+from kernels.triton_attention import TritonBackend  # noqa: E402
+
+SHAPE: dict[str, Any] = {
+    "name": "small", "num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_kv_heads": 1, "head_dim": 16,
+    "intermediate_size": 48, "vocab_size": 200, "tie_word_embeddings": False, "max_position_embeddings": 64,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+EXPERTS = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16}
+PROMPTS = [[5, 9, 2], [7] * 11, [1, 2, 3, 4, 5, 6, 7]]
+
+
+def generate(device: str, params: SamplingParams, shape: dict[str, Any], **settings: Any) -> list[list[int]]:
+    model = replace(ModelConfig.from_shape(shape), initializer_range=0.2)
+    where = {"device": "cuda"} if device == "cuda" else {"device": "cpu"}
+    defaults: dict[str, Any] = {"block_size": 4, "num_blocks": 9, "max_num_seqs": 3, "max_num_batched_tokens": 12}
+    llm = LLM(model, **{**defaults, **where, **settings})
+    try:
+        return [output.token_ids for output in llm.generate(PROMPTS, params)]
+    finally:
+        llm.close()
+
+
+@pytest.mark.parametrize("shape", [SHAPE, SHAPE | EXPERTS], ids=["dense", "experts"])
+@pytest.mark.parametrize(
+    "params",
+    [SamplingParams(9, temperature=0.0), SamplingParams(9, temperature=0.7, top_k=20, top_p=0.9, seed=3)],
+    ids=["greedy", "filtered"],
+)
+def test_tokens_are_those_of_the_reference(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, shape: dict[str, Any]
+) -> None:
+    expected = generate(triton_device, params, shape, attention_backend="torch", cuda_graphs=False)
+    assert len({token for tokens in expected for token in tokens}) > 8
+    if triton_device == "cpu":  # in the interpreter
+        monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
+        for module in (activation, decode_step, moe, norm, rotary, sampler):
+            monkeypatch.setattr(module, "runs_triton", lambda _: True)
+    assert generate(triton_device, params, shape, cuda_graphs=True, max_lookahead_steps=4) == expected

@@ -1,0 +1,109 @@
+"""The profile format: what is written is read back, and what is wrong is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from simulator.profile import Profile, ProfileError, load_profile, save_profile
+from tests.simulator.shapes import META, profile
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_profile(profile(token_buckets=(1, 2, 4), source={"date": "2026-01-01"}), tmp_path)
+    return tmp_path
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_round_trip(folder: Path) -> None:
+    saved = profile(token_buckets=(1, 2, 4), source={"date": "2026-01-01"})
+    loaded = load_profile(folder)
+    assert loaded.meta == saved.meta
+    for name, table in saved.tables.items():
+        pd.testing.assert_frame_equal(loaded.tables[name], table.round(3), check_dtype=False)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    save_profile(loaded, folder)
+    assert before == {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
+    (folder / "copies.csv").write_text("num_blocks,time_us\n1,2.0\n")
+    save_profile(profile(), folder)
+    assert not (folder / "copies.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "message"),
+    [
+        ("tokens.csv", "time_us", "time_ms", "no column time_us .there: operator, num_tokens, time_ms"),
+        ("tokens.csv", "qkv_proj", "query", "tokens: no qkv_proj .there: down_proj, o_proj, query"),
+        ("tokens.csv", "down_proj", "down", "tokens: no down_proj or experts"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,-14.0", "time_us must be above 0"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,140000000000", "are these microseconds"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,1,14.0", "operator=down_proj, num_tokens=1 is there twice"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8.5,14.0", "must be whole numbers"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,slow", "time_us holds something that is not a number"),
+        ("sequences.csv", "lm_head", "head", "sequences: no lm_head"),
+        ("meta.yaml", "format_version: 1", "format_version: 7", "format_version 7"),
+        ("meta.yaml", "time: us", "time: ms", "times must be in microseconds"),
+        ("meta.yaml", "device: device", "devise: device", "unknown key devise"),
+        ("meta.yaml", "num_layers: 3\n", "", "no num_layers"),
+        ("meta.yaml", "lm_head: 1", "sampler: 1", "calls of lm_head missing"),
+        ("meta.yaml", "lm_head: 1", "lm_head: 1\n  rotary: 3", "rotary: in the calls of meta.yaml, but not measured"),
+        ("meta.yaml", "meta", "meta", None),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, file: str, old: str, new: str, message: str | None) -> None:
+    if message is None:
+        (folder / file).write_text("[1, 2")
+        message = "is not YAML"
+    else:
+        edit(folder / file, old, new)
+    with pytest.raises(ProfileError, match=message):
+        load_profile(folder)
+
+
+def test_missing_parts_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match="no folder"):
+        load_profile(tmp_path / "nowhere")
+    (folder / "attention.csv").unlink()
+    with pytest.raises(ProfileError, match="no attention table .there: tokens, sequences"):
+        load_profile(folder)
+    (folder / "meta.yaml").unlink()
+    with pytest.raises(ProfileError, match="no meta.yaml .*there: sequences.csv, tokens.csv"):
+        load_profile(folder)
+
+
+def test_decodes_alone_and_prefills_alone_must_be_measured() -> None:
+    tables = profile().tables
+    attention = tables["attention"]
+    for other in ("prefill_tokens", "num_decodes"):
+        with pytest.raises(ProfileError, match=f"no rows with {other}=0"):
+            Profile(META, {**tables, "attention": attention[attention[other] > 0]})
+
+
+def test_holes_are_named() -> None:
+    whole = profile()
+    assert whole.holes() == []
+    attention = whole.tables["attention"]
+    gone = (attention["num_decodes"] == 16) & (attention["decode_context"] == 256) & (attention["prefill_tokens"] == 0)
+    holes = Profile(META, {**whole.tables, "attention": attention[~gone]}).holes()
+    assert holes == ["1 of 12 points of num_decodes x decode_context, the first at num_decodes=16, decode_context=256"]
+
+
+def test_profiles_in_the_repository_load() -> None:
+    root = Path(__file__).parents[2] / "simulator" / "profiles"
+    for meta in root.rglob("meta.yaml"):
+        found = load_profile(meta.parent)
+        assert meta.parent.name == f"tp{found.meta.tensor_parallel_size}"
+        assert sum(path.stat().st_size for path in meta.parent.iterdir()) < 2_000_000
+        assert yaml.safe_load(meta.read_text())["source"]["date"]

@@ -1,0 +1,201 @@
+"""Step times from a profile against its own tables, and compressed runs against stepped ones, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from simulator.hardware import Device
+from simulator.profile import Profile, ProfileError
+from simulator.profiled import ProfiledCost, constants
+from tests.simulator.shapes import MODEL, attention_us, by_tokens, plan, profile
+
+DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
+LAYERS = MODEL.num_layers
+
+
+def cost(measured: Profile | None = None, tensor_parallel_size: int = 1, **values: float) -> ProfiledCost:
+    defaults = {name: constant.default for name, constant in constants(DEVICE, tensor_parallel_size).items()}
+    return ProfiledCost(measured or profile(), MODEL, tensor_parallel_size, {**defaults, **values})
+
+
+def with_tables(measured: Profile, **tables: pd.DataFrame) -> Profile:
+    return Profile(measured.meta, {**measured.tables, **tables})
+
+
+def linear_us(num_tokens: float) -> float:
+    """The three operators of every layer."""
+    return 3 * LAYERS * (10 + 0.5 * num_tokens)
+
+
+def test_a_decode_step_at_measured_points() -> None:
+    expected = linear_us(64) + 30 + LAYERS * attention_us(0, 0, 64, 256)
+    assert cost().step_ns(plan([], [256] * 64)) == round(expected * 1e3)
+
+
+def test_a_decode_step_between_them_lies_on_the_line() -> None:
+    found = cost().step_ns(plan([], [100] * 10))
+    head = 20 + (30 - 20) * 9 / 63
+    expected = linear_us(10) + head + LAYERS * attention_us(0, 0, 10, 100)  # linear in both, so exact
+    assert found == pytest.approx(expected * 1e3, abs=1)
+
+
+def test_a_prefill_step_counts_the_fixed_cost_of_attention_once() -> None:
+    step = plan([(256, 128, True), (0, 512, False)], [])
+    attention = attention_us(128, 256, 0, 0) + attention_us(512, 0, 0, 0) - attention_us(16, 0, 0, 0)
+    expected = 3 * LAYERS * (10 + 0.5 * 512) * 640 / 512 * 1  # beyond 512 tokens in proportion to the last point
+    found = cost().step_ns(step)
+    assert found == pytest.approx((expected + 20 + LAYERS * attention) * 1e3, rel=1e-6)
+    apart = cost(profile(batched_prefill=False)).step_ns(step)
+    assert apart - found == pytest.approx(LAYERS * attention_us(16, 0, 0, 0) * 1e3, abs=1)
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
+def test_a_mixed_step_adds_what_mixing_costs(factor: float) -> None:
+    step = plan([(256, 128, True)], [256] * 16)
+    parts = attention_us(128, 256, 0, 0) + attention_us(0, 0, 16, 256)
+    mixing = attention_us(128, 256, 16, 256) - parts
+    head = 20 + (30 - 20) * 16 / 63
+    expected = linear_us(144) + head + LAYERS * (parts + factor * mixing)
+    assert cost(mixing_factor=factor).step_ns(step) == pytest.approx(expected * 1e3, rel=1e-6)
+
+
+def test_constants_add_up() -> None:
+    decode, mixed = plan([], [256] * 16), plan([(0, 128, True)], [256] * 16)
+    plain, loaded = cost(), cost(step_overhead_us=100, prefill_layer_us=7)
+    assert loaded.step_ns(decode) - plain.step_ns(decode) == 100_000
+    assert loaded.step_ns(mixed) - plain.step_ns(mixed) == 100_000 + LAYERS * 7_000
+
+
+def test_the_rest_of_a_step_is_added_by_its_kind() -> None:
+    steps = pd.DataFrame(
+        {"kind": ["decode", "decode", "mixed"], "num_tokens": [1, 33, 16], "time_us": [100.0, 164.0, -5.0]}
+    )
+    plain, loaded = cost(), cost(with_tables(profile(), steps=steps))
+    for step, rest in ((plan([], [256] * 17), 132), (plan([(0, 16, True)], [16]), -5), (plan([(0, 16, True)], []), -5)):
+        assert loaded.step_ns(step) - plain.step_ns(step) == pytest.approx(rest * 1e3, abs=1)
+
+
+def test_copies_are_priced_once_and_not_in_the_steps_that_follow() -> None:
+    copies = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
+    model = cost(with_tables(profile(), copies=copies))
+    step = plan([], [256] * 4)
+    copying = step._replace(copies=[object(), object(), object()])  # type: ignore[list-item]
+    assert model.step_ns(copying) - model.step_ns(step) == 9_000
+    assert (model.decode_ns(copying, 3) - model.decode_ns(step, 3)).tolist() == [9_000, 0, 0]
+
+
+@pytest.mark.parametrize(("padded_steps", "padded_heads"), [("decode", False), ("decode", True), ("all", False)])
+def test_steps_are_padded_to_the_graphs(padded_steps: Any, padded_heads: bool) -> None:
+    padded = cost(profile(token_buckets=(1, 8, 64), padded_steps=padded_steps, padded_heads=padded_heads))
+    plain = cost()
+    found = padded.step_ns(plan([], [256] * 9)) - plain.step_ns(plan([], [256] * 9))
+    head = (30 - 20) / 63 * (64 - 9) if padded_heads else 0
+    assert found == pytest.approx((linear_us(64) - linear_us(9) + head) * 1e3, abs=1)
+    mixed = plan([(0, 16, True)], [256] * 4)
+    extra = linear_us(64) - linear_us(20) if padded_steps == "all" else 0
+    assert padded.step_ns(mixed) - plain.step_ns(mixed) == pytest.approx(extra * 1e3, abs=1)
+    beyond = plan([], [256] * 65)
+    assert padded.step_ns(beyond) == plain.step_ns(beyond)
+
+
+def test_rounding_up_to_a_tile() -> None:
+    step = plan([(0, 65, True)], [])
+    found = cost(profile(round_up_tokens=True)).step_ns(step) - cost().step_ns(step)
+    assert found == pytest.approx((linear_us(512) - linear_us(65)) * 1e3, abs=1)
+
+
+def test_uneven_contexts_count_as_longer_ones() -> None:
+    uneven = pd.DataFrame({"prefill_tokens": [0, 0, 16], "num_decodes": [2, 4, 4], "gain": [0.0, 0.5, 1.0]})
+    model, even = cost(with_tables(profile(), uneven=uneven)), cost()
+    contexts = [100, 200, 300, 1000]
+    deviation = np.std(contexts)
+    step = plan([], contexts)
+    assert model.step_ns(step) - even.step_ns(step) == pytest.approx(
+        LAYERS * 1e-2 * 4 * 0.5 * deviation * 1e3, rel=1e-3
+    )
+    assert model.step_ns(plan([], [400] * 4)) == even.step_ns(plan([], [400] * 4))
+    mixed = plan([(0, 16, True)], contexts)
+    assert model.step_ns(mixed) - even.step_ns(mixed) == pytest.approx(
+        LAYERS * (1e-2 + 2e-3) * 4 * deviation * 1e3, rel=1e-3
+    )
+
+
+@given(st.lists(st.integers(1, 6000), min_size=1, max_size=100), st.integers(1, 400), st.booleans(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_many_steps_at_once_are_the_single_steps_bit_for_bit(
+    contexts: list[int], num_steps: int, uneven: bool, padded: bool
+) -> None:
+    measured = profile(token_buckets=(1, 2, 4, 8, 16, 32, 64)) if padded else profile()
+    if uneven:
+        gains = pd.DataFrame({"prefill_tokens": 0, "num_decodes": [1, 64], "gain": [0.1, 0.7]})
+        measured = with_tables(measured, uneven=gains)
+    model = cost(measured)
+    times = model.decode_ns(plan([], contexts), num_steps)
+    for ahead in {0, num_steps // 2, num_steps - 1}:
+        assert times[ahead] == model.step_ns(plan([], [context + ahead for context in contexts]))
+
+
+def test_all_reduces_from_the_table_or_from_the_link() -> None:
+    ranks = replace(profile().meta, tensor_parallel_size=2)
+    measured = Profile(ranks, profile().tables)
+    step = plan([], [256] * 64)
+    num_bytes = 64 * MODEL.hidden_size * 2
+    alone = cost().step_ns(step)
+    ring = 2 * LAYERS * (10e3 + num_bytes)  # 1 ns a byte over the link
+    assert cost(measured, 2).step_ns(step) - alone == pytest.approx(ring, abs=1)
+    slower = cost(measured, 2, all_reduce_0mib_us=20.0)
+    latency = 2 * LAYERS * 10e3 * (1 - num_bytes / 2**20)
+    assert slower.step_ns(step) - alone == pytest.approx(ring + latency, abs=1)
+    table = pd.DataFrame({"num_bytes": [1024, 1 << 20], "time_us": [5.0, 105.0]})
+    found = cost(with_tables(measured, all_reduce=table), 2).step_ns(step) - alone
+    assert found == pytest.approx(2 * LAYERS * (5e3 + 1e5 * (num_bytes - 1024) / ((1 << 20) - 1024)), rel=1e-4)
+
+
+def test_it_says_where_it_went_beyond_the_profile() -> None:
+    model = cost()
+    model.step_ns(plan([], [256] * 64))
+    assert model.outside() == {}
+    model.step_ns(plan([], [8192] * 16))
+    model.step_ns(plan([], [16] * 128))
+    model.step_ns(plan([(4096, 1024, True)], []))
+    outside = model.outside()
+    assert model.num_plans == 4
+    assert {name: (axis.plans, axis.factor) for name, axis in outside.items()} == {
+        "decode context": (1, 2), "decode batch": (1, 2), "prefill chunk": (1, 2), "prefill context": (1, 2),
+        "tokens": (1, 2),
+    }  # fmt: skip
+
+
+def test_beyond_the_grid_the_work_decides() -> None:
+    model = cost()
+    at_end, beyond = model.step_ns(plan([], [4096] * 64)), model.step_ns(plan([], [8192] * 64))
+    assert beyond - at_end == pytest.approx(LAYERS * attention_us(0, 0, 64, 4096) * 1e3, rel=1e-6)
+
+
+def test_a_profile_of_something_else_is_refused() -> None:
+    with pytest.raises(ProfileError, match="profiled with tensor_parallel_size=1, this run has 2"):
+        cost(tensor_parallel_size=2)
+    with pytest.raises(ProfileError, match="profiled for other/Name-7B, this run is of test"):
+        cost(profile(model="other/Name-7B"))
+    with pytest.raises(ProfileError, match="profiled for 5 layers, test has 3"):
+        cost(profile(num_layers=5))
+    with pytest.raises(ProfileError, match="with hidden_size=32; test has hidden_size=64"):
+        cost(profile(shape={"hidden_size": 32, "num_layers": 3}))
+    shared = profile(model="a/twin", shape={"hidden_size": 64, "num_layers": 3})
+    assert cost(shared).step_ns(plan([], [16])) == cost().step_ns(plan([], [16]))  # the shape decides, not the name
+
+
+def test_operators_of_a_step_are_counted_as_often_as_called() -> None:
+    measured = profile()
+    tables = {**measured.tables, "tokens": by_tokens(0.0)}
+    once = replace(measured.meta, calls={**measured.meta.calls, "o_proj": 1})
+    model, fewer = cost(Profile(measured.meta, tables)), cost(Profile(once, tables))
+    step = plan([], [256])
+    assert model.step_ns(step) - fewer.step_ns(step) == 20_000

@@ -1,0 +1,194 @@
+"""The profiler on the real engine of a small model: nothing forgotten, nothing impossible, nothing lost on Ctrl-C."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from engine.engine_config import EngineConfig  # noqa: E402
+from engine.executor import Rank  # noqa: E402
+from engine.model_config import ModelConfig  # noqa: E402
+from kernels.attention import AttentionMetadata  # noqa: E402
+from simulator.hardware import ModelShape  # noqa: E402
+from simulator.profile import ProfileMeta, load_profile  # noqa: E402
+from simulator.profiler.bench import uneven_contexts  # noqa: E402
+from simulator.profiler.collectives import Collectives  # noqa: E402
+from simulator.profiler.operators import Operators  # noqa: E402
+from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
+from simulator.profiler.samples import Point, Samples  # noqa: E402
+from simulator.profiler.tables import make_profile  # noqa: E402
+
+SHAPE: dict[str, Any] = {
+    "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 256,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts": 2, "num_experts_per_token": 2, "moe_intermediate_size": 32}  # all run, whatever the input
+FAMILIES = {
+    "qwen3": ModelConfig.from_shape(SHAPE),
+    "qwen3_moe": ModelConfig.from_shape(SHAPE | EXPERTS),
+    "llama": ModelConfig.from_shape(SHAPE | {"name": "Llama"}),
+}
+MODEL_SHAPE = ModelShape(**SHAPE | {"dtype": "fp32", "dtype_bytes": 4})
+ENGINE = EngineConfig(
+    num_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, load_format="random"
+)
+# What surrounds operators: views, and what puts inputs together.
+GLUE = {"view", "_unsafe_view", "split", "split_with_sizes", "slice", "select", "unsqueeze", "expand", "t", "transpose"}
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+class CountOperators(TorchDispatchMode):
+    """Counts torch's own operators by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name not in GLUE:
+            self.counts[name] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@torch.no_grad()
+def test_the_operators_are_all_that_a_forward_pass_runs(family: str) -> None:
+    """A decode step of the model runs the same operators of torch, as often, as the profiler's calls for it."""
+    model_config, batch, context = FAMILIES[family], 3, 20
+    rank = Rank(ENGINE, model_config, None)
+    cache = rank.allocate(64).kv_cache
+    operators = Operators(rank.model, cache, 64, 8, temperature=0.0, seed=0)
+    tables = torch.arange(batch * 2, dtype=torch.int32).view(batch, 2)
+    empty = torch.zeros(0, dtype=torch.int32)
+    metadata = AttentionMetadata(
+        slot_mapping=tables[:, 1].long() * 16 + context % 16,
+        num_prefill_tokens=0,
+        cu_seqlens_q=torch.zeros(1, dtype=torch.int32),
+        prefill_context_lens=empty,
+        prefill_block_tables=empty.reshape(0, 0),
+        max_seqlen_q=0,
+        max_prefill_context=0,
+        decode_context_lens=torch.full((batch,), context, dtype=torch.int32),
+        decode_block_tables=tables,
+        max_decode_context=context,
+    )
+    ids, positions = torch.arange(batch), torch.full((batch,), context - 1)
+    with CountOperators() as model:
+        rank.model.compute_logits(rank.model(ids, positions, cache, metadata))
+    calls = [*operators.tokens(batch, batch)(), *operators.decode([context] * batch)()]
+    with CountOperators() as profiled:
+        for operator, run in calls:
+            if operator != "sampler":
+                run()
+    differing = {name for name in {*model.counts, *profiled.counts} if model.counts[name] != profiled.counts[name]}
+    assert differing <= {"empty", "unbind"}, {  # scratch memory, and the cache's layers taken apart
+        name: (model.counts[name], profiled.counts[name]) for name in differing
+    }
+    assert model.counts["index_copy_"] >= 2 * model_config.num_layers  # KV stores, so the counting works
+
+
+def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "cpu" / "small" / "tp1"
+    told: list[tuple[float, str]] = []
+
+    def interrupt(spent_s: float, doing: str) -> None:
+        told.append((spent_s, doing))
+        if len(told) == 15:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        profile_machine(job(10.0), "test CPU", folder, interrupt)
+    assert [path.name for path in folder.iterdir()] == [PARTIAL]
+    told.clear()
+    outcome = profile_machine(job(10.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)))
+    profile = load_profile(folder)
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["meta.yaml", *(f"{name}.csv" for name in profile.tables)]
+    )
+    covered = sum(doing == "covering the grid" for _, doing in told)
+    assert 0 < covered <= outcome.num_points - 14, "what was measured is not covered again"
+    assert told[0][0] > 0 and [spent_s for spent_s, _ in told] == sorted(spent_s for spent_s, _ in told)
+    assert 10.0 <= outcome.spent_s < 15.0
+    assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "copies", "steps"}
+    assert profile.meta.device == "test CPU" and profile.meta.calls["qkv_proj"] == 2 and profile.meta.num_layers == 2
+    tokens, attention, steps = (profile.tables[name] for name in ("tokens", "attention", "steps"))
+    assert {"embedding", "qk_norm", "kv_store", "down_proj", "final_norm"} <= set(tokens["operator"])
+    for _, group in tokens.groupby("operator"):
+        assert group["num_tokens"].is_monotonic_increasing and group["num_tokens"].iloc[[0, -1]].tolist() == [1, 16]
+    assert (tokens["time_us"] > 0).all() and (attention["time_us"] > 0).all()
+    assert attention["prefill_context"].max() == 95 and attention["decode_context"].max() == 96
+    assert set(steps["kind"]) == {"decode", "prefill", "mixed"}
+
+
+def test_too_small_a_budget_says_what_is_needed(tmp_path: Path) -> None:
+    with pytest.raises(ProfilingError, match=r"of the coarse grid are not measured yet; about \d+ s are needed"):
+        profile_machine(job(0.05), "test CPU", tmp_path / "tp1", lambda spent_s, doing: None)
+
+
+@pytest.mark.parametrize(("batch", "percent"), [(2, 50), (2, 100), (8, 150), (256, 25), (256, 150)])
+def test_uneven_contexts_have_their_mean_and_deviation(batch: int, percent: int) -> None:
+    contexts = np.array(uneven_contexts(batch, 400, percent, 4096))
+    assert contexts.mean() == pytest.approx(400, rel=0.04)
+    assert contexts.std() == pytest.approx(4.0 * percent, rel=0.1)
+    assert contexts.min() >= 1 and contexts.max() <= 4096
+
+
+def test_contexts_that_cannot_be_so_uneven_are_told() -> None:
+    assert uneven_contexts(2, 400, 150, 4096) is None
+    assert uneven_contexts(64, 400, 100, 500) is None
+
+
+def test_the_rest_of_steps_is_what_was_put_in() -> None:
+    """Samples of a machine whose times are known: steps of 50 or 90 us beyond their operators, 2 layers of them."""
+    samples = Samples({})
+    for size in (1, 8, 64):
+        times = {"qkv_proj": [10.0 + size], "o_proj": [5.0], "down_proj": [7.0]}
+        heads = {"lm_head": [20.0 + size], "sampler": [3.0]} if size <= 8 else {}
+        samples.add(Point("tokens", (size,)), times | heads, 1.0)
+    for batch in (1, 8):
+        for context in (16, 1024):
+            samples.add(Point("decode", (batch, context)), {"attention": [1.0 + batch * context / 16]}, 1.0)
+    samples.add(Point("uneven", (8, 256, 50)), {"attention": [150.0]}, 1.0)
+    for chunk in (1, 64):
+        for start in (0, 128):
+            samples.add(Point("prefill", (chunk, start)), {"attention": [2.0 + chunk + start / 8]}, 1.0)
+    layer = 2 * (10 + 8 + 5 + 7 + 1 + 8 * 261 / 16)
+    samples.add(Point("step_decode", (8, 256)), {"8": [layer + 28 + 3 + 50] * 3}, 1.0)
+    layers = 2 * (10 + 64 + 5 + 7 + 2 + 64)
+    samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
+    calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
+    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
+    profile = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
+    (uneven,) = profile.tables["deviations"].to_dict("records")
+    assert uneven == {
+        "num_decodes": 8, "decode_context": 256, "deviation_pct": 50, "time_us": 150.0, "spread_us": 0.0
+    }  # fmt: skip
+    steps = profile.tables["steps"].set_index("kind")["time_us"]
+    assert steps["decode"] == pytest.approx(50, abs=0.01) and steps["prefill"] == pytest.approx(90, abs=0.01)
+
+
+def test_all_reduce_is_timed_on_real_ranks() -> None:
+    collectives = Collectives("cpu", 2)
+    try:
+        times = collectives.all_reduce(1 << 12)
+    finally:
+        collectives.close()
+    assert len(times) > 1 and min(times) > 0
+
+
+def job(time_budget_s: float) -> Job:
+    return Job(ENGINE, FAMILIES["qwen3"], MODEL_SHAPE, num_threads=1, time_budget_s=time_budget_s)

@@ -1,0 +1,151 @@
+"""What the profiler measures next: grids, budgets and interruptions, on measurements that are made up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch")
+
+from simulator.profiler import session as session_module  # noqa: E402
+from simulator.profiler.grid import Grid, log_spaced  # noqa: E402
+from simulator.profiler.samples import Point, Samples, Times  # noqa: E402
+from simulator.profiler.session import BudgetError, Session  # noqa: E402
+
+
+class MadeUp:
+    """A clock that only measuring moves, and an operator that takes `time_us` at its sizes."""
+
+    def __init__(self, time_us: Callable[..., float], visit_s: float = 1.0) -> None:
+        self.now_s = 0.0
+        self.visited: list[Point] = []
+        self.fails_after: int | None = None
+        self._time_us = time_us
+        self._visit_s = visit_s
+
+    def perf_counter(self) -> float:
+        return self.now_s
+
+    monotonic = perf_counter
+
+    def measure(self, point: Point) -> Times:
+        if self.fails_after is not None and len(self.visited) >= self.fails_after:
+            raise KeyboardInterrupt
+        self.visited.append(point)
+        self.now_s += self._visit_s
+        return {"op": [self._time_us(*point.sizes)]}
+
+
+def line(size: int) -> float:
+    return 10.0 + size
+
+
+def session(
+    made_up: MadeUp, grids: list[Grid], samples: Samples, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Session:
+    monkeypatch.setattr(session_module, "time", made_up)
+    return Session(made_up.measure, grids, [], samples, {"op": 1}, path, lambda spent_s, doing: None, repeats=2)
+
+
+@pytest.mark.parametrize(("first", "last"), [(1, 8192), (16, 4096), (1, 1), (5, 6), (3, 1000)])
+def test_log_spaced_numbers_are_ascending_and_about_a_factor_apart(first: int, last: int) -> None:
+    values = log_spaced(first, last, 4.0, also=[last // 2])
+    assert values == sorted(set(values)) and values[0] == first and values[-1] == last
+    assert all(high <= 5.4 * low for low, high in zip(values, values[1:], strict=False))
+
+
+def test_a_grid_has_the_points_that_fit_and_grows_by_lines() -> None:
+    grid = Grid("g", [[1, 16], [0, 64, 256]], lambda sizes: sizes[0] * sizes[1] <= 1024)
+    assert [point.sizes for point in grid.points()] == [(1, 0), (1, 64), (1, 256), (16, 0), (16, 64)]
+    new = grid.insert(0, 1, 16)
+    assert [point.sizes for point in new] == [(4, 0), (4, 64), (4, 256)]
+    assert grid.axes == [[1, 4, 16], [0, 64, 256]]
+    grid.remove(0, 1, 16)
+    assert grid.axes == [[1, 16], [0, 64, 256]]
+
+
+def test_a_grid_is_refined_where_lines_are_worst() -> None:
+    """Of a time that is flat up to 100 and then grows, the interval with the bend is halved again and again."""
+
+    def time_us(point: Point) -> float:
+        return max(100.0, point.sizes[0])
+
+    grid = Grid("g", [[1, 4, 16, 64, 256, 1024]])
+    for _ in range(9):
+        worst = grid.worst()
+        assert worst is not None
+        _, axis, low, high = worst
+        grid.insert(axis, low, high)
+        grid.learn(axis, low, high, time_us)
+    around = [value for value in grid.axes[0] if 64 < value < 256]
+    assert len(around) >= 3
+    below = max(value for value in grid.axes[0] if value <= 100)
+    above = min(value for value in grid.axes[0] if value > 100)
+    assert above / below < 2
+
+
+def test_a_generous_budget_refines_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up, samples = MadeUp(lambda size: size**1.5), Samples({})
+    grid = Grid("g", [[1, 16, 256]])
+    session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(100)
+    assert len(grid.axes[0]) > 5
+    visits = [samples.visits(point) for point in grid.points()]
+    assert min(visits) >= 2 and samples.spent_s == pytest.approx(100, abs=1)
+
+
+def test_straight_lines_are_not_refined_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up, samples = MadeUp(line), Samples({})
+    grid = Grid("g", [[1, 16, 256]])
+    session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(200)
+    assert grid.axes[0] == [1, 4, 16, 64, 256]  # each interval halved once, and found straight
+
+
+def test_a_budget_below_the_coarse_grid_is_refused_with_what_is_needed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up = MadeUp(line)
+    coarse = [1, 4, 16, 64, 256]
+    with pytest.raises(BudgetError, match=r"time_budget_s=2: 2 of 5 points .* are needed"):
+        session(made_up, [Grid("g", [coarse])], Samples({}), tmp_path / "partial.json", monkeypatch).run(2)
+
+
+def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, made_up = tmp_path / "partial.json", MadeUp(lambda size: size**1.5)
+    made_up.fails_after = 8
+    with pytest.raises(KeyboardInterrupt):
+        session(made_up, [Grid("g", [[1, 16, 256]])], Samples({"of": 1}), path, monkeypatch).run(60)
+    before = list(made_up.visited)
+    assert len({point for point in before}) > 3, "it had begun to refine"
+
+    made_up.fails_after = None
+    samples = Samples.load(path, {"of": 1})
+    assert samples.spent_s == pytest.approx(8)
+    grid = Grid("g", [[1, 16, 256]])
+    session(made_up, [grid], samples, path, monkeypatch).run(60)
+    assert {point.sizes[0] for point in before} <= set(grid.axes[0])
+    assert all(samples.visits(point) for point in grid.points())
+    assert samples.spent_s == pytest.approx(60, abs=1)
+
+
+def test_samples_of_something_else_are_not_taken_up(tmp_path: Path) -> None:
+    samples = Samples({"model": "a"})
+    samples.add(Point("g", (1,)), {"op": [1.0, 2.0, 4.0]}, 0.5)
+    samples.save(tmp_path / "partial.json")
+    assert not Samples.load(tmp_path / "partial.json", {"model": "b"}).points("g")
+    same = Samples.load(tmp_path / "partial.json", {"model": "a"})
+    assert same.median(Point("g", (1,)), "op") == 2.0 and same.spread(Point("g", (1,)), "op") == pytest.approx(0.75)
+
+
+def test_dear_points_do_not_take_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dear(MadeUp):
+        def measure(self, point: Point) -> Times:
+            self.now_s += 20.0 if point.sizes[0] == 256 else 0.0
+            return super().measure(point)
+
+    made_up, samples = Dear(line), Samples({})
+    grid = Grid("g", [[255, 256, *range(300, 330)]])  # too close for more points between
+    session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(600)
+    visits = [samples.visits(point) for point in grid.points()]
+    assert min(visits) >= 3 and samples.visits(Point("g", (256,))) < max(visits) / 2

@@ -1,0 +1,102 @@
+"""task=profile from the configuration on: what is refused, where the profile goes, what is written down about it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+pytest.importorskip("torch")
+
+from harness import profiling  # noqa: E402
+from harness.errors import ConfigError  # noqa: E402
+from simulator.profile import META, Profile, ProfileMeta, save_profile  # noqa: E402
+from simulator.profiler.run import PARTIAL, Job, ProfilingError  # noqa: E402
+from tests.test_conf_tree import compose_and_parse  # noqa: E402
+
+TINY = ("task=profile", "engine=cpu", "model=tiny", "progress=false")
+
+
+def other_profile(folder: Path) -> None:
+    """A profile of a model with one layer."""
+    tables = {
+        "tokens": pd.DataFrame({"operator": ["qkv_proj", "o_proj", "down_proj"], "num_tokens": 1, "time_us": 1.0}),
+        "sequences": pd.DataFrame({"operator": ["lm_head", "sampler"], "num_sequences": 1, "time_us": 1.0}),
+        "attention": pd.DataFrame(
+            {
+                "prefill_tokens": [0, 1], "prefill_context": 0, "num_decodes": [1, 0], "decode_context": [1, 0],
+                "time_us": 1.0,
+            }
+        ),
+    }  # fmt: skip
+    calls = dict.fromkeys(("qkv_proj", "o_proj", "down_proj", "lm_head", "sampler"), 1)
+    save_profile(Profile(ProfileMeta("cpu", "tiny", 1, 1, calls), tables), folder)
+
+
+@pytest.fixture
+def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
+    """The jobs that would be measured; measuring them ends at once."""
+    taken: list[Job] = []
+
+    def refuse(job: Job, *_: object) -> None:
+        taken.append(job)
+        raise ProfilingError("measured nothing")
+
+    monkeypatch.setattr(profiling, "profile_machine", refuse)
+    return taken
+
+
+def test_the_simulation_cannot_be_profiled() -> None:
+    with pytest.raises(ConfigError, match="^engine=sim: task=profile measures the real engine"):
+        compose_and_parse("task=profile", "model=tiny")
+
+
+def test_keys_of_the_profiler_belong_to_its_task() -> None:
+    with pytest.raises(ConfigError, match="^profile.time_budget_s: read by task=profile only"):
+        compose_and_parse("profile.time_budget_s=5")
+
+
+def test_a_profile_is_named_after_device_model_and_ranks() -> None:
+    config = compose_and_parse("task=profile", "engine=cpu", "model=qwen3-8b", "tensor_parallel_size=2")
+    folder = profiling.profile_folder(config, "Intel(R) Xeon(R) CPU @ 2.20GHz")
+    assert folder.relative_to(profiling.PROFILES).as_posix() == "intel-r-xeon-r-cpu-2.20ghz/qwen3-8b/tp2"
+    config = compose_and_parse(*TINY, "profile.out=x/y")
+    assert profiling.profile_folder(config, "any") == Path("x/y")
+
+
+def test_the_job_is_what_was_configured(tmp_path: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ["run.py", "task=profile", "engine=cpu", "model=tiny", f"profile.out={tmp_path}", "hydra.run.dir=x"]
+    monkeypatch.setattr("sys.argv", arguments)
+    settings = ("engine.num_threads=1", "profile.time_budget_s=7", "profile.max_context=300", "max_model_len=512")
+    config = compose_and_parse(*TINY, *settings, f"profile.out={tmp_path / 'p'}")
+    with pytest.raises(ConfigError, match="^task=profile: measured nothing$"):
+        profiling.profile(config, tmp_path)
+    (job,) = jobs
+    assert (job.num_threads, job.time_budget_s, job.max_context, job.engine.max_model_len) == (1, 7, 300, 512)
+    assert job.shape.num_layers == job.model_config.num_layers == 4
+    assert job.source["command"] == "python run.py task=profile engine=cpu model=tiny"
+    assert job.source["software"]["torch"]
+
+
+def test_another_profile_is_not_overwritten_unasked(tmp_path: Path, jobs: list[Job]) -> None:
+    folder = tmp_path / "p"
+    other_profile(folder)
+    config = compose_and_parse(*TINY, f"profile.out={folder}")
+    with pytest.raises(ConfigError, match="holds another profile .profiled for 1 layers.*profile.overwrite=true"):
+        profiling.profile(config, tmp_path)
+    (folder / META).write_text((folder / META).read_text().replace("format_version: 1", "format_version: 99"))
+    with pytest.raises(ConfigError, match="holds another profile .meta.yaml: format_version 99"):
+        profiling.profile(config, tmp_path)
+    assert not jobs
+    with pytest.raises(ConfigError, match="measured nothing"):
+        profiling.profile(compose_and_parse(*TINY, f"profile.out={folder}", "profile.overwrite=true"), tmp_path)
+    assert len(jobs) == 1
+
+
+def test_what_an_interrupted_session_left_is_no_obstacle(tmp_path: Path, jobs: list[Job]) -> None:
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / PARTIAL).write_text("{}")
+    with pytest.raises(ConfigError, match="measured nothing"):
+        profiling.profile(compose_and_parse(*TINY, f"profile.out={tmp_path / 'p'}"), tmp_path)
+    assert len(jobs) == 1
