@@ -133,5 +133,5 @@ class Replica:
         durations = self._cost_model.decode_ns(plan, limit)
         ends = durations.cumsum()
         # The step during which the arrival comes is the last, or the one that was planned when that step began.
-        num_steps = min(limit, int(ends.searchsorted(wait)) + 1 + (self._async and wait > 0))
+        num_steps = min(limit, int(ends.searchsorted(wait)) + 1 + self._async)
         return self._scheduler.extend(plan, num_steps), durations[:num_steps], int(ends[num_steps - 1])

@@ -123,8 +123,9 @@ def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path, mon
     samples = Samples.load(path, {"of": 1})
     assert samples.spent_s == pytest.approx(8)
     grid = Grid("g", [[1, 16, 256]])
-    session(made_up, [grid], samples, path, monkeypatch).run(60)
+    resumed = session(made_up, [grid], samples, path, monkeypatch)
     assert {point.sizes[0] for point in before} <= set(grid.axes[0])
+    resumed.run(60)
     assert all(samples.visits(point) for point in grid.points())
     assert samples.spent_s == pytest.approx(60, abs=1)
 

@@ -1,0 +1,233 @@
+"""How far off the simulator is: every table of docs/fidelity.md, against runs that were really measured.
+
+    python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
+    python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
+    python experiments/fidelity.py cpu [--threads 1] [--repeats 3]           our own engine on this machine
+
+Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
+tiny model first, then measures the workloads with the real engine and repeats them for the noise floor. Tables go to
+experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from harness.results import environment  # noqa: E402
+
+DOCS = ROOT / "docs" / "fidelity"
+RESULTS = ROOT / "experiments" / "results"
+FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+LATENCIES = ("ttft", "tpot", "e2el")
+
+
+class Scored(NamedTuple):
+    """One validation: what was compared, the table of errors, and the whole document."""
+
+    name: str
+    errors: pd.DataFrame
+    document: dict[str, Any]
+
+    def error(self, metric: str, statistic: str) -> float:
+        found = self.errors[(self.errors["metric"] == metric) & (self.errors["statistic"] == statistic)]
+        return float(found["error_pct"].iloc[0])
+
+    def worst(self) -> float:
+        return max(abs(self.error(metric, statistic)) for metric in LATENCIES for statistic in STATISTICS)
+
+
+class Lab:
+    """Runs tasks of run.py in a scratch folder and keeps what the documentation shows."""
+
+    def __init__(self, case: str, scratch: Path) -> None:
+        self.case, self.scratch = case, scratch
+        self.figures = DOCS / case
+        self.scored: list[Scored] = []
+        shutil.rmtree(self.figures, ignore_errors=True)
+        self.figures.mkdir(parents=True)
+
+    def run(self, name: str, *settings: str) -> Path:
+        """One job of run.py; returns its folder."""
+        folder = self.scratch / name
+        command = [sys.executable, str(ROOT / "run.py"), "progress=false", *settings, f"hydra.run.dir={folder}"]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(settings)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return folder
+
+    def calibrate(self, name: str, *settings: str) -> Path:
+        """Fit constants; the file is kept beside the figures."""
+        folder = self.run(name, "task=calibrate", *settings)
+        return Path(shutil.copy(folder / "calibration.yaml", self.figures / f"{name}.yaml"))
+
+    def validate(self, name: str, *settings: str) -> Scored:
+        folder = self.run(name, "task=validate", *settings)
+        for figure in FIGURES:
+            if (folder / figure).exists():
+                shutil.copy(folder / figure, self.figures / f"{name}_{figure.removeprefix('validation_')}")
+        document = json.loads((folder / "validation.json").read_text())
+        scored = Scored(name, pd.read_csv(folder / "errors.csv"), document)
+        self.scored.append(scored)
+        return scored
+
+    def write(self, **more: Any) -> None:
+        command = " ".join(["python", "experiments/fidelity.py", *sys.argv[1:]])
+        record = {"command": command, "environment": environment(), **more}
+        record["validations"] = {
+            scored.name: {key: scored.document[key] for key in ("errors", "levels", "steps", "calibration")}
+            for scored in self.scored
+        }
+        path = RESULTS / f"fidelity_{self.case}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def print_errors(title: str, columns: dict[str, Scored], theirs: dict[str, dict[str, float]] | None = None) -> None:
+    """Errors in percent, a row per latency and statistic, a column per validation."""
+    table = Table("", *columns, *(theirs or {}), box=None, title=title)
+    for metric in LATENCIES:
+        for statistic in STATISTICS:
+            row = [f"{scored.error(metric, statistic):+.2f} %" for scored in columns.values()]
+            row += [f"{errors[f'{metric} {statistic}']:+.1f} %" for errors in (theirs or {}).values()]
+            table.add_row(f"{metric.upper()} {statistic}", *row)
+    Console().print(table)
+
+
+def published_errors(path: Path) -> dict[str, float]:
+    """The error table of another simulator: lines such as `TTFT Mean  7097.2  6815.7  -4.0%`."""
+    names = {"TTFT": "ttft", "TPOT": "tpot", "Latency": "e2el"}
+    rows = re.findall(r"^(\w+) (\w+)\s+[\d.]+\s+[\d.]+\s+([+-][\d.]+)%", path.read_text(), re.MULTILINE)
+    return {f"{names[metric]} {statistic.lower()}": float(error) for metric, statistic, error in rows}
+
+
+def vllm(lab: Lab, data: Path) -> None:
+    """Llama-3.1-8B: constants fitted on it. Qwen3-32B on two GPUs: all-reduce times fitted on its first half."""
+    folder = data / "llmservingsim_vllm"
+    common = [
+        "engine=sim", "device=rtx-pro-6000", "scheduler=vllm", "max_num_seqs=128", "max_num_batched_tokens=2048",
+        "cost=profiled",
+    ]  # fmt: skip
+    cases = {
+        "llama": ("Llama-3.1-8B", ["model=llama-3.1-8b"], "sharegpt-llama-3.1-8b-300-sps10.jsonl"),
+        "qwen": ("Qwen3-32B", ["model=qwen3-32b", "tensor_parallel_size=2"], "sharegpt-qwen3-32b-300-sps10.jsonl"),
+    }
+    settings, theirs = {}, {}
+    for case, (name, model, workload) in cases.items():
+        measured = folder / "RTXPRO6000" / name
+        settings[case] = [
+            *common, *model, f"cost.profile=llmservingsim:{measured / 'profile'}",
+            f"validation.measured=llmservingsim:{measured}", f"validation.workload={folder / workload}",
+        ]  # fmt: skip
+        theirs[case] = published_errors(measured / "llmservingsim_vs_vllm_summary.txt")
+    fitted = lab.calibrate("llama_constants", *settings["llama"])
+    all_reduce = "calibration.constants=[all_reduce_0mib_us,all_reduce_1mib_us,all_reduce_16mib_us]"
+    both = lab.calibrate(
+        "qwen_constants", *settings["qwen"], f"cost.calibration={fitted}", all_reduce, "calibration.part=first_half"
+    )
+    plain = lab.validate("llama_uncalibrated", *settings["llama"])
+    llama = lab.validate("llama", *settings["llama"], f"cost.calibration={fitted}")
+    use_both = f"cost.calibration={both}"
+    qwen = lab.validate("qwen", *settings["qwen"], use_both)
+    second = lab.validate("qwen_second_half", *settings["qwen"], use_both, "validation.score=second_half")
+    queued = {
+        case: lab.validate(
+            f"{case}_queued", *settings[case], f"cost.calibration={file}", "validation.latency_from=queued"
+        )
+        for case, file in (("llama", fitted), ("qwen", both))
+    }
+    print_errors(
+        "from the arrival", {"Llama, no constants": plain, "Llama": llama, "Qwen": qwen, "its 2nd half": second}
+    )
+    for case, scored in queued.items():
+        print_errors(f"{case}, from the queue", {"TwinServe": scored}, {"LLMServingSim": theirs[case]})
+    lab.write(llmservingsim=theirs)
+
+
+def distserve(lab: Lab, data: Path) -> None:
+    """OPT-13B: constants fitted at 1 request/s, the other rates predicted."""
+    folder = data / "distserve_vllm_opt13b"
+    common = ["engine=sim", "device=a100-80gb", "model=opt-13b", "scheduler=vllm_v0", "max_num_batched_tokens=2560"]
+    rates = ("100-1", "200-2", "250-2.5", "300-3")
+    settings = {
+        rate: [
+            *common, f"validation.measured=distserve:{folder / f'measured-vllm-{rate}.exp'}",
+            f"validation.workload={folder / f'workload-vllm-{rate}.exp'}",
+        ]
+        for rate in rates
+    }  # fmt: skip
+    fitted = lab.calibrate("constants", *settings["100-1"])
+    scored = {rate: lab.validate(rate, *settings[rate], f"cost.calibration={fitted}") for rate in rates}
+    print_errors("requests and requests/s; constants fitted on the first", scored)
+    lab.write()
+
+
+CPU_WORKLOADS = {  # none of them is used to profile
+    "sharegpt, 2/s": ["trace=sharegpt", "arrival.rate=2"],
+    "sharegpt, 6/s": ["trace=sharegpt", "arrival.rate=6"],
+    "shared prefixes": ["trace=shared_prefix", "arrival.rate=4"],
+    "KV-starved": ["trace=sharegpt", "arrival.rate=6", "num_blocks=300"],
+}
+
+
+def cpu(lab: Lab, threads: int, repeats: int, num_requests: int) -> None:
+    """Our own engine: profile the tiny model, measure the workloads several times, predict them."""
+    engine = [
+        "engine=cpu",
+        "model=tiny",
+        f"engine.num_threads={threads}",
+        "max_num_seqs=64",
+        "max_num_batched_tokens=1024",
+    ]
+    profile = lab.scratch / "profile"
+    lab.run("profiling", "task=profile", *engine, f"profile.out={profile}", "profile.time_budget_s=180")
+    runs: dict[str, list[Path]] = {name: [] for name in CPU_WORKLOADS}
+    for repeat in range(repeats):  # interleaved, so that a slow phase of the machine hits all
+        for i, (name, workload) in enumerate(CPU_WORKLOADS.items()):
+            size = f"trace.num_requests={num_requests}"
+            runs[name].append(lab.run(f"run{i}_{repeat}", *engine, *workload, size, "plots=false"))
+    scored = {}
+    for i, (name, folders) in enumerate(runs.items()):
+        others = ",".join(f"run:{folder}" for folder in folders[1:])
+        scored[name] = lab.validate(
+            f"workload{i}", "engine=sim", "cost=profiled", f"cost.profile={profile}",
+            f"validation.measured=run:{folders[0]}", f"validation.repeats=[{others}]",
+        )  # fmt: skip
+    print_errors("our engine on this CPU", scored)
+    lab.write(workloads=CPU_WORKLOADS)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("case", choices=("vllm", "distserve", "cpu"))
+    parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=120)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as scratch:
+        lab = Lab(args.case, Path(scratch))
+        if args.case == "vllm":
+            vllm(lab, args.data)
+        elif args.case == "distserve":
+            distserve(lab, args.data)
+        else:
+            cpu(lab, args.threads, args.repeats, args.requests)
+
+
+if __name__ == "__main__":
+    main()

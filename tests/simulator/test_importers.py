@@ -1,0 +1,174 @@
+"""Profiles of other tools: small files of their formats, and the published ones where they are at hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import yaml
+
+from simulator.hardware import Device, ModelShape
+from simulator.importers import open_profile
+from simulator.importers.llmservingsim import graph_sizes, read_bundle
+from simulator.importers.vidur import read_profiling
+from simulator.profile import Profile, ProfileError, save_profile
+from simulator.profiled import ProfiledCost, constants
+from tests.simulator.shapes import MODEL, attention, by_tokens, plan, profile
+
+DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
+DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
+
+
+def step_ns(measured: Profile, model: ModelShape, step: object, ranks: int = 1) -> int:
+    values = {name: constant.default for name, constant in constants(DEVICE, ranks).items()}
+    return ProfiledCost(measured, model, ranks, values).step_ns(step)  # type: ignore[arg-type]
+
+
+# -- LLMServingSim ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """A bundle that says what `shapes.profile` says."""
+    ranks = tmp_path / "tp1"
+    ranks.mkdir()
+    dense = by_tokens(0.5).rename(columns={"operator": "layer", "num_tokens": "tokens"})
+    dense.to_csv(ranks / "dense.csv", index=False)
+    pd.DataFrame({"layer": "lm_head", "sequences": [1, 64, 256], "time_us": [20.0, 30.0, 70.0]}).to_csv(
+        ranks / "per_sequence.csv", index=False
+    )
+    names = dict(prefill_tokens="prefill_chunk", prefill_context="kv_prefill", num_decodes="n_decode")
+    attention().rename(columns=names | {"decode_context": "kv_decode"}).to_csv(ranks / "attention.csv", index=False)
+    (tmp_path / "meta.yaml").write_text(yaml.safe_dump({"gpu": "device", "model": "owner/Test"}))
+    return tmp_path
+
+
+def test_a_bundle_prices_like_the_same_profile_of_ours(bundle: Path) -> None:
+    read = open_profile(f"llmservingsim:{bundle}", MODEL, 1, 256)
+    ours = profile(token_buckets=graph_sizes(256), padded_steps="all", round_up_tokens=True)
+    for step in (plan([], [100] * 10), plan([(256, 100, True)], [300, 500]), plan([(0, 33, True)], [])):
+        assert step_ns(read, MODEL, step) == step_ns(ours, MODEL, step)
+
+
+def test_layers_are_called_as_often_as_a_model_has_them(bundle: Path) -> None:
+    path = bundle / "tp1" / "dense.csv"
+    extra = pd.DataFrame({"layer": ["layernorm", "embedding"], "tokens": 1, "time_us": 1.0})
+    pd.concat([pd.read_csv(path), extra]).to_csv(path, index=False)
+    calls = read_bundle(bundle, MODEL, 1, 256).meta.calls
+    assert calls == {"qkv_proj": 3, "o_proj": 3, "down_proj": 3, "layernorm": 6, "embedding": 1, "lm_head": 1}
+
+
+def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> None:
+    # one context of four is 400 long, the others 100: mean 175, standard deviation 130
+    rows = [(4, 1, chunk, 0, 100, 400, 175, 10.0, 28.0, 10.0 + extra) for chunk, extra in ((0, 2.6), (64, 10.4))]
+    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
+    pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
+    uneven = read_bundle(bundle, MODEL, 1, 256).tables["uneven"]
+    slope, deviation = 18.0 / 225, 129.9038
+    assert uneven["prefill_tokens"].tolist() == [0, 64]
+    assert uneven["gain"].tolist() == pytest.approx([2.6 / slope / deviation, 10.4 / slope / deviation], rel=1e-4)
+
+
+def test_sizes_of_cuda_graphs() -> None:
+    assert graph_sizes(2) == (1, 2, 4)
+    assert graph_sizes(16) == (1, 2, 4, 8, 16, 24, 32)
+    assert graph_sizes(140)[-3:] == (248, 256, 272)
+    assert graph_sizes(10_000)[-1] == 512
+
+
+def test_a_broken_bundle_is_named(bundle: Path) -> None:
+    with pytest.raises(ProfileError, match="no tp2 .measured: tp1"):
+        read_bundle(bundle, MODEL, 2, 256)
+    (bundle / "tp1" / "per_sequence.csv").write_text("layer,sequences,time_ms\n")
+    with pytest.raises(ProfileError, match="no column time_us"):
+        read_bundle(bundle, MODEL, 1, 256)
+    (bundle / "tp1" / "per_sequence.csv").unlink()
+    with pytest.raises(ProfileError, match="no per_sequence.csv .*attention.csv, dense.csv"):
+        read_bundle(bundle, MODEL, 1, 256)
+    with pytest.raises(ProfileError, match="no meta.yaml"):
+        read_bundle(bundle / "tp1", MODEL, 1, 256)
+
+
+@pytest.mark.skipif(not DATA.exists(), reason="no published bundles at ../shared/ground_truth")
+@pytest.mark.parametrize(("name", "ranks", "layers"), [("Llama-3.1-8B", 1, 32), ("Qwen3-32B", 2, 64)])
+def test_published_bundles(name: str, ranks: int, layers: int) -> None:
+    model = replace(MODEL, name=f"owner/{name}", num_layers=layers)
+    measured = open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, ranks, 128)
+    few, many = plan([], [1000]), plan([], [1000] * 128)
+    assert 0 < step_ns(measured, model, few, ranks) < step_ns(measured, model, many, ranks)
+    with pytest.raises(ProfileError, match="measured: tp"):
+        open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, 8, 128)
+
+
+# -- Vidur ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiling(tmp_path: Path) -> Path:
+    folder = tmp_path / "compute" / "a100" / "owner" / "model"
+    folder.mkdir(parents=True)
+    sizes = {"n_embd": 64, "n_kv_head": 2, "num_tensor_parallel_workers": 1}
+    dense = pd.DataFrame({"num_tokens": [1, 64, 512]}).assign(**sizes, n_head=4, n_expanded_embd=128)
+    operators = ("emb", "attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "add")
+    for i, operator in enumerate(operators, start=1):
+        dense[f"time_stats.{operator}.median"] = i * 1e-3 * (1 + dense["num_tokens"] / 64)
+    pd.concat([dense, dense.assign(num_tensor_parallel_workers=2)]).to_csv(folder / "mlp.csv", index=False)
+    rows = [(0, n, c) for n in (1, 8) for c in (15, 255)] + [(s, 1, p) for s in (64, 128) for p in (0, 64)]
+    table = pd.DataFrame(rows, columns=["prefill_chunk_size", "batch_size", "kv_cache_size"]).assign(
+        **sizes, n_q_head=4
+    )
+    table["time_stats.attn_decode.median"] = 1e-5 * table["batch_size"] * (table["kv_cache_size"] + 1)
+    table["time_stats.attn_prefill.median"] = 1e-4 * table["prefill_chunk_size"]
+    table["time_stats.attn_kv_cache_save.median"] = 5e-3
+    pd.concat([table, table.assign(num_tensor_parallel_workers=2)]).to_csv(folder / "attention.csv", index=False)
+    link = tmp_path / "network" / "a100_dgx"
+    link.mkdir(parents=True)
+    pd.DataFrame(
+        {"size": [2048, 4096], "num_workers": 2, "devices_per_node": 2, "time_stats.all_reduce.median": [0.02, 0.03]}
+    ).to_csv(link / "all_reduce.csv", index=False)
+    return folder
+
+
+def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:
+    found = step_ns(open_profile(f"vidur:{profiling}", MODEL, 1, 256), MODEL, plan([], [256] * 8))
+    share = 1 + 8 / 64
+    dense = 1 * share + 3 * (2 + 3 + 4 + 5) * share + 6 * 6 * share
+    head = 4 * share * (MODEL.vocab_size * 64) / (2 * 64 * 128)
+    assert found == pytest.approx(1e3 * (dense + 3 * 5 + head + 3 * 0.01 * 8 * 256), abs=2)
+
+
+def test_vidur_all_reduces_come_from_the_network_folder(profiling: Path) -> None:
+    ranks = open_profile(f"vidur:{profiling}", MODEL, 2, 256)
+    alone = open_profile(f"vidur:{profiling}", MODEL, 1, 256)
+    step = plan([], [256] * 16)  # 2 KiB
+    assert step_ns(ranks, MODEL, step, 2) - step_ns(alone, MODEL, step) == pytest.approx(2 * 3 * 20e3, abs=2)
+
+
+def test_what_vidur_lacks_is_named(profiling: Path) -> None:
+    with pytest.raises(ProfileError, match="n_embd 64, but test has hidden_size=128"):
+        read_profiling(profiling, replace(MODEL, hidden_size=128), 1, 256)
+    with pytest.raises(ProfileError, match="no rows for 4 ranks .measured: 1, 2"):
+        read_profiling(profiling, MODEL, 4, 256)
+    (profiling.parents[3] / "network" / "a100_dgx" / "all_reduce.csv").unlink()
+    with pytest.raises(ProfileError, match="no all_reduce.csv"):
+        read_profiling(profiling, MODEL, 2, 256)
+    (profiling / "attention.csv").unlink()
+    with pytest.raises(ProfileError, match="no attention.csv .*mlp.csv"):
+        read_profiling(profiling, MODEL, 1, 256)
+
+
+# -- ours -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> None:
+    save_profile(profile(), tmp_path / "tp1")
+    for name in (tmp_path, tmp_path / "tp1"):
+        assert open_profile(str(name), MODEL, 1, 256).meta.model == "test"
+    with pytest.raises(ProfileError, match="no tp4 .measured: tp1"):
+        open_profile(str(tmp_path), MODEL, 4, 256)
+    with pytest.raises(ProfileError, match="no folder"):
+        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256)
+    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
+        open_profile("vidurr:somewhere", MODEL, 1, 256)
