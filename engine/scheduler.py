@@ -46,6 +46,7 @@ class Scheduler:
         watermark: float = 0.02,
         allocation: Allocation = "prompt",
         async_scheduling: bool = False,
+        max_padding: int | None = None,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -72,6 +73,7 @@ class Scheduler:
             max_num_batched_tokens=max_num_batched_tokens,
             watermark_blocks=math.ceil(watermark * blocks.num_blocks),
             allocates_chunks=self._allocates_chunks,
+            max_padding=max_padding,
         )
         self._sequences: dict[int, Sequence] = {}
         self._num_added = 0

@@ -14,7 +14,7 @@ from engine.scheduler import Allocation, Scheduler
 class SchedulerOptions:
     """How steps are composed and blocks are handed out; the values are explained where they are used:
 
-    `policy` and `victim` in `engine.policy`, `watermark`, `allocation` and `async_scheduling` in `Scheduler`,
+    `policy` and `victim` in `engine.policy`, `watermark`, `allocation`, `async_scheduling` and `max_padding` in `Scheduler`,
     `enable_prefix_caching`, `eviction` and `full_hit` in `BlockManager`.
     """
 
@@ -26,6 +26,7 @@ class SchedulerOptions:
     victim: Literal["spare_last", "last"] = "spare_last"
     full_hit: FullHit = "copy"
     async_scheduling: bool = False
+    max_padding: int | None = None
 
 
 def make_scheduler(
@@ -54,4 +55,5 @@ def make_scheduler(
         watermark=options.watermark,
         allocation=options.allocation,
         async_scheduling=options.async_scheduling,
+        max_padding=options.max_padding,
     )

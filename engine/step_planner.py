@@ -17,6 +17,7 @@ class StepPlanner:
         victim: chooses whom to preempt.
         watermark_blocks: free blocks that an admission leaves while others run.
         allocates_chunks: whether a prompt that is cut gets its blocks chunk by chunk.
+        max_padding: for engines that pad the prompts of a step to the longest: tokens of padding that a step may have.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class StepPlanner:
         max_num_batched_tokens: int,
         watermark_blocks: int,
         allocates_chunks: bool,
+        max_padding: int | None = None,
     ) -> None:
         self.max_num_batched_tokens = max_num_batched_tokens
         self._blocks = blocks
@@ -39,6 +41,7 @@ class StepPlanner:
         self._max_num_seqs = max_num_seqs
         self._watermark_blocks = watermark_blocks
         self._allocates_chunks = allocates_chunks
+        self._max_padding = max_padding
         self._last_victim: Sequence | None = None
 
     def decode(self, draft: StepDraft) -> None:
@@ -79,7 +82,7 @@ class StepPlanner:
             sequence = waiting.head
             match = blocks.match(sequence)
             left = sequence.num_tokens - match.num_cached_tokens
-            if left > budget and draft.prefills and not cut_any:
+            if draft.prefills and (left > budget and not cut_any or self._pads_too_much(draft, min(left, budget))):
                 return
             reserve = self._watermark_blocks if seats else 0
             if blocks.blocks_needed(match, sequence.num_tokens) + reserve > blocks.num_free_blocks:
@@ -96,6 +99,14 @@ class StepPlanner:
             draft.admitted.append(sequence)
             self._plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
+
+    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
+        """Whether the step, with one more prompt of `num_tokens` tokens, would exceed a limit for its padding or with it."""
+        if self._max_padding is None:
+            return False
+        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
+        padded = max(sizes) * len(sizes)
+        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self._max_padding
 
     def _plan_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
         start = sequence.num_computed_tokens

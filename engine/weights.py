@@ -15,11 +15,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.layers import (
+    PACKED_ROWS,
     CheckpointTensor,
     ColumnParallelLinear,
     Layer,
     RowParallelLinear,
     VocabParallelHead,
+    linear,
     packed,
 )
 from engine.model_config import ModelError
@@ -28,6 +30,7 @@ from engine.models.blocks import CausalLM
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _FLOATS = ("F32", "BF16", "F16")
+_COMPILED_ELEMENTS = 1 << 20  # of a matrix that is compiled for every number of tokens at once
 
 
 def load_random(model: CausalLM, seed: int = 0) -> None:
@@ -84,6 +87,16 @@ def pack_for_cpu(model: CausalLM) -> None:
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelHead):
             module.weight = packed(module.weight)
+    _compile_packed(model)
+
+
+def _compile_packed(model: CausalLM) -> None:
+    """Meet every number of tokens once, for matrices so small that compiling takes longer than computing."""
+    weights = {tuple(weight.shape): weight for weight in model.parameters() if weight.is_mkldnn}
+    for (_, width), weight in weights.items():
+        if weight.numel() <= _COMPILED_ELEMENTS:
+            for num_tokens in PACKED_ROWS:
+                linear(torch.zeros(num_tokens, width, dtype=weight.dtype), weight)
 
 
 def _has_packed_layout(weight: Tensor) -> bool:

@@ -19,6 +19,7 @@ from harness.trace import Trace
 from simulator.cost import CostModel
 from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
 from simulator.importers import open_profile
+from simulator.linear import LinearCost
 from simulator.profile import ProfileError
 from simulator.profiled import ProfiledCost
 from simulator.replica import ImplausibleStepError, Replica
@@ -137,6 +138,9 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
         constants = fitted.constants if fitted else {}
     if config.cost.kind == "profiled":
         return _profiled_cost(config, constants)
+    if config.cost.kind == "linear":
+        values = _defaults(config) | dict(constants)
+        return LinearCost(values, pads_prompts=config.scheduler.max_padding is not None)
     device = Device(**config.device.model_dump() | dict(constants))
     return RooflineCost(model_shape(config), device, config.tensor_parallel_size)
 
@@ -144,11 +148,15 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
 def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> ProfiledCost:
     assert config.cost.kind == "profiled"
     name, model, ranks = config.cost.profile, model_shape(config), config.tensor_parallel_size
-    values = {name: constant.default for name, constant in calibration.constants_of(config).items()} | dict(constants)
+    values = _defaults(config) | dict(constants)
     try:
         return ProfiledCost(open_profile(name, model, ranks, config.max_num_seqs), model, ranks, values)
     except ProfileError as error:
         raise ConfigError(f"cost.profile={name!r}: {error}") from None
+
+
+def _defaults(config: RunConfig) -> dict[str, float]:
+    return {name: constant.default for name, constant in calibration.constants_of(config).items()}
 
 
 def model_shape(config: RunConfig) -> ModelShape:

@@ -73,7 +73,7 @@ class Device:
 
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32". The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
-    all-reduce; `step_overhead_s` the host time of one engine step, `sequence_overhead_s` what each sequence in it adds.
+    all-reduce, `step_overhead_s` the host time of one engine step.
     """
 
     name: str
@@ -85,7 +85,6 @@ class Device:
     link_bandwidth: float
     link_latency_s: float
     step_overhead_s: float
-    sequence_overhead_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
     all-reduce        2 per layer: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
-    step              the host's overhead, per step and per sequence in it
+    step              the host's overhead
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ class RooflineCost:
         self._link_bytes_per_ns = device.link_bandwidth / _NS
         self._link_latency_ns = device.link_latency_s * _NS
         self._overhead_ns = device.step_overhead_s * _NS
-        self._sequence_ns = device.sequence_overhead_s * _NS
         heads = model.num_attention_heads // tensor_parallel_size
         self._pair_ns = model.num_layers * 4 * heads * model.head_dim / self._flops_per_ns
         self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size) / self._bytes_per_ns
@@ -50,7 +49,6 @@ class RooflineCost:
         num_tokens = num_decodes
         num_sampled = num_decodes
         total = self._overhead_ns + self._decode_token_ns * plan.num_context_tokens
-        total += self._sequence_ns * (num_decodes + len(plan.prefills))
         for _, start, chunk, is_last in plan.prefills:
             num_tokens += chunk
             num_sampled += is_last
@@ -67,8 +65,7 @@ class RooflineCost:
         """All but attention of a step of `num_decodes` decodes."""
         base = self._decode_base_ns.get(num_decodes)
         if base is None:
-            host = self._overhead_ns + self._sequence_ns * num_decodes
-            base = host + self._layers(num_decodes) + self._head(num_decodes)
+            base = self._overhead_ns + self._layers(num_decodes) + self._head(num_decodes)
             self._decode_base_ns[num_decodes] = base
         return base
 

@@ -111,8 +111,7 @@ class DeviceConfig(ConfigModel):
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
     bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
     device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step and `sequence_overhead_s` what
-    each sequence in it adds.
+    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
     """
 
     name: Text
@@ -124,7 +123,6 @@ class DeviceConfig(ConfigModel):
     link_bandwidth: PositiveFloat
     link_latency_s: NonNegativeFloat
     step_overhead_s: NonNegativeFloat
-    sequence_overhead_s: NonNegativeFloat = 0.0
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -141,7 +139,8 @@ class SchedulerConfig(ConfigModel):
     "unhashed_first" spares the prefix cache, "lru" reuses whichever block was freed first; `victim` "spare_last" never
     preempts the same sequence twice running, "last" always the last admitted; `full_hit` "copy" computes the last
     token of a prompt that is cached as a whole, "recompute_block" its last block; `async_scheduling` plans a step while
-    the one before it runs.
+    the one before it runs. `max_padding` is for engines that pad the prompts of a step to the longest of them: how many
+    tokens of padding a step may have; None for engines that do not pad.
     """
 
     policy: Literal["prefill_first", "mixed"] = "mixed"
@@ -152,6 +151,7 @@ class SchedulerConfig(ConfigModel):
     victim: Literal["spare_last", "last"] = "spare_last"
     full_hit: Literal["copy", "recompute_block"] = "copy"
     async_scheduling: bool = False
+    max_padding: NonNegativeInt | None = None
 
 
 class RooflineCost(ConfigModel):
@@ -170,7 +170,15 @@ class ProfiledCost(ConfigModel):
     calibration: Text | None = None
 
 
-CostConfig = Annotated[RooflineCost | ProfiledCost, Field(discriminator="kind")]
+class LinearCost(ConfigModel):
+    """Step times linear in contexts and prompt tokens, with the four constants of a `calibration` file, or what the
+    device's rates make of them."""
+
+    kind: Literal["linear"] = "linear"
+    calibration: Text | None = None
+
+
+CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]
 
 
 class SloConfig(ConfigModel):

@@ -17,7 +17,7 @@ import numpy as np
 from simulator.profiler.grid import Grid
 from simulator.profiler.samples import Point, Samples, Times
 
-_GOOD_ENOUGH = 0.01  # no line is added for a smaller error
+_GOOD_ENOUGH = 0.02  # no line is added for a smaller error
 _SAVE_EVERY_S = 10.0
 _LEAST_VISITS = 3  # of every point, if there is time
 _LARGEST_SHARE = 3.0  # of the time, in that of an average point

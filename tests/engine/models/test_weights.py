@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from engine import weights  # noqa: E402
+from engine.layers import linear, packed  # noqa: E402
 from engine.model_config import ModelConfig, ModelError  # noqa: E402
 from engine.models import build_model  # noqa: E402
 from engine.models.blocks import CausalLM  # noqa: E402
@@ -247,3 +248,12 @@ def test_a_packed_model_computes_the_same(dtype: Any, tied: bool, folders: dict[
 def has_mkldnn(dtype: Any) -> bool:
     available = torch.backends.mkldnn.is_available()
     return available and (dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 33, 127, 129, 1024, 1025, 2100])
+def test_packed_weights_multiply_any_number_of_tokens(num_tokens: int) -> None:
+    x, weight, bias = torch.randn(num_tokens, 48), torch.randn(64, 48), torch.randn(64)
+    if not weights._has_packed_layout(weight):
+        pytest.skip("this processor has no packed layout")
+    expected = torch.nn.functional.linear(x, weight, bias)
+    torch.testing.assert_close(linear(x, packed(weight), bias), expected, rtol=1e-4, atol=1e-4)
