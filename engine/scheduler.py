@@ -31,6 +31,8 @@ class Scheduler:
             when that is planned, so that decodes may take them before. Either way it is admitted only if all fit.
         async_scheduling: each step is planned while the one before it runs, knowing how many tokens that gives but not
             yet freed of what it ends: a sequence keeps its seat and its blocks for the planning of one more step.
+        max_padding: for engines that pad the prompts of a step to the longest of them: how many tokens of padding it
+            may have; with them it keeps to `max_num_batched_tokens`. None for engines that do not pad.
 
     Times are whatever the caller counts in; the scheduler only hands them on.
     """

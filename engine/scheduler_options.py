@@ -14,8 +14,8 @@ from engine.scheduler import Allocation, Scheduler
 class SchedulerOptions:
     """How steps are composed and blocks are handed out; the values are explained where they are used:
 
-    `policy` and `victim` in `engine.policy`, `watermark`, `allocation`, `async_scheduling` and `max_padding` in `Scheduler`,
-    `enable_prefix_caching`, `eviction` and `full_hit` in `BlockManager`.
+    `policy` and `victim` in `engine.policy`, `watermark`, `allocation`, `async_scheduling` and `max_padding` in
+    `Scheduler`, `enable_prefix_caching`, `eviction` and `full_hit` in `BlockManager`.
     """
 
     policy: Literal["prefill_first", "mixed"] = "mixed"

@@ -101,7 +101,7 @@ class StepPlanner:
             budget -= num_tokens
 
     def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
-        """Whether the step, with one more prompt of `num_tokens` tokens, would exceed a limit for its padding or with it."""
+        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
         if self._max_padding is None:
             return False
         sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]

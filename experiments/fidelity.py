@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,8 +30,9 @@ sys.path.insert(0, str(ROOT))
 
 from harness.results import environment  # noqa: E402
 
-DOCS = ROOT / "docs" / "fidelity"
-RESULTS = ROOT / "experiments" / "results"
+DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
+RESULTS = Path("experiments/results")
+SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
@@ -44,19 +45,18 @@ class Scored(NamedTuple):
     errors: pd.DataFrame
     document: dict[str, Any]
 
-    def error(self, metric: str, statistic: str) -> float:
+    def error(self, metric: str, statistic: str, column: str = "error_pct") -> float:
         found = self.errors[(self.errors["metric"] == metric) & (self.errors["statistic"] == statistic)]
-        return float(found["error_pct"].iloc[0])
-
-    def worst(self) -> float:
-        return max(abs(self.error(metric, statistic)) for metric in LATENCIES for statistic in STATISTICS)
+        return float(found[column].iloc[0])
 
 
 class Lab:
     """Runs tasks of run.py in a scratch folder and keeps what the documentation shows."""
 
-    def __init__(self, case: str, scratch: Path) -> None:
-        self.case, self.scratch = case, scratch
+    def __init__(self, case: str, keep: bool) -> None:
+        self.case, self.scratch = case, SCRATCH / case
+        if not keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
         self.figures = DOCS / case
         self.scored: list[Scored] = []
         shutil.rmtree(self.figures, ignore_errors=True)
@@ -65,21 +65,21 @@ class Lab:
     def run(self, name: str, *settings: str) -> Path:
         """One job of run.py; returns its folder."""
         folder = self.scratch / name
-        command = [sys.executable, str(ROOT / "run.py"), "progress=false", *settings, f"hydra.run.dir={folder}"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        command = [sys.executable, "run.py", "progress=false", *settings, f"hydra.run.dir={folder}"]
+        done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(settings)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return folder
 
     def calibrate(self, name: str, *settings: str) -> Path:
         """Fit constants; the file is kept beside the figures."""
-        folder = self.run(name, "task=calibrate", *settings)
+        folder = self.run(name, "task=calibrate", "calibration.max_evaluations=250", *settings)
         return Path(shutil.copy(folder / "calibration.yaml", self.figures / f"{name}.yaml"))
 
-    def validate(self, name: str, *settings: str) -> Scored:
-        folder = self.run(name, "task=validate", *settings)
+    def validate(self, name: str, *settings: str, figures: bool = False) -> Scored:
+        folder = self.run(name, "task=validate", f"plots={figures}".lower(), *settings)
         for figure in FIGURES:
-            if (folder / figure).exists():
+            if figures and (folder / figure).exists():
                 shutil.copy(folder / figure, self.figures / f"{name}_{figure.removeprefix('validation_')}")
         document = json.loads((folder / "validation.json").read_text())
         scored = Scored(name, pd.read_csv(folder / "errors.csv"), document)
@@ -105,6 +105,21 @@ def print_errors(title: str, columns: dict[str, Scored], theirs: dict[str, dict[
             row = [f"{scored.error(metric, statistic):+.2f} %" for scored in columns.values()]
             row += [f"{errors[f'{metric} {statistic}']:+.1f} %" for errors in (theirs or {}).values()]
             table.add_row(f"{metric.upper()} {statistic}", *row)
+    Console().print(table)
+
+
+def print_noise(columns: dict[str, Scored]) -> None:
+    """Spread of the repeated real runs, and the error of single steps, in percent."""
+    table = Table("", *columns, box=None, title="largest difference of a repeat from the median of all, and step times")
+    for metric in LATENCIES:
+        for statistic in ("mean", "p90"):
+            row = [f"{scored.error(metric, statistic, 'noise_floor_pct'):.1f} %" for scored in columns.values()]
+            table.add_row(f"{metric.upper()} {statistic}", *row)
+    for kind in ("decode", "mixed"):
+        steps = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
+        table.add_row(f"{kind} steps, MAPE", *(f"{found.get('mape_pct', float('nan')):.1f} %" for found in steps))
+    plans = [scored.document["steps"]["plans_identical"] for scored in columns.values()]
+    table.add_row("plans with measured times", *("equal" if same else "different" for same in plans))
     Console().print(table)
 
 
@@ -140,9 +155,9 @@ def vllm(lab: Lab, data: Path) -> None:
         "qwen_constants", *settings["qwen"], f"cost.calibration={fitted}", all_reduce, "calibration.part=first_half"
     )
     plain = lab.validate("llama_uncalibrated", *settings["llama"])
-    llama = lab.validate("llama", *settings["llama"], f"cost.calibration={fitted}")
+    llama = lab.validate("llama", *settings["llama"], f"cost.calibration={fitted}", figures=True)
     use_both = f"cost.calibration={both}"
-    qwen = lab.validate("qwen", *settings["qwen"], use_both)
+    qwen = lab.validate("qwen", *settings["qwen"], use_both, figures=True)
     second = lab.validate("qwen_second_half", *settings["qwen"], use_both, "validation.score=second_half")
     queued = {
         case: lab.validate(
@@ -161,7 +176,10 @@ def vllm(lab: Lab, data: Path) -> None:
 def distserve(lab: Lab, data: Path) -> None:
     """OPT-13B: constants fitted at 1 request/s, the other rates predicted."""
     folder = data / "distserve_vllm_opt13b"
-    common = ["engine=sim", "device=a100-80gb", "model=opt-13b", "scheduler=vllm_v0", "max_num_batched_tokens=2560"]
+    common = [  # the settings of the server in DistServe's evaluation/2-benchmark-serving/2-start-api-server.py
+        "engine=sim", "device=a100-80gb", "model=opt-13b", "scheduler=vllm_v0", "max_num_batched_tokens=65536",
+        "max_num_seqs=1024", "gpu_memory_utilization=0.92", "cost=linear",
+    ]  # fmt: skip
     rates = ("100-1", "200-2", "250-2.5", "300-3")
     settings = {
         rate: [
@@ -170,8 +188,9 @@ def distserve(lab: Lab, data: Path) -> None:
         ]
         for rate in rates
     }  # fmt: skip
-    fitted = lab.calibrate("constants", *settings["100-1"])
-    scored = {rate: lab.validate(rate, *settings[rate], f"cost.calibration={fitted}") for rate in rates}
+    objective = ["calibration.objective=requests", "calibration.max_evaluations=3000"]
+    fitted = lab.calibrate("constants", *settings["100-1"], *objective)
+    scored = {rate: lab.validate(rate, *settings[rate], f"cost.calibration={fitted}", figures=True) for rate in rates}
     print_errors("requests and requests/s; constants fitted on the first", scored)
     lab.write()
 
@@ -184,7 +203,7 @@ CPU_WORKLOADS = {  # none of them is used to profile
 }
 
 
-def cpu(lab: Lab, threads: int, repeats: int, num_requests: int) -> None:
+def cpu(lab: Lab, threads: int, repeats: int, num_requests: int, reuse: bool) -> None:
     """Our own engine: profile the tiny model, measure the workloads several times, predict them."""
     engine = [
         "engine=cpu",
@@ -194,20 +213,27 @@ def cpu(lab: Lab, threads: int, repeats: int, num_requests: int) -> None:
         "max_num_batched_tokens=1024",
     ]
     profile = lab.scratch / "profile"
-    lab.run("profiling", "task=profile", *engine, f"profile.out={profile}", "profile.time_budget_s=180")
+    shutil.rmtree(profile, ignore_errors=True)
+    lab.run(
+        "profiling", "task=profile", *engine, "num_blocks=16384", f"profile.out={profile}", "profile.time_budget_s=150"
+    )
     runs: dict[str, list[Path]] = {name: [] for name in CPU_WORKLOADS}
     for repeat in range(repeats):  # interleaved, so that a slow phase of the machine hits all
         for i, (name, workload) in enumerate(CPU_WORKLOADS.items()):
-            size = f"trace.num_requests={num_requests}"
-            runs[name].append(lab.run(f"run{i}_{repeat}", *engine, *workload, size, "plots=false"))
+            folder = lab.scratch / f"run{i}_{repeat}"
+            if not (reuse and folder.exists()):
+                size = f"trace.num_requests={num_requests}"
+                lab.run(folder.name, *engine, *workload, size, "plots=false")
+            runs[name].append(folder)
     scored = {}
     for i, (name, folders) in enumerate(runs.items()):
         others = ",".join(f"run:{folder}" for folder in folders[1:])
         scored[name] = lab.validate(
-            f"workload{i}", "engine=sim", "cost=profiled", f"cost.profile={profile}",
-            f"validation.measured=run:{folders[0]}", f"validation.repeats=[{others}]",
+            f"workload{i}", "engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}",
+            f"validation.measured=run:{folders[0]}", f"validation.repeats=[{others}]", figures=True,
         )  # fmt: skip
     print_errors("our engine on this CPU", scored)
+    print_noise(scored)
     lab.write(workloads=CPU_WORKLOADS)
 
 
@@ -218,15 +244,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as scratch:
-        lab = Lab(args.case, Path(scratch))
-        if args.case == "vllm":
-            vllm(lab, args.data)
-        elif args.case == "distserve":
-            distserve(lab, args.data)
-        else:
-            cpu(lab, args.threads, args.repeats, args.requests)
+    os.chdir(ROOT)
+    lab = Lab(args.case, keep=args.reuse)
+    if args.case == "vllm":
+        vllm(lab, args.data)
+    elif args.case == "distserve":
+        distserve(lab, args.data)
+    else:
+        cpu(lab, args.threads, args.repeats, args.requests, args.reuse)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,9 @@ from yaml import YAMLError
 
 from harness.errors import ConfigError
 from harness.results import write_whole
+from harness.shapes import model_shape
 from harness.validate_metrics import parts_overlap
+from simulator import linear
 from simulator.hardware import Device
 from simulator.profiled import Constant
 from simulator.profiled import constants as profiled_constants
@@ -57,16 +59,17 @@ def constants_of(config: RunConfig) -> dict[str, Constant]:
     Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism, what
     concerns communication has no effect and is left out.
     """
+    device, ranks = Device(**config.device.model_dump()), config.tensor_parallel_size
     if config.cost.kind == "profiled":
-        return profiled_constants(Device(**config.device.model_dump()), config.tensor_parallel_size)
-    device = config.device
+        return profiled_constants(device, ranks)
+    if config.cost.kind == "linear":
+        return linear.constants(model_shape(config), device, ranks)
     constants = {
         "memory_efficiency": Constant(device.memory_efficiency, 0.05, 1.0),
         "flops_efficiency": Constant(device.flops_efficiency, 0.05, 1.0),
         "step_overhead_s": Constant(device.step_overhead_s, 0.0, 0.02),
-        "sequence_overhead_s": Constant(device.sequence_overhead_s, 0.0, 0.002),
     }
-    if config.tensor_parallel_size > 1:
+    if ranks > 1:
         constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
     return constants
 

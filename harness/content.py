@@ -14,14 +14,28 @@ from numpy.typing import NDArray
 from engine.sequence import Sequence, extend_hashes
 from harness.trace import Trace
 
+_OWN = 1 << 62  # where identities of blocks begin that no other request has
 
-def sequence_factory(trace: Trace, block_size: int) -> Callable[[int, int], Sequence]:
-    """Return a function that makes the `Sequence` of a row of the trace, given the row and its arrival in ns."""
+
+def sequence_factory(trace: Trace, block_size: int, *, cache_outputs: bool = False) -> Callable[[int, int], Sequence]:
+    """Return a function that makes the `Sequence` of a row of the trace, given the row and its arrival in ns.
+
+    With `cache_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
+    own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
+    """
     table = trace.table
     prompts = table["num_prompt_tokens"].tolist()
     outputs = table["num_output_tokens"].tolist()
     priorities = table["priority"].tolist() if "priority" in table else None
     identities = block_identities(trace, block_size)
+
+    def contents(row: int) -> list[int] | None:
+        known = identities(row) if identities else None
+        if not cache_outputs:
+            return known
+        known = known or []
+        own = _OWN + (row << 32)
+        return known + list(range(own + len(known), own + (prompts[row] + outputs[row]) // block_size))
 
     def make(row: int, arrival_ns: int) -> Sequence:
         return Sequence(
@@ -29,7 +43,7 @@ def sequence_factory(trace: Trace, block_size: int) -> Callable[[int, int], Sequ
             prompts[row],
             outputs[row],
             arrival_ns,
-            block_hashes=identities(row) if identities else None,
+            block_hashes=contents(row),
             priority=priorities[row] if priorities else 0,
         )
 

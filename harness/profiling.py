@@ -19,7 +19,7 @@ from harness.errors import ConfigError
 from harness.real import check_memory, engine_settings
 from harness.recorder import Recorder
 from harness.results import cpu_model, environment
-from harness.simulated import model_shape
+from harness.shapes import model_shape
 from simulator.profile import ProfileError, load_profile
 from simulator.profiled import check_fits
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine

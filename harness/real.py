@@ -20,7 +20,7 @@ from harness.prompts import PromptSource
 from harness.recorder import Recorder
 from harness.replay import Replay
 from harness.results import cpu_model
-from harness.simulated import model_shape
+from harness.shapes import model_shape
 from harness.trace import Trace
 from kernels.attention import BackendUnavailableError
 

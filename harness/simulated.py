@@ -15,9 +15,10 @@ from harness.config import RunConfig
 from harness.content import sequence_factory
 from harness.errors import ConfigError
 from harness.recorder import Recorder
+from harness.shapes import model_shape
 from harness.trace import Trace
 from simulator.cost import CostModel
-from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
+from simulator.hardware import Device, DeviceTooSmallError, KVPool, size_kv_pool
 from simulator.importers import open_profile
 from simulator.linear import LinearCost
 from simulator.profile import ProfileError
@@ -56,7 +57,9 @@ class SimulatedEngine:
             self._scheduler,
             self._cost,
             arrivals,
-            sequence_factory(trace, config.block_size),
+            sequence_factory(
+                trace, config.block_size, cache_outputs=config.engine.kind == "sim" and config.engine.cache_outputs
+            ),
             self.recorder,
             compress=config.engine.kind == "sim" and config.engine.compress,
         )
@@ -157,9 +160,3 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
 
 def _defaults(config: RunConfig) -> dict[str, float]:
     return {name: constant.default for name, constant in calibration.constants_of(config).items()}
-
-
-def model_shape(config: RunConfig) -> ModelShape:
-    """The model of a configuration as the simulator sees it."""
-    fields = config.model.model_dump() | {"dtype_bytes": config.model.dtype_bytes}
-    return ModelShape(**fields | {"dtype": "fp32" if config.model.dtype == "float32" else "bf16"})

@@ -111,6 +111,8 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     taken = ("task", "engine", "cost", "device", "validation", "calibration", "progress", "plots")
     update = {name: getattr(config, name) for name in taken}
     update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
+    assert config.engine.kind == "sim"
+    update["engine"] = config.engine.model_copy(update={"cache_outputs": True})
     return run.own.config.model_copy(update=update)
 
 

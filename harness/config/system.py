@@ -18,10 +18,12 @@ Dtype = Literal["float32", "bfloat16", "float16"]
 
 
 class SimEngine(ConfigModel):
-    """Discrete-event simulation; `compress` advances runs of identical decode steps as one event."""
+    """Discrete-event simulation; `compress` advances runs of identical decode steps as one event; `cache_outputs` lets
+    blocks of generated tokens into the prefix cache, as in the real engine."""
 
     kind: Literal["sim"] = "sim"
     compress: bool = True
+    cache_outputs: bool = False
 
 
 class RealEngineConfig(ConfigModel):

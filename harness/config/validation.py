@@ -26,8 +26,10 @@ class ValidationConfig(ConfigModel):
 
 class CalibrationConfig(ConfigModel):
     """What is fitted to the measured run of `validation.measured`: `constants` of the cost model, all it has when
-    empty, to the `part` of the requests, with at most `max_evaluations` simulations."""
+    empty, to the `part` of the requests, with at most `max_evaluations` simulations. `objective` is what counts where
+    step times are not known: "statistics" of the latencies, or those of the "requests" one by one."""
 
     constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     part: Part = "all"
+    objective: Literal["statistics", "requests"] = "statistics"
     max_evaluations: PositiveInt = 400

@@ -23,6 +23,7 @@ ALTERNATIVES: dict[str, Any] = {
     "victim": "last",
     "full_hit": "recompute_block",
     "async_scheduling": True,
+    "max_padding": 4,
 }
 
 

@@ -153,3 +153,24 @@ def test_an_ended_sequence_is_no_preemption_when_its_blocks_are_needed() -> None
 def test_the_real_engine_refuses_async_scheduling() -> None:
     with pytest.raises(ValueError, match="async_scheduling"):
         EngineConfig(async_scheduling=True)
+
+
+@pytest.mark.parametrize(
+    ("max_padding", "budget", "expected"),
+    [
+        (None, 64, [[30, 30, 2], [20]]),  # the prompt of 20 tokens would exceed the budget
+        (28, 90, [[30, 30, 2], [20]]),  # and here with its padding
+        (28, 89, [[30, 30], [2, 20]]),  # padded to 90
+        (27, 90, [[30, 30], [2, 20]]),
+        (17, 90, [[30, 30], [2], [20]]),
+        (0, 59, [[30], [30], [2], [20]]),  # two of 30 exceed the budget
+    ],
+)
+def test_prompts_of_a_step_may_be_padded_by_so_much(
+    max_padding: int | None, budget: int, expected: list[list[int]]
+) -> None:
+    scheduler = make(max_num_batched_tokens=budget, policy="prefill_first", max_padding=max_padding)
+    for i, num_tokens in enumerate((30, 30, 2, 20)):
+        scheduler.add(Sequence(i, num_tokens, 3))
+    steps = [[size for _, _, size in chunks(step(scheduler, now))] for now in range(len(expected) + 1)]
+    assert steps == [*expected, []]

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
 from harness import calibration
+from harness.calibrate import misfit_of_requests
 from harness.calibrate_fit import Fit, minimise
 from harness.calibration import Constant
 from harness.errors import ConfigError
@@ -84,6 +87,33 @@ def test_latencies_give_back_the_constants_they_were_made_with(tmp_path: Path) -
     assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
     objective = OmegaConf.load(found.path).objective
     assert objective.after < 0.01 < objective.before and objective.evaluations <= 60
+
+
+def test_the_misfit_of_requests_weighs_ttft_and_decode_time_alike() -> None:
+    measured = pd.DataFrame({"ttft": [1.0, 3.0], "e2el": [11.0, 33.0]})  # decode times 10 and 30
+    simulated = pd.DataFrame({"ttft": [2.0, 3.0], "e2el": [16.0, 31.0]})  # off by 1 and 0, and by 4 and -2
+    assert misfit_of_requests(measured, simulated) == pytest.approx((0.5 / 2 + 3 / 20) / 2)
+    simulated["e2el"] = [16.0, math.nan]
+    assert math.isnan(misfit_of_requests(measured, simulated))
+
+
+def test_single_requests_give_back_the_constants_of_a_linear_model(tmp_path: Path) -> None:
+    on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}
+    truth = {"step_s": 0.012, "context_token_s": 3e-7, "prefill_step_s": 0.015, "prompt_token_s": 9e-5}
+    true, start = tmp_path / "true.yaml", tmp_path / "start.yaml"
+    calibration.write(true, {"constants": truth, "cost": "linear", "fitted_on": on})
+    far = {"step_s": 0.03, "prompt_token_s": 2e-5}
+    calibration.write(start, {"constants": truth | far, "cost": "linear", "fitted_on": on})
+    system = [*WORK, "cost=linear", "scheduler=vllm_v0"]
+    pretend_measured(tmp_path / "a", *system, f"cost.calibration={true}")
+    path = write_distserve(tmp_path / "m.exp", read_results(tmp_path / "a")[0].requests)
+    found = calibrate(
+        tmp_path / "out", f"distserve:{path}", *system, f"cost.calibration={start}", "calibration.objective=requests",
+        f"calibration.constants=[{','.join(far)}]", "calibration.max_evaluations=150",
+    )  # fmt: skip
+    assert found.constants == pytest.approx(truth, rel=0.01)
+    objective = OmegaConf.load(found.path).objective
+    assert objective.after < 0.005 < objective.before and "requests" in objective.minimised
 
 
 def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_path: Path) -> None:

@@ -280,7 +280,7 @@ def test_a_run_of_the_real_engine_is_replayed_exactly(lookahead: int, tmp_path: 
     overrides = [f"engine.max_lookahead_steps={lookahead}"]
     overrides += ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=30", "max_num_batched_tokens=64"]
     overrides += ["trace=shared_prefix", "trace.num_requests=16", "trace.num_prefixes=2", "trace.prefix_tokens=64"]
-    overrides += ["trace.suffix.low=4", "trace.suffix.high=40", "arrival.rate=100", "max_num_seqs=8"]
+    overrides += ["trace.suffix.low=4", "trace.suffix.high=40", "arrival=all_at_once", "max_num_seqs=8"]
     overrides += ["trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=60"]
     execute_in(tmp_path / "real", config("progress=false", *overrides))
     found = compare(f"run:{tmp_path / 'real'}", tmp_path / "out", "device=laptop-cpu", "plots=true")
