@@ -65,8 +65,8 @@ def execute_in(folder: Path, settings: RunConfig) -> None:
 
 
 def pretend_measured(folder: Path, *overrides: str) -> RunConfig:
-    """Simulate into `folder` and mark the result as measured; returns the configuration."""
-    settings = config("progress=false", *overrides)
+    """Simulate into `folder` as the real engine decides, and mark the result as measured; returns the configuration."""
+    settings = config("progress=false", "engine.cache_outputs=true", *overrides)
     execute_in(folder, settings)
     change_summary(folder, simulated=False)
     return settings

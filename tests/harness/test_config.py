@@ -63,7 +63,10 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["~model.num_layers"], "model.num_layers: missing; must be an integer >= 1"),
         (["trace=csv"], "trace.path: missing; give it as trace.path=..."),
         (["block_size=${nothing}"], "block_size: Interpolation key 'nothing' not found"),
-        (["+engine.compres=true"], "engine.compres: unknown key; did you mean 'compress'? (allowed here: compress)"),
+        (
+            ["+engine.compres=true"],
+            "engine.compres: unknown key; did you mean 'compress'? (allowed here: compress, cache_outputs)",
+        ),
         (["+cost.x=1"], "cost.x: unknown key (allowed here: calibration)"),
         (
             ["+device.flops.b16=1"],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -83,3 +84,16 @@ def test_requests_without_contents_share_nothing() -> None:
 def test_priorities_reach_the_sequence() -> None:
     table = trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1], "priority": [3]})
     assert sequence_factory(Trace("t", table, "made"), 4)(0, 5).priority == pytest.approx(3)
+
+
+def test_generated_blocks_can_have_identities_of_their_own() -> None:
+    table = pd.DataFrame({"num_prompt_tokens": [9, 9], "num_output_tokens": [8, 3], "hash_ids": [[5, 6], [5, 6]]})
+    trace = Trace("t", table, "made", hash_block_size=8)
+    plain, named = sequence_factory(trace, 4), sequence_factory(trace, 4, cache_outputs=True)
+    one, other = named(0, 0).block_hashes, named(1, 0).block_hashes
+    assert one is not None and other is not None
+    assert one[:2] == other[:2] == plain(0, 0).block_hashes
+    assert (len(one), len(other)) == (17 // 4, 12 // 4) and len({*one, *other}) == 2 + 2 + 1
+    bare = Trace("t", table.drop(columns="hash_ids"), "made")
+    first, second = (sequence_factory(bare, 4, cache_outputs=True)(row, 0).block_hashes for row in (0, 1))
+    assert first is not None and second is not None and not {*first} & {*second} and len(first) == 4
