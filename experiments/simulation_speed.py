@@ -36,6 +36,7 @@ COMMON = ["model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
 SHAREGPT = ["trace=sharegpt", "arrival=poisson", "arrival.rate=40"]
 AZURE = "azure2023/AzureLLMInferenceTrace_conv.csv"
 MOONCAKE = "mooncake/conversation_trace.jsonl"
+PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,9 @@ class Speed:
 def cases(traces: Path) -> dict[str, list[str]]:
     """The overrides of each case."""
     mooncake = ["trace=mooncake", f"trace.path={traces / MOONCAKE}", "arrival=trace"]
+    # All at once, what is planned does not depend on step times: both cost models price the very same steps.
+    tiny = ["model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024", "trace=sharegpt"]
+    tiny += ["trace.num_requests=50000", "arrival=all_at_once"]
     return {
         "sharegpt 10k": [*SHAREGPT, "trace.num_requests=10000"],
         "sharegpt 100k": [*SHAREGPT, "trace.num_requests=100000"],
@@ -62,6 +66,8 @@ def cases(traces: Path) -> dict[str, list[str]]:
         "azure conv": ["trace=azure", f"trace.path={traces / AZURE}", "arrival=trace"],
         "mooncake, blocks of 512": [*mooncake, "block_size=512"],
         "mooncake, blocks of 16": [*mooncake, "block_size=16"],
+        "tiny, backlog, roofline": tiny,
+        "tiny, backlog, profiled": [*tiny, "cost=profiled", f"cost.profile={PROFILE}"],
     }
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from engine.model_config import ModelError
 from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.real import check_memory, engine_settings
@@ -46,7 +47,7 @@ def profile(config: RunConfig, output_dir: Path) -> None:
         _check_overwrite(config, folder)
         with _bar(config.profile.time_budget_s, config.progress, console) as show:
             outcome = profile_machine(_job(config), device, folder, show)
-    except ProfilingError as error:
+    except (ModelError, ProfilingError) as error:
         raise ConfigError(f"task=profile: {error}") from error
     except KeyboardInterrupt:
         console.print(f"interrupted; the same command goes on with what is in {folder / PARTIAL}", soft_wrap=True)

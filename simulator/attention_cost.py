@@ -63,9 +63,6 @@ class AttentionCost:
         """What uneven contexts of so many decodes add to even ones, where that was measured as such."""
         return self._deviations.at(num_decodes) if self._deviations else None
 
-    def prefill_ns(self, chunk: int, start: int) -> float:
-        return self.prefill.at(chunk)(start)
-
     def fixed_ns(self, num_chunks: int) -> float:
         """What the sum over chunks counts too often."""
         return self._fixed * (num_chunks - 1)

@@ -195,6 +195,19 @@ def load_profile(folder: Path) -> Profile:
     return Profile(meta, tables)
 
 
+def rank_folder(folder: Path, tensor_parallel_size: int) -> Path:
+    """The part of a profile for so many ranks.
+
+    Raises:
+        ProfileError: it was not measured.
+    """
+    path = folder / f"tp{tensor_parallel_size}"
+    if not path.is_dir():
+        there = ", ".join(sorted(entry.name for entry in folder.glob("tp*") if entry.is_dir())) or "none"
+        raise ProfileError(f"{str(folder)!r}: no tp{tensor_parallel_size} (measured: {there})")
+    return path
+
+
 def save_profile(profile: Profile, folder: Path) -> None:
     """Write a profile folder; times are rounded to a nanosecond."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -189,13 +189,17 @@ class ProfiledCost:
     def _with_prefills(self, plan: StepPlan) -> float:
         attention, num_decodes = self._attention, plan.num_decodes
         num_prefill_tokens, num_sampled, time = 0, num_decodes, self._prefill_ns
+        farthest = longest = 0.0
         for _, start, chunk, is_last in plan.prefills:
             num_prefill_tokens += chunk
             num_sampled += is_last
             curve = attention.prefill.at(chunk)
             time += curve(start)
             if start > curve.end or chunk > attention.prefill.end:
-                self._note(("prefill context", start / curve.end), ("prefill chunk", chunk / attention.prefill.end))
+                farthest = max(farthest, start / (curve.end or 1.0))  # some rows are measured at the start 0 alone
+                longest = max(longest, chunk / attention.prefill.end)
+        if longest:
+            self._note(("prefill context", farthest), ("prefill chunk", longest))
         time -= attention.fixed_ns(len(plan.prefills))
         if num_decodes:
             mean = plan.num_context_tokens / num_decodes

@@ -25,6 +25,7 @@ from harness.results import RunResult
 from harness.trace import Trace
 
 _SAMPLES = 500  # of the state over time
+_LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
 
 def read(path: Path, workload: Path | None) -> MeasuredRun:
@@ -55,6 +56,8 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
 
 def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:
     """The state at `times` (s, on the clock of the steps) as in `MeasuredRun.series`; idle counts as zero."""
+    if steps.empty:
+        return series_table({"time": times, **dict.fromkeys(_LEVELS, np.zeros(len(times)))})
     starts = steps["start_time"].to_numpy(dtype=np.float64)
     ends = starts + steps["duration"].to_numpy(dtype=np.float64)
     step = np.searchsorted(starts, times, side="right") - 1

@@ -9,7 +9,7 @@ from pathlib import Path
 from simulator.hardware import ModelShape
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.profile import Profile, ProfileError, load_profile
+from simulator.profile import Profile, ProfileError, load_profile, rank_folder
 
 Importer = Callable[[Path, ModelShape, int, int], Profile]
 IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_profiling}
@@ -31,16 +31,3 @@ def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_nu
         raise ProfileError(f"{name!r}: neither a folder nor <tool>:<folder> (tools: {', '.join(IMPORTERS)})")
     folder = Path(name)
     return load_profile(rank_folder(folder, tensor_parallel_size) if any(folder.glob("tp*")) else folder)
-
-
-def rank_folder(folder: Path, tensor_parallel_size: int) -> Path:
-    """The part of a profile for so many ranks.
-
-    Raises:
-        ProfileError: it was not measured.
-    """
-    path = folder / f"tp{tensor_parallel_size}"
-    if not path.is_dir():
-        there = ", ".join(sorted(entry.name for entry in folder.glob("tp*") if entry.is_dir())) or "none"
-        raise ProfileError(f"{str(folder)!r}: no tp{tensor_parallel_size} (measured: {there})")
-    return path

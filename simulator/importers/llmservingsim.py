@@ -20,7 +20,7 @@ import yaml
 
 from simulator.hardware import ModelShape
 from simulator.importers.csv_table import read_table
-from simulator.profile import META, Profile, ProfileError, ProfileMeta
+from simulator.profile import META, Profile, ProfileError, ProfileMeta, rank_folder
 
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",
@@ -41,10 +41,7 @@ def read_bundle(folder: Path, model: ModelShape, tensor_parallel_size: int, max_
         ProfileError: something is missing or cannot be read.
     """
     meta = _read_meta(folder)
-    ranks = folder / f"tp{tensor_parallel_size}"
-    if not ranks.is_dir():
-        there = ", ".join(sorted(entry.name for entry in folder.glob("tp*"))) or "none"
-        raise ProfileError(f"{str(folder)!r}: no tp{tensor_parallel_size} (measured: {there})")
+    ranks = rank_folder(folder, tensor_parallel_size)
     dense = read_table(ranks / "dense.csv", ("layer", "tokens", "time_us"))
     heads = read_table(ranks / "per_sequence.csv", ("layer", "sequences", "time_us"))
     attention = read_table(ranks / "attention.csv", (*_ATTENTION, "time_us"))
