@@ -5,7 +5,7 @@
 One process, one set of random weights for a small Qwen3 (42 million), requests with ShareGPT's length statistics,
 greedy, outputs of forced lengths; the engines take turns, and the medians count. `generate` runs in static batches in
 the order of arrival: a batch lasts as long as its longest output, and what shorter ones generate past their end is not
-counted. Results go to experiments/results/cpu_speed.json.
+counted. Results go to experiments/results/cpu_speed.json, which keeps the last of each dtype.
 """
 
 from __future__ import annotations
@@ -150,10 +150,11 @@ def main() -> None:
     console.print(table)
     lengths = {"prompt_tokens": sum(len(p) for p, _ in requests), "output_tokens": sum(o for _, o in requests)}
     command = " ".join(["python", "experiments/cpu_speed.py", *sys.argv[1:]])
-    record = {"command": command, "environment": environment(), "requests": lengths, "output_tokens_per_s": results}
+    record = {"command": command, "environment": environment(), "requests": lengths}
     path = ROOT / "experiments" / "results" / "cpu_speed.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+    document = json.loads(path.read_text()) if path.exists() else {}
+    document |= {dtype: {**record, "output_tokens_per_s": speeds} for dtype, speeds in results.items()}
+    path.write_text(json.dumps(document, indent=2) + "\n")
 
 
 if __name__ == "__main__":

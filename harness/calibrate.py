@@ -66,6 +66,11 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             config.calibration.max_evaluations,
             report,
         )
+    if fit.objective >= _UNSERVED:
+        raise ConfigError(
+            f"task=calibrate: in none of {fit.num_evaluations} trials did the simulation serve all that was measured; "
+            "check the model, the KV pool and max_model_len"
+        )
     document = {
         "constants": _others(config) | fit.values,
         "cost": config.cost.kind,
@@ -79,7 +84,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         },
         "kept": _kept(config, fit.values),
         "objective": {
-            "minimised": what,
+            "minimised": f"{what}, with the prior of the constants",
             "before": fit.start_objective,
             "after": fit.objective,
             "evaluations": fit.num_evaluations,

@@ -24,9 +24,8 @@ from harness.results import write_whole
 from harness.shapes import model_shape
 from harness.validate_metrics import parts_overlap
 from simulator import linear
+from simulator.constants import Constant, profiled_constants
 from simulator.hardware import Device
-from simulator.profiled import Constant
-from simulator.profiled import constants as profiled_constants
 
 if TYPE_CHECKING:
     from harness.config import RunConfig

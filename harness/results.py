@@ -147,7 +147,7 @@ def environment() -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "cpu_cores": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
-        "platform": platform.platform(),
+        "platform": f"{platform.system()}-{platform.machine()}",
     }
 
 

@@ -56,11 +56,11 @@ class DeviationBatch:
 
     def __call__(self, mean: float, deviation: float) -> float:
         low = self._low(mean, deviation)
-        return low + self._weight * (self._high(mean, deviation) - low)
+        return low + self._weight * (self._high(mean, deviation) - low) if self._weight else low
 
     def many(self, means: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
         low = self._low.many(means, deviation)
-        return low + self._weight * (self._high.many(means, deviation) - low)
+        return low + self._weight * (self._high.many(means, deviation) - low) if self._weight else low
 
 
 class DeviationCost:
@@ -84,11 +84,15 @@ class DeviationCost:
             )
             for n, row in table.groupby("num_decodes")
         }
+        self._batches: dict[int, DeviationBatch] = {}
         self._brackets = Surface(dict.fromkeys(map(float, self._rows), ([0.0], [0.0])), None)
 
     def at(self, num_decodes: int) -> DeviationBatch | None:
         """E of a batch; None of a single decode."""
         if num_decodes < 2:
             return None
-        low, high, weight = self._brackets.bracket(num_decodes)
-        return DeviationBatch(self._rows[int(low)], self._rows[int(high)], weight)
+        batch = self._batches.get(num_decodes)
+        if batch is None:
+            low, high, weight = self._brackets.bracket(num_decodes)
+            batch = self._batches[num_decodes] = DeviationBatch(self._rows[int(low)], self._rows[int(high)], weight)
+        return batch

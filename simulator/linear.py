@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.plan import StepPlan
+from simulator.constants import Constant
 from simulator.hardware import Device, ModelShape
-from simulator.profiled import Constant
 
 _NS = 1e9
 _HIGH = 10.0  # times its default: the upper limit of a constant

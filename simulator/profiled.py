@@ -10,7 +10,6 @@ tokens·hidden_size elements each. A handful of constants stand for what a profi
 from __future__ import annotations
 
 import bisect
-import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -21,56 +20,14 @@ from numpy.typing import NDArray
 
 from engine.plan import StepPlan
 from simulator.attention_cost import AttentionCost, deviation
+from simulator.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
 from simulator.curve import Curve, flat, proportional
 from simulator.deviation_cost import DeviationBatch
-from simulator.hardware import Device, ModelShape
+from simulator.hardware import ModelShape
 from simulator.profile import Profile, ProfileError
 
 _US = 1e3  # ns
-_MIB = 1 << 20
-_ALL_REDUCE_MIB = (0, 1, 16)
-
-
-class Constant(NamedTuple):
-    """A number in a cost model that may be fitted.
-
-    Attributes:
-        default: its value unless fitted.
-        low, high: the limits of a fit.
-        width: how far from the default it may well be; a fit weighs a misfit against going farther.
-    """
-
-    default: float
-    low: float
-    high: float
-    width: float = math.inf
-
-
-def constants(device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
-    """What stands for that which a profile of kernels cannot show.
-
-    step_overhead_us      of every step: the host
-    prefill_layer_us      of every layer in a step with prompt tokens
-    mixing_factor         of what a batch of prompt chunks and decodes takes beyond its parts
-    all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; where several ranks have no all_reduce table.
-                          Unless fitted, a ring over the device's link: latency + 2·(TP-1)/TP·bytes / bandwidth.
-    """
-    named = {
-        "step_overhead_us": Constant(0.0, 0.0, 5e3, 2e3),
-        "prefill_layer_us": Constant(0.0, 0.0, 500.0, 200.0),
-        "mixing_factor": Constant(1.0, 0.0, 2.0, 0.5),
-    }
-    if tensor_parallel_size > 1:
-        share = 2 * (tensor_parallel_size - 1) / tensor_parallel_size
-        for mib in _ALL_REDUCE_MIB:
-            time = 1e6 * (device.link_latency_s + share * mib * _MIB / device.link_bandwidth)
-            # how long large messages take, any run shows; few show the latency alone
-            named[_all_reduce_name(mib)] = Constant(time, 0.0, 10 * time, time / 2 if mib == 0 else math.inf)
-    return named
-
-
-def _all_reduce_name(mib: int) -> str:
-    return f"all_reduce_{mib}mib_us"
+_FEW_STEPS = 16  # so many are priced faster one by one than as arrays
 
 
 class Outside(NamedTuple):
@@ -94,7 +51,7 @@ class ProfiledCost:
     """Cost model from `profile` for a model of this shape.
 
     Args:
-        values: the value of each of `constants`.
+        values: the value of each of `simulator.constants.profiled_constants`.
 
     Raises:
         ProfileError: the profile is of another shape or of other ranks.
@@ -132,29 +89,26 @@ class ProfiledCost:
             time = self._with_prefills(plan)
         else:
             batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
-            context = plan.num_context_tokens / num_decodes
-            if batch.gain:
-                context += batch.gain * deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+            context, spread = _contexts(batch, plan)
             if batch.outside or context > batch.attention.end:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
-            time = batch.base + batch.attention(context)
-            if batch.uneven:
-                spread = deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
-                time += batch.uneven(context, spread)
+            time = _decode_time(batch, context, spread)
         if plan.copies and self._copies:
             time += self._copies(len(plan.copies))
         return max(1, round(time))
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
-        num_decodes = plan.num_decodes
+        num_decodes, total = plan.num_decodes, plan.num_context_tokens
         batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
-        contexts = (plan.num_context_tokens + num_decodes * np.arange(num_steps, dtype=np.int64)) / num_decodes
-        if batch.gain:
-            contexts += batch.gain * deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
-        times = batch.base + batch.attention.many(contexts)
-        if batch.uneven:
-            spread = deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
-            times += batch.uneven.many(contexts, spread)
+        _, spread = _contexts(batch, plan)
+        if num_steps <= _FEW_STEPS:
+            ahead = [(total + num_decodes * k) / num_decodes + batch.gain * spread for k in range(num_steps)]
+            times = np.array([_decode_time(batch, context, spread) for context in ahead])
+        else:
+            contexts = (total + num_decodes * np.arange(num_steps, dtype=np.int64)) / num_decodes + batch.gain * spread
+            times = batch.base + batch.attention.many(contexts)
+            if batch.uneven:
+                times += batch.uneven.many(contexts, spread)
         if plan.copies and self._copies:
             times[0] += self._copies(len(plan.copies))
         return np.maximum(np.rint(times), 1).astype(np.int64)
@@ -243,6 +197,20 @@ class ProfiledCost:
                 self._farthest[axis] = max(factor, self._farthest.get(axis, 0.0))
 
 
+def _contexts(batch: _DecodeBatch, plan: StepPlan) -> tuple[float, float]:
+    """The context that counts in the first step of a plan of decodes, and the standard deviation of the contexts."""
+    mean = plan.num_context_tokens / plan.num_decodes
+    if not batch.gain and not batch.uneven:
+        return mean, 0.0
+    spread = deviation(plan.num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
+    return mean + batch.gain * spread, spread
+
+
+def _decode_time(batch: _DecodeBatch, context: float, spread: float) -> float:
+    time = batch.base + batch.attention(context)
+    return time + batch.uneven(context, spread) if batch.uneven else time
+
+
 class _Operators(NamedTuple):
     """The curves of the operators of a table, each times its calls, ns."""
 
@@ -289,8 +257,8 @@ def _all_reduce(profile: Profile, model: ModelShape, tensor_parallel_size: int, 
     if table is not None:
         sizes, times = table["num_bytes"].tolist(), table["time_us"].tolist()
     else:
-        sizes = [mib * _MIB for mib in _ALL_REDUCE_MIB]
-        times = [values[_all_reduce_name(mib)] for mib in _ALL_REDUCE_MIB]
+        sizes = [mib * MIB for mib in ALL_REDUCE_MIB]
+        times = [values[all_reduce_name(mib)] for mib in ALL_REDUCE_MIB]
     tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else times[-1] / sizes[-1]
     token_bytes = model.hidden_size * model.dtype_bytes
     times = [2 * model.num_layers * _US * time for time in times]

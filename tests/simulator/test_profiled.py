@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from simulator.constants import profiled_constants as constants
 from simulator.hardware import Device
 from simulator.profile import Profile, ProfileError
-from simulator.profiled import ProfiledCost, constants
+from simulator.profiled import ProfiledCost
 from tests.simulator.shapes import MODEL, attention_us, by_tokens, plan, profile
 
 DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
@@ -199,3 +200,13 @@ def test_operators_of_a_step_are_counted_as_often_as_called() -> None:
     model, fewer = cost(Profile(measured.meta, tables)), cost(Profile(once, tables))
     step = plan([], [256])
     assert model.step_ns(step) - fewer.step_ns(step) == 20_000
+
+
+def test_a_chunk_after_a_prefix_is_priced_where_its_row_was_measured_without_one() -> None:
+    measured = profile()
+    attention = measured.tables["attention"]
+    alone = (attention["num_decodes"] == 0) & (attention["prefill_tokens"] == 512)
+    kept = attention[~(alone & (attention["prefill_context"] > 0))]
+    model = cost(with_tables(measured, attention=kept))
+    assert model.step_ns(plan([(4096, 512, True)], [])) > model.step_ns(plan([(0, 512, True)], []))
+    assert model.outside()["prefill context"].plans == 1
