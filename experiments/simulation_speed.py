@@ -136,7 +136,7 @@ def main() -> None:
     if not args.cases:
         path = ROOT / "experiments" / "results" / "simulation_speed.json"
         path.parent.mkdir(exist_ok=True)
-        command = "python experiments/simulation_speed.py"
+        command = " ".join(["python", "experiments/simulation_speed.py", *sys.argv[1:]])
         result = {"command": command, "environment": environment(), "cases": [asdict(speed) for speed in speeds]}
         path.write_text(json.dumps(result, indent=2) + "\n")
 
