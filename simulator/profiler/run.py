@@ -134,7 +134,7 @@ def _bench(job: Job) -> Iterator[Bench]:
 
 
 def _signature(job: Job, bench: Bench, device: str) -> dict[str, Any]:
-    """What makes measurements comparable: those of another signature are of no use to this session."""
+    """What makes measurements comparable: those of another signature are of no use to this profile."""
     ignored = ("seed", "gpu_memory_utilization", "num_blocks")
     return {
         "format_version": FORMAT_VERSION,
