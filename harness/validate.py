@@ -17,7 +17,7 @@ from harness.config import RunConfig, TraceArrival
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import planned_times, queued_times, with_latencies
-from harness.measured.own_run import sample_steps
+from harness.measured.own_run import SAMPLES, sample_steps
 from harness.results import RunResult
 from harness.run import serve
 from harness.simulated import cost_model
@@ -25,7 +25,6 @@ from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
 from harness.validate_steps import StepReplay, replay_steps
 
-_SAMPLES = 500  # of the state over time, where the measured run has none of its own
 _COMPARED_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
 _SAME_IN_REPEATS = {"progress", "plots", "results"}
 
@@ -171,7 +170,7 @@ def _levels(run: MeasuredRun) -> pd.DataFrame:
     series = run.series
     if series.empty:
         end = float(run.requests["finish_time"].max())
-        series = series.reindex(range(_SAMPLES)).assign(time=np.linspace(0.0, end, _SAMPLES))
+        series = series.reindex(range(SAMPLES)).assign(time=np.linspace(0.0, end, SAMPLES))
     return series.assign(num_unfinished=_unfinished(run.requests, series["time"].to_numpy()))
 
 

@@ -222,17 +222,27 @@ def save_profile(profile: Profile, folder: Path) -> None:
     (folder / META).write_text(yaml.safe_dump(meta, sort_keys=False, width=120), encoding="utf-8")
 
 
-def _load_meta(folder: Path) -> ProfileMeta:
+def read_meta(folder: Path, hint: str = "") -> dict[str, Any]:
+    """The keys of a folder's `meta.yaml`; `hint` ends the message where there is none.
+
+    Raises:
+        ProfileError: it is not there, or no YAML file with keys.
+    """
     path = folder / META
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError:
-        there = ", ".join(sorted(entry.name for entry in folder.iterdir())) or "nothing"
-        raise ProfileError(f"no {META} in {str(folder)!r} (there: {there})") from None
+        there = ", ".join(sorted(entry.name for entry in folder.glob("*"))) or "nothing"
+        raise ProfileError(f"no {META} in {str(folder)!r} (there: {there}){hint}") from None
     except (yaml.YAMLError, UnicodeDecodeError):
         raise ProfileError(f"{str(path)!r} is not YAML") from None
     if not isinstance(values, dict):
         raise ProfileError(f"{str(path)!r} holds no keys")
+    return values
+
+
+def _load_meta(folder: Path) -> ProfileMeta:
+    values = read_meta(folder)
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:
         raise ProfileError(f"{META}: format_version {version}, this version reads {FORMAT_VERSION}")

@@ -24,7 +24,7 @@ from harness.readers import load_trace
 from harness.results import RunResult
 from harness.trace import Trace
 
-_SAMPLES = 500  # of the state over time
+SAMPLES = 500  # of the state over time
 _LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
 
@@ -86,7 +86,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     requests["num_requested_tokens"] = result.requests["num_requested_tokens"].to_numpy()[rows]
     end = float(result.steps["start_time"].iloc[-1] + result.steps["duration"].iloc[-1])
     origin = float(arrival.min())
-    series = sample_steps(result.steps, result.num_blocks, np.linspace(origin, end, _SAMPLES))
+    series = sample_steps(result.steps, result.num_blocks, np.linspace(origin, end, SAMPLES))
     refused = len(result.requests) - len(finished)
     notes = [f"{refused} requests that were refused are left out"] if refused else []
     return MeasuredRun(

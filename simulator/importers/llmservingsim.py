@@ -16,11 +16,10 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import yaml
 
 from simulator.hardware import ModelShape
 from simulator.importers.csv_table import read_table
-from simulator.profile import META, Profile, ProfileError, ProfileMeta, rank_folder
+from simulator.profile import Profile, ProfileMeta, rank_folder, read_meta
 
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",
@@ -40,7 +39,7 @@ def read_bundle(folder: Path, model: ModelShape, tensor_parallel_size: int, max_
     Raises:
         ProfileError: something is missing or cannot be read.
     """
-    meta = _read_meta(folder)
+    meta = read_meta(folder, "; name the folder of device and model")
     ranks = rank_folder(folder, tensor_parallel_size)
     dense = read_table(ranks / "dense.csv", ("layer", "tokens", "time_us"))
     heads = read_table(ranks / "per_sequence.csv", ("layer", "sequences", "time_us"))
@@ -78,22 +77,6 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 def _calls(operator: str, num_layers: int) -> int:
     return 1 if operator in _PER_STEP else num_layers * _PER_LAYER.get(operator, 1)
-
-
-def _read_meta(folder: Path) -> dict[str, object]:
-    path = folder / META
-    try:
-        meta = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError:
-        there = ", ".join(sorted(entry.name for entry in folder.glob("*"))) or "nothing"
-        raise ProfileError(
-            f"no {META} in {str(folder)!r} (there: {there}); name the folder of device and model"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ProfileError(f"{str(path)!r} is not YAML") from None
-    if not isinstance(meta, dict):
-        raise ProfileError(f"{str(path)!r} holds no keys")
-    return meta
 
 
 def _gains(skew: pd.DataFrame) -> pd.DataFrame:
