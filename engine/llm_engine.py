@@ -128,10 +128,6 @@ class LLMEngine:
         self._forget([sequence])
         return sequence
 
-    @property
-    def has_unfinished(self) -> bool:
-        return bool(self.scheduler.unfinished)
-
     def step(self, now_ns: int) -> StepReport | None:
         """Plan, execute and commit at the time that has passed since `now_ns`; None when no request is left."""
         started = time.perf_counter_ns()

@@ -50,8 +50,8 @@ class ModelRunner:
         kv_cache: Tensor,
         max_num_seqs: int,
         max_model_len: int,
-        max_steps: int = 8,
-        capture: Capture | None = None,
+        max_steps: int,
+        capture: Capture | None,
     ) -> None:
         self._model = model
         self._kv_cache = kv_cache

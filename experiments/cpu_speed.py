@@ -127,6 +127,7 @@ def measure(dtype: str, requests: Requests, repeats: int) -> dict[str, list[floa
                 run(requests[:8] if repeat == 0 else requests)  # the first round warms up
                 if repeat:
                     speeds[name].append(num_tokens / (time.perf_counter() - started))
+                    print(f"{dtype}, repeat {repeat}: {name} {speeds[name][-1]:,.0f} output tok/s", flush=True)
     return speeds
 
 

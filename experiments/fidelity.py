@@ -2,11 +2,12 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu [--threads 1] [--repeats 3]           our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 3]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
-tiny model first, then measures the workloads with the real engine and repeats them for the noise floor. Tables go to
-experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/.
+tiny model and measures workloads with the real engine, several times, all in turns, so that a slow phase of a shared
+machine hits both. Tables go to experiments/results/fidelity_<case>.json, fitted constants and figures to
+docs/fidelity/<case>/.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +38,10 @@ SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
+_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "step_noise", "calibration")
+
+
+CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
 
 
 class Scored(NamedTuple):
@@ -71,6 +77,19 @@ class Lab:
             raise SystemExit(f"{' '.join(settings)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return folder
 
+    def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
+        """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted."""
+        command = [sys.executable, "run.py", "progress=false", "task=profile", *settings, f"profile.out={folder}"]
+        command.append(f"hydra.run.dir={self.scratch / 'profiling'}")
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+            try:
+                printed, _ = job.communicate(timeout=patience_s)
+            except subprocess.TimeoutExpired:
+                job.send_signal(signal.SIGINT)
+                printed, _ = job.communicate()
+        if job.returncode not in (0, 130):
+            raise SystemExit(f"{' '.join(settings)}\n{printed[-2000:]}")
+
     def calibrate(self, name: str, *settings: str) -> Path:
         """Fit constants; the file is kept beside the figures."""
         folder = self.run(name, "task=calibrate", "calibration.max_evaluations=250", *settings)
@@ -89,10 +108,7 @@ class Lab:
     def write(self, **more: Any) -> None:
         command = " ".join(["python", "experiments/fidelity.py", *sys.argv[1:]])
         record = {"command": command, "environment": environment(), **more}
-        record["validations"] = {
-            scored.name: {key: scored.document[key] for key in ("errors", "levels", "steps", "calibration")}
-            for scored in self.scored
-        }
+        record["validations"] = {scored.name: {key: scored.document[key] for key in _KEPT} for scored in self.scored}
         path = RESULTS / f"fidelity_{self.case}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
 
@@ -116,11 +132,26 @@ def print_noise(columns: dict[str, Scored]) -> None:
             row = [f"{scored.error(metric, statistic, 'noise_floor_pct'):.1f} %" for scored in columns.values()]
             table.add_row(f"{metric.upper()} {statistic}", *row)
     for kind in ("decode", "mixed"):
-        steps = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
-        table.add_row(f"{kind} steps, MAPE", *(f"{found.get('mape_pct', float('nan')):.1f} %" for found in steps))
-    plans = [scored.document["steps"]["plans_identical"] for scored in columns.values()]
-    table.add_row("plans with measured times", *("equal" if same else "different" for same in plans))
+        table.add_row(f"{kind} steps, MAPE", *(_range(scored, kind, "mape_pct") for scored in columns.values()))
+        table.add_row(f"{kind} steps, bias", *(_range(scored, kind, "bias_pct") for scored in columns.values()))
+    for key, name in (("own", "same run"), ("repeats", "repeats")):
+        noise = [scored.document["step_noise"].get(f"{key}_mape_pct", float("nan")) for scored in columns.values()]
+        table.add_row(f"decode steps, medians of the {name}, MAPE", *(f"{each:.1f} %" for each in noise))
+    same = ("plans_identical", "preemptions_identical", "cache_hits_identical")
+    equal = [all(steps[key] for key in same for steps in _replays(scored)) for scored in columns.values()]
+    table.add_row("decisions with measured times", *("all equal" if each else "different" for each in equal))
     Console().print(table)
+
+
+def _replays(scored: Scored) -> list[dict[str, Any]]:
+    """The measured run and its repeats, replayed with their step times."""
+    return [scored.document["steps"], *scored.document["steps_of_repeats"]]
+
+
+def _range(scored: Scored, kind: str, figure: str) -> str:
+    """Lowest and highest over the measured runs."""
+    found = [replay["errors"][kind][figure] for replay in _replays(scored) if kind in replay["errors"]]
+    return f"{min(found):+.1f} .. {max(found):+.1f} %" if found else "none"
 
 
 def published_errors(path: Path) -> dict[str, float]:
@@ -192,39 +223,43 @@ def distserve(lab: Lab, data: Path) -> None:
     fitted = lab.calibrate("constants", *settings["100-1"], *objective)
     scored = {rate: lab.validate(rate, *settings[rate], f"cost.calibration={fitted}", figures=True) for rate in rates}
     print_errors("requests and requests/s; constants fitted on the first", scored)
+    own = {}
+    for rate in rates:  # what the form of the model can do at best: each run by constants of its own
+        constants = lab.calibrate(f"own_{rate}", *settings[rate], *objective)
+        own[rate] = lab.validate(f"own_{rate}", *settings[rate], f"cost.calibration={constants}")
+    print_errors("the same, constants fitted on each run itself", own)
     lab.write()
 
 
-CPU_WORKLOADS = {  # none of them is used to profile
-    "sharegpt, 2/s": ["trace=sharegpt", "arrival.rate=2"],
-    "sharegpt, 6/s": ["trace=sharegpt", "arrival.rate=6"],
-    "shared prefixes": ["trace=shared_prefix", "arrival.rate=4"],
-    "KV-starved": ["trace=sharegpt", "arrival.rate=6", "num_blocks=300"],
-}
-
-
-def cpu(lab: Lab, threads: int, repeats: int, num_requests: int, reuse: bool) -> None:
-    """Our own engine: profile the tiny model, measure the workloads several times, predict them."""
+def cpu(lab: Lab, args: argparse.Namespace) -> None:
+    """Our own engine: profile the tiny model and measure the workloads in turns, then predict them."""
+    chats = ["trace=sharegpt", f"trace.num_requests={args.requests}"]
+    mooncake = ["trace=mooncake", f"trace.path={args.traces / 'mooncake' / 'conversation_trace.jsonl'}"]
+    workloads = {  # none of them is used to profile
+        "sharegpt, 2/s": [*chats, "arrival.rate=2"],
+        "sharegpt, 6/s": [*chats, "arrival.rate=6"],
+        "mooncake, 0.5/s": [*mooncake, f"trace.limit={args.requests}", "arrival.rate=0.5"],
+        "KV-starved, 6/s": [*chats, "arrival.rate=6", "num_blocks=300"],
+    }
     engine = [
-        "engine=cpu",
-        "model=tiny",
-        f"engine.num_threads={threads}",
-        "max_num_seqs=64",
-        "max_num_batched_tokens=1024",
-    ]
+        "engine=cpu", "model=tiny", f"model.max_position_embeddings={CPU_CONTEXT}",
+        f"engine.num_threads={args.threads}", "max_num_seqs=64", "max_num_batched_tokens=1024",
+    ]  # fmt: skip
     profile = lab.scratch / "profile"
-    shutil.rmtree(profile, ignore_errors=True)
-    lab.run(
-        "profiling", "task=profile", *engine, "num_blocks=16384", f"profile.out={profile}", "profile.time_budget_s=150"
-    )
-    runs: dict[str, list[Path]] = {name: [] for name in CPU_WORKLOADS}
-    for repeat in range(repeats):  # interleaved, so that a slow phase of the machine hits all
-        for i, (name, workload) in enumerate(CPU_WORKLOADS.items()):
+    profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
+    if not args.reuse:
+        shutil.rmtree(profile, ignore_errors=True)
+    runs: dict[str, list[Path]] = {name: [] for name in workloads}
+    for repeat in range(args.repeats):
+        if not args.reuse:
+            lab.profile(profile, args.profiling / (args.repeats + 1), *profiling)
+        for i, (name, workload) in enumerate(workloads.items()):
             folder = lab.scratch / f"run{i}_{repeat}"
-            if not (reuse and folder.exists()):
-                size = f"trace.num_requests={num_requests}"
-                lab.run(folder.name, *engine, *workload, size, "plots=false")
+            if not (args.reuse and folder.exists()):
+                lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
             runs[name].append(folder)
+    if not args.reuse:
+        lab.profile(profile, None, *profiling)
     scored = {}
     for i, (name, folders) in enumerate(runs.items()):
         others = ",".join(f"run:{folder}" for folder in folders[1:])
@@ -234,16 +269,18 @@ def cpu(lab: Lab, threads: int, repeats: int, num_requests: int, reuse: bool) ->
         )  # fmt: skip
     print_errors("our engine on this CPU", scored)
     print_noise(scored)
-    lab.write(workloads=CPU_WORKLOADS)
+    lab.write(engine=engine, workloads=workloads)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=("vllm", "distserve", "cpu"))
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
+    parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--profiling", type=float, default=240, help="seconds, in all")
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
     os.chdir(ROOT)
@@ -253,7 +290,7 @@ def main() -> None:
     elif args.case == "distserve":
         distserve(lab, args.data)
     else:
-        cpu(lab, args.threads, args.repeats, args.requests, args.reuse)
+        cpu(lab, args)
 
 
 if __name__ == "__main__":

@@ -1,22 +1,21 @@
 """task=calibrate: fits the few named constants of a cost model to one measured run, and says to which part of it.
 
-With the latencies of a run, what is minimised is the root mean square of the relative errors of TTFT, TPOT and E2EL x
-mean, median, p90, p95, p99 between the simulated and the measured run; with calibration.objective=requests the mean of
-the absolute errors of single requests' TTFT and decode times, relative to their measured means. With the step times of
-our own engine it is the root mean square of the relative errors of the single steps, weighted by their measured times;
-the measured plans are priced one by one.
+What is minimised is `calibration.objective`:
+
+    statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99
+    requests    mean of the absolute errors of single requests' TTFT and decode times, relative to their measured means
+    steps       of our own engine, whose step times are known: root mean square of the relative errors of the single
+                steps, weighted by their measured times; the measured plans are priced one by one
 """
 
 from __future__ import annotations
 
 import math
-import shlex
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,12 +32,23 @@ from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
+from harness.results import CALIBRATION, command_line
 from harness.simulated import SimulatedEngine, cost_model
 from harness.validate import load_run, simulated_requests, simulation_config
 from harness.validate_metrics import part_of, statistics
 from harness.validate_steps import replay_steps
+from simulator.profiled import ProfiledCost
 
-Objective = Callable[[Mapping[str, float]], float]
+Misfit = Callable[[Mapping[str, float]], float]
+
+
+class Objective(NamedTuple):
+    """What is minimised: in words, and the misfit of some constants."""
+
+    what: str
+    misfit: Misfit
+
+
 _FITTED = ("ttft", "tpot", "e2el")
 _PRIOR = 3e-3  # misfit, as the objectives count it, that a constant one width from its default must save
 _UNSERVED = 1e3  # objective of constants with which the simulation does not serve what was measured
@@ -55,13 +65,10 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     config = simulation_config(config, run)
     constants = _chosen(config)
     part = config.calibration.part
-    if run.own is not None:
-        what, objective = "RMS relative error of step times, weighted by time", _step_objective(config, run)
-    else:
-        what, objective = _LATENCY_MISFITS[config.calibration.objective][0], _latency_objective(config, run)
+    objective = _objective(config, run)
     with _progress(config, console) as report:
         fit = minimise(
-            _with_prior(objective, calibration.constants_of(config)),
+            _with_prior(objective.misfit, calibration.constants_of(config)),
             constants,
             config.calibration.max_evaluations,
             report,
@@ -71,6 +78,8 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             f"task=calibrate: in none of {fit.num_evaluations} trials did the simulation serve all that was measured; "
             "check the model, the KV pool and max_model_len"
         )
+    misfit_before = objective.misfit({name: constant.default for name, constant in constants.items()})
+    misfit_after = objective.misfit(fit.values)
     document = {
         "constants": _others(config) | fit.values,
         "cost": config.cost.kind,
@@ -84,17 +93,19 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         },
         "kept": _kept(config, fit.values),
         "objective": {
-            "minimised": f"{what}, with the prior of the constants",
-            "before": fit.start_objective,
-            "after": fit.objective,
+            "minimised": f"{objective.what}, in quadrature with the prior of the constants",
+            "before": misfit_before,
+            "after": misfit_after,
             "evaluations": fit.num_evaluations,
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": command_line(),
     }
-    calibration.write(output_dir / calibration.FILE, document)
-    _print(console, what, constants, fit)
-    console.print(f"constants: {output_dir / calibration.FILE}", highlight=False, soft_wrap=True)
+    calibration.write(output_dir / CALIBRATION, document)
+    _print(console, constants, fit)
+    text = f"\n{objective.what}: {misfit_before:.2%} before, {misfit_after:.2%} after {fit.num_evaluations} evaluations"
+    console.print(Text(text), soft_wrap=True)
+    console.print(f"constants: {output_dir / CALIBRATION}", highlight=False, soft_wrap=True)
     return document
 
 
@@ -104,10 +115,16 @@ def _chosen(config: RunConfig) -> dict[str, Constant]:
     fitted = calibration.configured(config)
     for name, value in (fitted.constants if fitted else {}).items():
         known[name] = known[name]._replace(default=value)
-    names = config.calibration.constants or tuple(known)
+    cost = cost_model(config)
+    unused = cost.unused_constants if isinstance(cost, ProfiledCost) else frozenset()
+    names = config.calibration.constants or tuple(name for name in known if name not in unused)
     for name in names:
         if name not in known:
             raise ConfigError(f"calibration.constants: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
+        if name in unused:
+            raise ConfigError(
+                f"calibration.constants: {name} has no effect with this profile, which needs no such constant"
+            )
     if not names:
         raise ConfigError(f"cost={config.cost.kind}: has no constants to fit")
     return {name: known[name] for name in names}
@@ -127,34 +144,52 @@ def _kept(config: RunConfig, refitted: Mapping[str, float]) -> list[dict[str, An
     return [dict(data) for data in (fitted.fitted_on, *fitted.kept)]
 
 
-def _with_prior(objective: Objective, known: Mapping[str, Constant]) -> Objective:
-    """`objective` and, in quadrature, how far the constants are from the cost model's own, in their widths.
+def _with_prior(misfit: Misfit, known: Mapping[str, Constant]) -> Misfit:
+    """`misfit` and, in quadrature, how far the constants are from the cost model's own, in their widths.
 
     So what the run hardly determines stays near what the model says.
     """
 
     def penalised(constants: Mapping[str, float]) -> float:
         distances = [(value - known[name].default) / known[name].width for name, value in constants.items()]
-        return math.hypot(objective(constants), *(_PRIOR * distance for distance in distances))
+        return math.hypot(misfit(constants), *(_PRIOR * distance for distance in distances))
 
     return penalised
 
 
-def _latency_objective(config: RunConfig, run: MeasuredRun) -> Objective:
+def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
+    """What `calibration.objective` names.
+
+    Raises:
+        ConfigError: step times are asked for and not known.
+    """
+    name = config.calibration.objective or ("statistics" if run.own is None else "steps")
+    if name == "steps":
+        if run.own is None:
+            raise ConfigError(
+                f"calibration.objective=steps: {run.source} does not tell step times; choose statistics or requests"
+            )
+        return Objective("RMS relative error of step times, weighted by time", _step_misfit(config, run))
+    what, misfit = _LATENCY_MISFITS[name]
+    return Objective(what, _latency_misfit(config, run, misfit))
+
+
+def _latency_misfit(
+    config: RunConfig, run: MeasuredRun, compare: Callable[[pd.DataFrame, pd.DataFrame], float]
+) -> Misfit:
     rows = part_of(len(run.requests), config.calibration.part)
     measured = with_latencies(run.requests, config.validation.latency_from).iloc[rows]
-    misfit = _LATENCY_MISFITS[config.calibration.objective][1]
     others = _others(config)
 
-    def objective(constants: Mapping[str, float]) -> float:
+    def misfit(constants: Mapping[str, float]) -> float:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
         engine = SimulatedEngine(config, run.trace, arrivals, cost_model(config, {**others, **constants}))
         engine.run()
         recorded = engine.recorder.tables(run.trace, engine.unfinished())
-        value = misfit(measured, simulated_requests(recorded.requests, recorded.steps, config).iloc[rows])
+        value = compare(measured, simulated_requests(recorded.requests, recorded.steps, config).iloc[rows])
         return value if math.isfinite(value) else _UNSERVED
 
-    return objective
+    return misfit
 
 
 def _misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
@@ -184,10 +219,10 @@ _LATENCY_MISFITS: dict[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], fl
 }
 
 
-def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
+def _step_misfit(config: RunConfig, run: MeasuredRun) -> Misfit:
     others = _others(config)
 
-    def objective(constants: Mapping[str, float]) -> float:
+    def misfit(constants: Mapping[str, float]) -> float:
         priced = cost_model(config, {**others, **constants})
         steps = replay_steps(run, config, priced, config.calibration.part).steps
         if steps.empty:
@@ -195,7 +230,7 @@ def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
         measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
         return float(np.sqrt(np.average((predicted / measured - 1) ** 2, weights=measured)))
 
-    return objective
+    return misfit
 
 
 @contextmanager
@@ -213,15 +248,13 @@ def _progress(config: RunConfig, console: Console) -> Iterator[Callable[[int, fl
         yield lambda count, best: bar.update(task, completed=count, best=f"lowest error {best:.3%}")
 
 
-def _print(console: Console, what: str, constants: Mapping[str, Constant], fit: Fit) -> None:
+def _print(console: Console, constants: Mapping[str, Constant], fit: Fit) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("constant", "before", "fitted", "limits"):
         table.add_column(name, justify="left" if name == "constant" else "right", no_wrap=True)
     for name, (default, low, high, _) in constants.items():
         table.add_row(name, f"{default:.4g}", f"{fit.values[name]:.4g}", f"{low:g} to {high:g}")
     console.print(table)
-    text = f"\n{what}: {fit.start_objective:.2%} before, {fit.objective:.2%} after {fit.num_evaluations} evaluations"
-    console.print(Text(text), soft_wrap=True)
     for name, (default, low, high, _) in constants.items():
         distance = min(abs(fit.values[name] - limit) for limit in (low, high) if limit != default)
         if distance < 1e-3 * (high - low):

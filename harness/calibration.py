@@ -20,7 +20,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import ConfigError
-from harness.results import write_whole
+from harness.results import CALIBRATION, write_whole
 from harness.shapes import model_shape
 from harness.validate_metrics import parts_overlap
 from simulator import linear
@@ -30,7 +30,6 @@ from simulator.hardware import Device
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
-FILE = "calibration.yaml"
 _FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
 
 
@@ -93,8 +92,8 @@ def read(path: Path) -> Calibration:
         or not all(type(value) in (int, float) for value in constants.values())
     ):
         raise ConfigError(
-            f"cost.calibration={str(path)!r}: not a {FILE} of task=calibrate: needs constants (numbers) and fitted_on "
-            f"({', '.join(_FITTED_ON)})"
+            f"cost.calibration={str(path)!r}: not a {CALIBRATION} of task=calibrate: needs constants (numbers) and "
+            f"fitted_on ({', '.join(_FITTED_ON)})"
         )
     return Calibration(
         path, str(values.get("cost")), {str(k): float(v) for k, v in constants.items()}, fitted_on, tuple(kept)

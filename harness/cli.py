@@ -22,7 +22,7 @@ from harness.config import RunConfig, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results import SUMMARY, write_whole
+from harness.results import CALIBRATION, ERRORS, SUMMARY, VALIDATION, write_whole
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -90,7 +90,8 @@ def execute(config: RunConfig, folder: Path) -> None:
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
     # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
-    (folder / SUMMARY).unlink(missing_ok=True)
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION):
+        (folder / stale).unlink(missing_ok=True)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     _task(config)(config, folder)
 

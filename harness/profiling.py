@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shlex
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -19,7 +17,7 @@ from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.real import check_memory, engine_settings
 from harness.recorder import Recorder
-from harness.results import cpu_model, environment
+from harness.results import command_line, cpu_model, environment
 from harness.shapes import model_shape
 from simulator.profile import ProfileError, load_profile
 from simulator.profiled import check_fits
@@ -84,18 +82,12 @@ def _job(config: RunConfig) -> Job:
         time_budget_s=config.profile.time_budget_s,
         repeats=config.profile.repeats,
         source={
-            "command": _command(),
+            "command": command_line(),
             "date": datetime.now(UTC).date().isoformat(),
             "software": {name: known[name] for name in _SOFTWARE},
         },
         observe=Recorder().on_report,
     )
-
-
-def _command() -> str:
-    """The command line, without what names places on this machine."""
-    arguments = [each for each in sys.argv[1:] if not each.startswith(("profile.out=", "hydra."))]
-    return shlex.join(["python", "run.py", *arguments])
 
 
 def _check_overwrite(config: RunConfig, folder: Path) -> None:

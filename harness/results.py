@@ -32,7 +32,9 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -47,6 +49,7 @@ from harness.metrics import Gaps, json_ready
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
 SUMMARY, FAILED = "summary.json", "failed.json"
+VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _PACKAGES = ("numpy", "pandas", "simpy", "twinserve", "torch")
 
@@ -149,6 +152,12 @@ def environment() -> dict[str, Any]:
         "memory_bytes": _memory_bytes(),
         "platform": f"{platform.system()}-{platform.machine()}",
     }
+
+
+def command_line() -> str:
+    """The command of this process, without what names places on this machine."""
+    arguments = [each for each in sys.argv[1:] if not each.startswith(("profile.out=", "hydra."))]
+    return shlex.join(["python", "run.py", *arguments])
 
 
 def _gap_table(gaps: Gaps) -> pd.DataFrame:

@@ -21,6 +21,7 @@ from harness.measured.own_run import SAMPLES, sample_steps
 from harness.results import RunResult
 from harness.run import serve
 from harness.simulated import cost_model
+from harness.validate_floor import decode_noise
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
 from harness.validate_steps import StepReplay, replay_steps
@@ -39,7 +40,8 @@ class Validation:
         errors: as of `comparison`.
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
         levels: as of `align`.
-        steps: the replay with measured step times, for runs of our own engine.
+        steps: the replays with measured step times of the run and its repeats; none unless they are our own engine's.
+        step_noise: as of `decode_noise`.
         fitted: the calibration used, if any; on_fitted_data: whether it was fitted on requests that are scored here.
     """
 
@@ -51,7 +53,8 @@ class Validation:
     measured_levels: pd.DataFrame
     simulated_levels: pd.DataFrame
     levels: dict[str, dict[str, float]]
-    steps: StepReplay | None
+    steps: list[StepReplay]
+    step_noise: dict[str, float]
     fitted: Calibration | None
     on_fitted_data: bool
     warnings: list[str] = field(default_factory=list)
@@ -76,7 +79,8 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if served.interrupted:
         raise KeyboardInterrupt
     score = config.validation.score
-    steps = None if run.own is None else replay_steps(run, config, cost_model(config), score)
+    own = [each for each in (run, *repeats) if each.own is not None]
+    steps = [replay_steps(each, simulation_config(config, each), cost_model(config), score) for each in own]
     validation = _compare(config, run, repeats, served.result, steps, fitted)
     document = write_validation(validation, output_dir)
     if config.plots:
@@ -135,7 +139,7 @@ def _compare(
     run: MeasuredRun,
     repeats: list[MeasuredRun],
     result: RunResult,
-    steps: StepReplay | None,
+    steps: list[StepReplay],
     fitted: Calibration | None,
 ) -> Validation:
     settings = config.validation
@@ -159,10 +163,17 @@ def _compare(
         simulated_levels=ours,
         levels=align(theirs, ours),
         steps=steps,
+        step_noise=_step_noise(run, repeats),
         fitted=fitted,
         on_fitted_data=fitted is not None and fitted.was_fitted_on(run.data_sha256(), settings.score),
         warnings=_warnings(config, run, result),
     )
+
+
+def _step_noise(run: MeasuredRun, repeats: list[MeasuredRun]) -> dict[str, float]:
+    if run.own is None:
+        return {}
+    return decode_noise(run.own.result.steps, [each.own.result.steps for each in repeats if each.own is not None])
 
 
 def _levels(run: MeasuredRun) -> pd.DataFrame:

@@ -9,7 +9,6 @@ import numpy as np
 import pandas as pd
 
 from harness.config.validation import Part
-from harness.metrics import Floats
 
 LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
@@ -57,9 +56,9 @@ def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
 def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = ()) -> pd.DataFrame:
     """One row per statistic that was measured, with both values, the error and the noise.
 
-    Columns: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct. error_pct = 100 (simulated -
-    measured) / measured, NaN where nothing was measured to compare to. noise_floor_pct is the largest deviation of
-    a measured run, `repeats` included, from the median of them all; NaN without repeats.
+    Columns: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct. `measured` is the median of the
+    run and its `repeats`. error_pct = 100 (simulated - measured) / measured, NaN where nothing was measured to compare
+    to. noise_floor_pct is the largest deviation of a measured run from that median; NaN without repeats.
     """
     rows = []
     for (metric, statistic), value in measured.items():
@@ -67,15 +66,16 @@ def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = 
             continue
         ours = simulated.get((metric, statistic), math.nan)
         runs = np.array([value, *(each.get((metric, statistic), math.nan) for each in repeats)])
+        middle = float(np.median(runs))
         rows.append(
             {
                 "metric": metric,
                 "statistic": statistic,
                 "unit": UNITS[metric],
-                "measured": value,
+                "measured": middle,
                 "simulated": ours,
-                "error_pct": _percent(ours, value),
-                "noise_floor_pct": _spread_pct(runs) if repeats else math.nan,
+                "error_pct": _percent(ours, middle),
+                "noise_floor_pct": max(abs(_percent(run, middle)) for run in runs.tolist()) if repeats else math.nan,
             }
         )
     return pd.DataFrame(rows)
@@ -125,11 +125,6 @@ def _percent(value: float, reference: float) -> float:
     if value == reference:
         return 0.0
     return 100 * (value - reference) / reference if reference else math.nan
-
-
-def _spread_pct(values: Floats) -> float:
-    middle = float(np.median(values))
-    return max(abs(_percent(float(value), middle)) for value in values)
 
 
 def _ratio(part: float, whole: float) -> float:

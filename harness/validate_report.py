@@ -14,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.metrics import json_ready
-from harness.results import write_whole
+from harness.results import ERRORS, VALIDATION, write_whole
 from harness.validate_metrics import LATENCIES
 
 if TYPE_CHECKING:
     from harness.validate import Validation
 
-JSON_FILE, CSV_FILE = "validation.json", "errors.csv"
 NAMES = {
     "ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL", "queue_time": "Queue time", "duration": "Duration",
     "request_throughput": "Request throughput", "output_throughput": "Output throughput",
@@ -54,13 +53,15 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "scored_on_fitted_data": validation.on_fitted_data,
             "errors": errors,
             "levels": validation.levels,
-            "steps": None if validation.steps is None else validation.steps.summary(),
+            "steps": validation.steps[0].summary() if validation.steps else None,
+            "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
+            "step_noise": validation.step_noise,
             "warnings": validation.warnings,
         }
     )
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
-    write_whole(folder / CSV_FILE, lambda path: validation.errors.to_csv(path, index=False))
-    write_whole(folder / JSON_FILE, lambda path: path.write_text(text, encoding="utf-8"))
+    write_whole(folder / ERRORS, lambda path: validation.errors.to_csv(path, index=False))
+    write_whole(folder / VALIDATION, lambda path: path.write_text(text, encoding="utf-8"))
     return dict(document)
 
 
@@ -70,10 +71,13 @@ def print_validation(validation: Validation, console: Console) -> None:
     for table in (_error_table(validation.errors), _level_table(validation.levels)):
         console.print(table)
         console.print()
-    if validation.steps is not None:
-        summary = validation.steps.summary()
+    if validation.steps:
+        summary, *others = (replay.summary() for replay in validation.steps)
         console.print(_step_table(summary))
+        console.print(Text(_noise(validation.step_noise), style="dim"), soft_wrap=True)
         console.print(Text(_replayed(summary), style="dim"), soft_wrap=True)
+        for number, other in enumerate(others, 1):
+            console.print(Text(f"repeat {number} {_replayed(other)}", style="dim"), soft_wrap=True)
         console.print()
     if validation.on_fitted_data:
         assert validation.fitted is not None
@@ -126,6 +130,12 @@ def _step_table(summary: Mapping[str, Any]) -> Table:
             _error(found["bias_pct"]), _error(found["total_error_pct"]),
         )  # fmt: skip
     return table
+
+
+def _noise(noise: Mapping[str, float]) -> str:
+    names = {"own_mape_pct": "the same run", "repeats_mape_pct": "its repeats"}
+    known = [f"{noise[key]:.2f} from those of {name}" for key, name in names.items() if key in noise]
+    return f"MAPE % of decode steps against the medians of equal steps: {', '.join(known) or 'unknown, too few steps'}"
 
 
 def _replayed(summary: Mapping[str, Any]) -> str:

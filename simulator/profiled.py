@@ -3,8 +3,8 @@
     step = operators by tokens + operators by sequences + attention + all-reduces + copies + the rest of a step
 
 Tokens are padded to the profile's buckets where the engine replays CUDA graphs. What lies between measured points is
-interpolated (`simulator.curve`), attention as `simulator.attention_cost` says; two all-reduces per layer carry
-tokens·hidden_size elements each. A handful of constants stand for what a profile of kernels cannot show.
+interpolated (`simulator.curve`), attention as `simulator.attention_cost` says; an all-reduce of the embedding and two
+per layer carry tokens·hidden_size elements each. A few constants stand for what a profile of kernels cannot show.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ class ProfiledCost:
     Args:
         values: the value of each of `simulator.constants.profiled_constants`.
 
+    Attributes:
+        unused_constants: those without effect, as the profile measured what they stand for, or has nothing they scale.
+
     Raises:
         ProfileError: the profile is of another shape or of other ranks.
     """
@@ -65,6 +68,7 @@ class ProfiledCost:
         values: Mapping[str, float],
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
+        self.unused_constants = _unused_constants(profile.tables)
         self.num_plans = 0
         self._meta = profile.meta
         self._buckets = profile.meta.token_buckets
@@ -249,6 +253,14 @@ def _rest(table: pd.DataFrame | None) -> dict[str, Curve] | None:
     }
 
 
+def _unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
+    attention = tables["attention"]
+    names = [all_reduce_name(mib) for mib in ALL_REDUCE_MIB] if "all_reduce" in tables else []
+    if not ((attention["prefill_tokens"] > 0) & (attention["num_decodes"] > 0)).any():
+        names.append("mixing_factor")
+    return frozenset(names)
+
+
 def _all_reduce(profile: Profile, model: ModelShape, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
     """All all-reduces of a step over its tokens, ns."""
     if tensor_parallel_size == 1:
@@ -261,8 +273,10 @@ def _all_reduce(profile: Profile, model: ModelShape, tensor_parallel_size: int, 
         times = [values[all_reduce_name(mib)] for mib in ALL_REDUCE_MIB]
     tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else times[-1] / sizes[-1]
     token_bytes = model.hidden_size * model.dtype_bytes
-    times = [2 * model.num_layers * _US * time for time in times]
-    return Curve([size / token_bytes for size in sizes], times, 2 * model.num_layers * _US * tail * token_bytes)
+    calls_us = (2 * model.num_layers + 1) * _US
+    return Curve(
+        [size / token_bytes for size in sizes], [calls_us * time for time in times], calls_us * tail * token_bytes
+    )
 
 
 def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:

@@ -8,7 +8,7 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim / flops)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
-    all-reduce        2 per layer: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
+    all-reduce        2 per layer and 1 of the embedding: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
     step              the host's overhead
 """
 
@@ -74,8 +74,9 @@ class RooflineCost:
         time = self._layers_ns.get(num_tokens)
         if time is None:
             layer = sum(self._linear(size, num_tokens) for size in self._model.attention_parameters(self._tp))
-            layer += self._mlp(num_tokens) + self._elementwise(num_tokens) + self._all_reduces(num_tokens)
-            time = self._layers_ns[num_tokens] = self._model.num_layers * layer
+            all_reduce = self._all_reduce(num_tokens)
+            layer += self._mlp(num_tokens) + self._elementwise(num_tokens) + 2 * all_reduce
+            time = self._layers_ns[num_tokens] = self._model.num_layers * layer + all_reduce
         return time
 
     def _head(self, num_sequences: int) -> float:
@@ -115,8 +116,8 @@ class RooflineCost:
         elements = 8 * model.hidden_size + rotary + store + 3 * width / self._tp
         return num_tokens * elements * model.dtype_bytes / self._bytes_per_ns
 
-    def _all_reduces(self, num_tokens: int) -> float:
+    def _all_reduce(self, num_tokens: int) -> float:
         if self._tp == 1:
             return 0.0
         moved = 2 * (self._tp - 1) / self._tp * num_tokens * self._model.hidden_size * self._model.dtype_bytes
-        return 2 * (self._link_latency_ns + moved / self._link_bytes_per_ns)
+        return self._link_latency_ns + moved / self._link_bytes_per_ns

@@ -7,6 +7,7 @@ from pydantic import Field
 from harness.config.base import ConfigModel, PositiveInt, Text
 
 Part = Literal["all", "first_half", "second_half"]
+Objective = Literal["steps", "statistics", "requests"]
 
 
 class ValidationConfig(ConfigModel):
@@ -26,10 +27,11 @@ class ValidationConfig(ConfigModel):
 
 class CalibrationConfig(ConfigModel):
     """What is fitted to the measured run of `validation.measured`: `constants` of the cost model, all it has when
-    empty, to the `part` of the requests, with at most `max_evaluations` simulations. `objective` is what counts where
-    step times are not known: "statistics" of the latencies, or those of the "requests" one by one."""
+    empty, to the `part` of the requests, with at most `max_evaluations` simulations. `objective` is what counts: the
+    errors of the "steps" one by one, known of our own engine, of "statistics" of the latencies, or of the latencies of
+    "requests" one by one. None takes steps where they are known, and else statistics."""
 
     constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     part: Part = "all"
-    objective: Literal["statistics", "requests"] = "statistics"
+    objective: Objective | None = None
     max_evaluations: PositiveInt = 400

@@ -93,7 +93,7 @@ def draw_levels(validation: Validation) -> Figure | None:
 
 def draw_steps(validation: Validation) -> Figure | None:
     """Predicted over measured step times, a panel per kind of step; None without step times."""
-    replay = validation.steps
+    replay = next(iter(validation.steps), None)
     if replay is None or replay.steps.empty:
         return None
     errors = replay.summary()["errors"]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from engine.policy import POLICIES
 from engine.scheduler_options import SchedulerOptions
-from tests.engine.fuzz import ALTERNATIVES, Request, Workload, check_workload, random_workload
+from tests.engine.fuzz import check_workload
+from tests.engine.workloads import ALTERNATIVES, Request, Workload, random_workload
 
 ROOT = Path(__file__).parents[2]
 

@@ -132,7 +132,7 @@ def test_a_refused_prompt_and_an_abandoned_stream_leave_nothing_behind(one_by_on
     for _ in range(20):
         next(stream)
     stream.close()
-    assert not llm.engine.has_unfinished and llm.engine.scheduler.blocks.num_used_blocks == 0
+    assert not llm.engine.scheduler.unfinished and llm.engine.scheduler.blocks.num_used_blocks == 0
     assert [output.token_ids for output in llm.generate(make_prompts(), GREEDY)] == one_by_one
 
 

@@ -19,8 +19,8 @@ from engine.scheduler_options import SchedulerOptions, make_scheduler
 from engine.sequence import Sequence, extend_hashes
 from harness.arrivals import OpenLoop
 from simulator.replica import Replica
-from tests.engine.fuzz import ALTERNATIVES
 from tests.engine.vllm_reference import Request, Step, VllmScheduler, run
+from tests.engine.workloads import ALTERNATIVES
 
 PRESET = yaml.safe_load((Path(__file__).parents[2] / "conf/scheduler/vllm.yaml").read_text(encoding="utf-8"))
 

@@ -15,7 +15,8 @@ from harness.calibrate import misfit_of_requests
 from harness.calibrate_fit import Fit, minimise
 from harness.calibration import Constant
 from harness.errors import ConfigError
-from harness.results import read_results
+from harness.profiling import PROFILES
+from harness.results import CALIBRATION, read_results
 from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
 from tests.harness.test_run import config
 
@@ -66,7 +67,7 @@ def test_equal_searches_take_equal_steps() -> None:
 
 def calibrate(out: Path, measured: str, *overrides: str) -> calibration.Calibration:
     execute_in(out, config("progress=false", "task=calibrate", f"validation.measured={measured}", *overrides))
-    return calibration.read(out / calibration.FILE)
+    return calibration.read(out / CALIBRATION)
 
 
 def test_step_times_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
@@ -87,6 +88,27 @@ def test_latencies_give_back_the_constants_they_were_made_with(tmp_path: Path) -
     assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
     objective = OmegaConf.load(found.path).objective
     assert objective.after < 0.01 < objective.before and objective.evaluations <= 60
+
+
+def test_latencies_of_our_own_runs_can_be_fitted_to(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=60", *TRUE[:2]]
+    for objective in ("statistics", "requests"):
+        found = calibrate(tmp_path / objective, f"run:{tmp_path / 'a'}", f"calibration.objective={objective}", *only)
+        assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
+        assert "steps" not in OmegaConf.load(found.path).objective.minimised
+    path = write_distserve(tmp_path / "m.exp", read_results(tmp_path / "a")[0].requests)
+    with pytest.raises(ConfigError, match="objective=steps: .* does not tell step times; choose statistics or"):
+        calibrate(tmp_path / "out", f"distserve:{path}", *WORK, "calibration.objective=steps")
+
+
+def test_constants_without_effect_are_not_fitted(tmp_path: Path) -> None:
+    cost = ["device=laptop-cpu", "cost=profiled", f"cost.profile={PROFILES / 'amd-epyc' / 'tiny'}"]
+    pretend_measured(tmp_path / "a", *WORK, "model=tiny", *cost)
+    found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *cost, "calibration.max_evaluations=10")
+    assert set(found.constants) == {"step_overhead_us", "prefill_layer_us"}
+    with pytest.raises(ConfigError, match="mixing_factor has no effect with this profile"):
+        calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *cost, "calibration.constants=[mixing_factor]")
 
 
 def test_the_misfit_of_requests_weighs_ttft_and_decode_time_alike() -> None:

@@ -18,6 +18,7 @@ from harness.errors import ConfigError, MeasuredRunError
 from harness.measured.measured_run import requests_table
 from harness.results import read_results
 from harness.validate import validate
+from harness.validate_floor import decode_noise
 from harness.validate_metrics import align, comparison, part_of, statistics
 from tests.harness.measured_files import (
     change_summary,
@@ -87,6 +88,31 @@ def test_the_noise_floor_is_the_largest_deviation_from_the_median_of_the_repeats
     key = ("ttft", "mean")
     table = comparison({key: 110.0}, {key: 100.0}, [{key: 100.0}, {key: 80.0}])
     assert table["noise_floor_pct"].item() == pytest.approx(20)
+
+
+def test_with_repeats_the_simulation_is_compared_to_the_median_run() -> None:
+    key = ("ttft", "mean")
+    table = comparison({key: 110.0}, {key: 101.0}, [{key: 100.0}, {key: 80.0}])
+    assert table["measured"].item() == 100 and table["error_pct"].item() == pytest.approx(1)
+
+
+def steps_of(*durations: float, batch: int = 4, context: int = 400) -> pd.DataFrame:
+    """A steps table of decode steps alike in all but their time."""
+    names = {"num_prefill_seqs": 0, "num_decode_seqs": batch, "num_context_tokens": context}
+    return pd.DataFrame({"duration": list(durations)}).assign(**names)
+
+
+def test_the_noise_of_steps_is_their_distance_from_the_median_of_equal_steps() -> None:
+    mine, other = steps_of(8.0, 9.0, 10.0, 11.0, 12.0), steps_of(*[11.0] * 5)
+    rare, mixed = steps_of(1.0, batch=5), steps_of(*[99.0] * 5).assign(num_prefill_seqs=1)
+    found = decode_noise(pd.concat([mine, rare, mixed]), [other, rare])
+    assert found["count"] == 5
+    assert found["own_mape_pct"] == pytest.approx(20 * (10 / 8 + 10 / 9 - 10 / 11 - 10 / 12))
+    assert found["repeats_mape_pct"] == pytest.approx(20 * (11 / 8 + 11 / 9 + 11 / 10 - 11 / 12 - 2))
+    assert decode_noise(mine, []).keys() == {"count", "own_mape_pct"}
+    assert decode_noise(rare, [rare]) == {}
+    longer = steps_of(*[11.0] * 5, context=800)
+    assert "repeats_mape_pct" not in decode_noise(mine, [longer])
 
 
 def test_levels_are_compared_where_they_were_measured() -> None:
@@ -195,8 +221,13 @@ def test_repeats_give_a_noise_floor_and_must_be_of_the_same(tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="has another configuration"):
         compare(f"run:{tmp_path / 'a'}", tmp_path / "out", *settings)
     (tmp_path / "b" / "config.yaml").write_text((tmp_path / "a" / "config.yaml").read_text())
-    floors = [row["noise_floor_pct"] for row in compare(f"run:{tmp_path / 'a'}", tmp_path / "out", *settings)["errors"]]
+    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "out", *settings)
+    floors = [row["noise_floor_pct"] for row in found["errors"]]
     assert floors[0] > 0 and None not in floors
+    (repeat,) = found["steps_of_repeats"]
+    biases = [steps["errors"]["decode"]["bias_pct"] for steps in (found["steps"], repeat)]
+    assert repeat["plans_identical"] and biases[0] - biases[1] > 1
+    assert found["step_noise"]["repeats_mape_pct"] > found["step_noise"]["own_mape_pct"] >= 0
     pretend_measured(tmp_path / "c", *STARVED, "seed=1")
     with pytest.raises(ConfigError, match="did not serve the requests"):
         compare(f"run:{tmp_path / 'a'}", tmp_path / "out", f"validation.repeats=[run:{tmp_path / 'c'}]")
@@ -221,6 +252,22 @@ def test_latencies_from_the_queue_need_its_times(tmp_path: Path) -> None:
         compare(f"distserve:{path}", tmp_path / "out", "validation.latency_from=queued")
     found = compare(f"distserve:{path}", tmp_path / "out")
     assert set(found["levels"]) == {"num_unfinished"}
+
+
+def test_a_simulation_that_refuses_everything_says_so(tmp_path: Path) -> None:
+    path = write_distserve(tmp_path / "m.exp", made_up())
+    found = compare(f"distserve:{path}", tmp_path / "out", "max_model_len=2", "plots=true")
+    assert any(warning.startswith("4 requests that were served in the measured run") for warning in found["warnings"])
+    assert all(row["simulated"] is None for row in found["errors"] if row["metric"] in ("ttft", "tpot", "e2el"))
+
+
+def test_results_of_an_earlier_task_in_the_folder_are_gone(tmp_path: Path) -> None:
+    path = write_distserve(tmp_path / "m.exp", made_up())
+    compare(f"distserve:{path}", tmp_path / "out")
+    with pytest.raises(MeasuredRunError):
+        compare(f"distserve:{tmp_path / 'n.exp'}", tmp_path / "out")
+    left = {entry.name for entry in (tmp_path / "out").iterdir()}
+    assert "config.yaml" in left and not left & {"validation.json", "errors.csv", "summary.json"}
 
 
 def test_constants_fitted_on_what_is_scored_are_called_so(tmp_path: Path) -> None:

@@ -149,14 +149,30 @@ def test_all_reduces_from_the_table_or_from_the_link() -> None:
     step = plan([], [256] * 64)
     num_bytes = 64 * MODEL.hidden_size * 2
     alone = cost().step_ns(step)
-    ring = 2 * LAYERS * (10e3 + num_bytes)  # 1 ns a byte over the link
+    calls = 2 * LAYERS + 1  # two in a layer, one of the embedding
+    ring = calls * (10e3 + num_bytes)  # 1 ns a byte over the link
     assert cost(measured, 2).step_ns(step) - alone == pytest.approx(ring, abs=1)
     slower = cost(measured, 2, all_reduce_0mib_us=20.0)
-    latency = 2 * LAYERS * 10e3 * (1 - num_bytes / 2**20)
+    latency = calls * 10e3 * (1 - num_bytes / 2**20)
     assert slower.step_ns(step) - alone == pytest.approx(ring + latency, abs=1)
     table = pd.DataFrame({"num_bytes": [1024, 1 << 20], "time_us": [5.0, 105.0]})
     found = cost(with_tables(measured, all_reduce=table), 2).step_ns(step) - alone
-    assert found == pytest.approx(2 * LAYERS * (5e3 + 1e5 * (num_bytes - 1024) / ((1 << 20) - 1024)), rel=1e-4)
+    assert found == pytest.approx(calls * (5e3 + 1e5 * (num_bytes - 1024) / ((1 << 20) - 1024)), rel=1e-4)
+
+
+def test_constants_are_unused_where_the_profile_measured_what_they_stand_for() -> None:
+    reduce = pd.DataFrame({"num_bytes": [1024, 1 << 20], "time_us": [5.0, 105.0]})
+    attention = profile().tables["attention"]
+    apart = attention[(attention["prefill_tokens"] == 0) | (attention["num_decodes"] == 0)]
+    names = {"mixing_factor", "all_reduce_0mib_us", "all_reduce_1mib_us", "all_reduce_16mib_us"}
+    ranks = replace(profile().meta, tensor_parallel_size=2)
+    step = plan([(256, 128, True)], [256] * 16)
+    for tables, expected in (({}, set()), ({"all_reduce": reduce, "attention": apart}, names)):
+        measured = Profile(ranks, {**profile().tables, **tables})
+        plain = cost(measured, 2)
+        assert plain.unused_constants == expected
+        changed = {name for name in names if cost(measured, 2, **{name: 1.7}).step_ns(step) != plain.step_ns(step)}
+        assert not changed & expected
 
 
 def test_it_says_where_it_went_beyond_the_profile() -> None:

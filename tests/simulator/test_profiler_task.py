@@ -79,6 +79,13 @@ def test_the_job_is_what_was_configured(tmp_path: Path, jobs: list[Job], monkeyp
     assert job.source["software"]["torch"]
 
 
+def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
+    config = compose_and_parse(*TINY, f"engine.weights={tmp_path / 'nowhere'}", f"profile.out={tmp_path / 'p'}")
+    with pytest.raises(ConfigError, match="^task=profile: .*nowhere"):
+        profiling.profile(config, tmp_path)
+    assert not (tmp_path / "p").exists()
+
+
 def test_another_profile_is_not_overwritten_unasked(tmp_path: Path, jobs: list[Job]) -> None:
     folder = tmp_path / "p"
     other_profile(folder)

@@ -70,7 +70,8 @@ def reference_s(model: ModelShape, device: Device, tp: int, step: StepPlan) -> f
         pairs = sum(chunk.start + i + 1 for i in range(chunk.num_tokens))
         layer += max((chunk.start + chunk.num_tokens) * kv_token / bandwidth, pairs * pair_flops / flops)
     if tp > 1:
-        layer += 2 * (device.link_latency_s + 2 * (tp - 1) / tp * tokens * hidden * b / device.link_bandwidth)
+        all_reduce = device.link_latency_s + 2 * (tp - 1) / tp * tokens * hidden * b / device.link_bandwidth
+        layer += (2 + 1 / model.num_layers) * all_reduce  # and one of the embedding
     head = linear(hidden, model.vocab_size // tp, sampled) + 3 * 4 * sampled * model.vocab_size / tp / bandwidth
     return device.step_overhead_s + model.num_layers * layer + (head if sampled else 0)
 
