@@ -225,7 +225,7 @@ def distserve(lab: Lab, data: Path) -> None:
     print_errors("requests and requests/s; constants fitted on the first", scored)
     own = {}
     for rate in rates:  # what the form of the model can do at best: each run by constants of its own
-        constants = lab.calibrate(f"own_{rate}", *settings[rate], *objective)
+        constants = lab.calibrate(f"own_{rate}", *settings[rate], *objective, f"cost.calibration={fitted}")
         own[rate] = lab.validate(f"own_{rate}", *settings[rate], f"cost.calibration={constants}")
     print_errors("the same, constants fitted on each run itself", own)
     lab.write()
