@@ -16,6 +16,8 @@ import torch
 
 from engine.model_config import ModelError
 
+_MOST_GRAPH_BYTES = 64 << 20
+
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]
 """From a function that launches kernels on static tensors to one that launches them again."""
@@ -116,7 +118,8 @@ class DecodeGraphs:
         """Device memory that all graphs take, estimated from the two largest, which are captured for that.
 
         `free_bytes` says how much is free. The largest one's pool serves the others too, so that each of them adds
-        what the second largest did: mostly the driver's own record of the graph. Both filter, which takes most.
+        what the second largest did: mostly the driver's own record of the graph, and no more than `_MOST_GRAPH_BYTES`,
+        above which it is a segment that the pool grew by. Both filter, which takes most.
         """
         sizes = self.buckets[::-1]
         free = [free_bytes()]
@@ -124,4 +127,4 @@ class DecodeGraphs:
             self.capture(size, filtered=True)
             free.append(free_bytes())
         others = free[1] - free[2] if len(free) > 2 else 0
-        return max(0, free[0] - free[1]) + max(0, others) * (2 * len(sizes) - 1)
+        return max(0, free[0] - free[1]) + min(max(0, others), _MOST_GRAPH_BYTES) * (2 * len(sizes) - 1)

@@ -129,6 +129,7 @@ class LocalExecutor:
     def close(self) -> None:
         """Free the model and its cache."""
         self._runner = None
+        gc.unfreeze()
         gc.collect()  # the runner and its graphs refer to each other
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

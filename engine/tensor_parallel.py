@@ -11,6 +11,7 @@ the ranks find each other through a file in a temporary folder.
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import signal
@@ -58,9 +59,14 @@ class _Worker:
 def make_executor(
     config: EngineConfig, model_config: ModelConfig, folder: Path | None = None
 ) -> LocalExecutor | TensorParallelExecutor:
-    """The executor for the configured number of ranks."""
+    """The executor for the configured number of ranks; what is alive by then is exempt from garbage collection.
+
+    Going through all that the libraries have loaded takes a quarter of a second, in the middle of a step.
+    """
     executor = LocalExecutor if config.tensor_parallel_size == 1 else TensorParallelExecutor
-    return executor(config, model_config, folder)
+    made = executor(config, model_config, folder)
+    gc.freeze()
+    return made
 
 
 class TensorParallelExecutor:
@@ -96,6 +102,7 @@ class TensorParallelExecutor:
     def close(self) -> None:
         """End the workers and remove what they shared."""
         self._finalizer()
+        gc.unfreeze()
 
     def _ask(self, message: Any) -> list[Any]:
         for worker in self._workers:
@@ -164,6 +171,7 @@ def _serve(
     part = Rank(config, model_config, folder, TensorParallel(rank, size))
     pipe.send((part.fitting_blocks(), part.backend_name))
     runner = part.allocate(pipe.recv())
+    gc.freeze()
     pipe.send(None)
     while True:
         tokens = runner.execute(pipe.recv())

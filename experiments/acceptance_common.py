@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
+_QUEUEING_CYCLES = 2_000_000  # of the device: about a millisecond
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ def shape_of(name: str) -> dict[str, Any]:
 
 
 def median_s(context: Context, run: Callable[[], object], repeats: int = 20, launches: int = 1) -> float:
-    """Median seconds of one of the `launches` that `run` makes, by CUDA events, or by the clock on the CPU."""
+    """Median seconds of one of the `launches` that `run` makes, by CUDA events, or by the clock on the CPU.
+
+    The device is kept busy until all of it is queued, so that how long launching takes is not counted.
+    """
     for _ in range(3):
         run()
     context.synchronize()
@@ -79,6 +83,7 @@ def median_s(context: Context, run: Callable[[], object], repeats: int = 20, lau
     for _ in range(2 if context.quick else repeats):
         if context.is_cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            torch.cuda._sleep(_QUEUEING_CYCLES)
             begin.record()
             run()
             end.record()

@@ -117,6 +117,8 @@ def real_shapes(context: Context) -> Outcome:
         wide_q, wide_k, wide_v, *wide_cache = (x.float() for x in (q, k, v, *caches[0]))
         expected = TorchBackend().forward(wide_q, wide_k, wide_v, wide_cache[0], wide_cache[1], metadata, scale)
         for name in usable_backends(context, heads[2]):
+            if context.is_cuda and name == "torch":
+                continue  # the reference is for the CPU
             backend = select_backend(name, context.device, context.dtype, heads[2], BLOCK_SIZE)  # type: ignore[arg-type]
             out = torch.full_like(q, torch.nan)  # which is below no bound where it is left
             backend.forward(q, k, v, *caches[0], metadata, scale, out)

@@ -88,7 +88,9 @@ def _decode_share(
     read += 2 * batch * num_heads * head_dim * context.dtype.itemsize
     copies = 1 if not context.is_cuda else max(2, min(16, CACHE_BYTES // read))
     caches, q, k, v, metadata = paged_batch(context, heads, [], [length] * batch, copies)
-    metadata = replace(metadata, max_decode_context=max(length, MAX_CONTEXT))
+    # A bound on the context as the engine's graphs have it, and nothing to store: that is a kernel of its own.
+    no_slots = metadata.slot_mapping[:0]
+    metadata = replace(metadata, max_decode_context=max(length, MAX_CONTEXT), slot_mapping=no_slots)
     backend = select_backend(name, context.device, context.dtype, head_dim, BLOCK_SIZE, dtype)  # type: ignore[arg-type]
     scales = None
     if dtype == FP8_DTYPE:
@@ -98,7 +100,7 @@ def _decode_share(
 
     def layers() -> None:
         for keys, values in caches:
-            backend.forward(q, k, v, keys, values, metadata, head_dim**-0.5, out, scales)
+            backend.forward(q, k[:0], v[:0], keys, values, metadata, head_dim**-0.5, out, scales)
 
     seconds = median_s(context, captured(context, layers), launches=copies)
     return read / seconds / context.rates["bytes_per_s"], seconds

@@ -103,6 +103,10 @@ def _compare(context: Context, runners: dict[str, Runner], requests: Requests, o
                 expected = isinstance(error, UnfinishedError)
                 outcome.record["errors"][name] = str(error) if expected else traceback.format_exc()
                 unmeasured.add(name)
+                failed = runners[name]
+                if isinstance(failed, TransformersContinuous):  # it would go on generating beside the others
+                    failed.close()
+                    del runners[name]
                 continue
             if round_:
                 speeds[name].append(num_tokens / seconds)

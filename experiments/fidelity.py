@@ -20,6 +20,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -78,10 +79,16 @@ class Lab:
         return folder
 
     def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
-        """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted."""
+        """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted.
+
+        A shell makes jobs in the background deaf to interrupts, and so their children: the signal is switched on again.
+        """
         command = [sys.executable, "run.py", "progress=false", "task=profile", *settings, f"profile.out={folder}"]
         command.append(f"hydra.run.dir={self.scratch / 'profiling'}")
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as job:
+        listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=listen
+        ) as job:
             try:
                 printed, _ = job.communicate(timeout=patience_s)
             except subprocess.TimeoutExpired:

@@ -34,6 +34,7 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -46,13 +47,13 @@ from experiments.acceptance_serving import engines, graphs  # noqa: E402
 
 # Sections in their order, and the seconds that each may take.
 SECTIONS: dict[str, tuple[Callable[[Context], Outcome], float]] = {
-    "rates": (rates, 20),
-    "graphs": (graphs, 70),
+    "rates": (rates, 30),
+    "graphs": (graphs, 95),
     "attention": (attention, 60),
     "gemm": (gemm, 20),
     "models": (real_shapes, 30),
     "engines": (engines, 210),
-    "kernels": (odd_shapes, 115),
+    "kernels": (odd_shapes, 95),
 }
 _PACKAGES = ("torch", "triton", "transformers", "flash-attn", "nano-vllm", "vllm", "numpy")
 
@@ -108,10 +109,10 @@ def _run_section(name: str, context: Context, table: Table) -> dict[str, Any]:
         entry |= {"checks": [asdict(check) for check in outcome.checks], "record": outcome.record}
         for check in outcome.checks:
             mark = {None: "", True: "[green]ok[/]", False: "[red]missed[/]"}[check.passed]
-            table.add_row(name, check.name, check.value, check.goal, mark)
+            table.add_row(name, escape(check.name), escape(check.value), check.goal, mark)
     except Exception as error:
         entry["error"] = traceback.format_exc()
-        table.add_row(name, f"{type(error).__name__}: {str(error)[:200]}", "", "", "[red]failed[/]")
+        table.add_row(name, escape(f"{type(error).__name__}: {str(error)[:200]}"), "", "", "[red]failed[/]")
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)

@@ -25,7 +25,8 @@ from harness.trace import Trace
 from kernels.attention import BackendUnavailableError
 
 _WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
-_WARM_UP_TOKENS = (300, 5)  # prompt lengths of the warm-up requests: a long prefill, and decodes beside a short one
+# Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and decodes beside a prompt.
+_WARM_UP_TOKENS = ((10,), (20,), (50,), (300, 5))
 
 
 class RealEngine:
@@ -106,12 +107,13 @@ class RealEngine:
 
     def _warm_up(self, params: SamplingParams) -> None:
         """Run each kind of step once, uncounted, and forget it: no later request finds its blocks."""
-        for i, length in enumerate(_WARM_UP_TOKENS):
-            length = min(length, self._engine.max_model_len - params.max_tokens)
-            self._engine.add(Sequence(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
-        while self._engine.step(0):
-            pass
-        self._engine.reset()
+        for lengths in _WARM_UP_TOKENS:
+            for i, length in enumerate(lengths):
+                length = min(length, self._engine.max_model_len - params.max_tokens)
+                self._engine.add(Sequence(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
+            while self._engine.step(0):
+                pass
+            self._engine.reset()
 
 
 def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple[ModelConfig, EngineConfig]:

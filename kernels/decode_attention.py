@@ -67,7 +67,7 @@ def split_length(context: Value, splits: Value, min_split: constexpr, block_n: c
     return tl.maximum(tl.cdiv(tl.cdiv(context, splits), block_n) * block_n, min_split)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "splits"])  # they change, and compiling takes a second
 def decode_kernel(
     q_ptr: Value,
     k_cache_ptr: Value,
@@ -157,7 +157,7 @@ def decode_kernel(
         tl.store(partial_ptr + partials[:, None] * head_dim + dim[None, :], acc, mask=q_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"])
 def join_splits_kernel(
     partial_ptr: Value,
     log_sum_ptr: Value,

@@ -54,7 +54,7 @@ def end_decode_reference(sampled: Tensor, tokens: Tensor, lengths: Tensor, ring:
     cursor.add_(1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "table_stride"])
 def begin_decode_kernel(
     lengths_ptr: Value,
     tables_ptr: Value,
@@ -80,7 +80,7 @@ def begin_decode_kernel(
     tl.store(contexts_ptr + rows, length.to(tl.int32), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def end_decode_kernel(
     sampled_ptr: Value,
     tokens_ptr: Value,

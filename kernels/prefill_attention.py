@@ -87,7 +87,7 @@ def attend_block(
     return acc, total, new_maximum
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # it changes from step to step, and compiling takes a second
 def prefill_kernel(
     q_ptr: Value,
     k_cache_ptr: Value,

@@ -28,7 +28,7 @@ else:
         Value, constexpr = tl.tensor, tl.constexpr
         HAS_TRITON = True
     except ImportError:
-        triton, tl = SimpleNamespace(jit=lambda fn: fn), None
+        triton, tl = SimpleNamespace(jit=lambda fn=None, **_: fn or (lambda kernel: kernel)), None
         Value = constexpr = Any
         HAS_TRITON = False
 

@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 _MOST_RUNS = 32
+_QUEUEING_CYCLES = 200_000  # of the device, about 0.1 ms: it is kept busy until a graph is queued
 
 
 class Call(NamedTuple):
@@ -96,7 +97,6 @@ class GraphStopwatch:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()
 
     def time(self, make_calls: MakeCalls, at_least_s: float) -> dict[str, list[float]]:
         calls: dict[str, list[Callable[[], object]]] = {}
@@ -108,16 +108,18 @@ class GraphStopwatch:
     def _time_one(self, runs: Sequence[Callable[[], object]], at_least_s: float) -> list[float]:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            runs[0]()  # compiles
+            for run in runs:
+                run()  # compiles
         self._stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+        with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             for run in runs:
                 run()
         events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
         times: list[float] = []
         started = time.perf_counter()
         for i in range(1 + _MOST_RUNS):
+            torch.cuda._sleep(_QUEUEING_CYCLES)
             events[0].record()
             graph.replay()
             events[1].record()

@@ -98,27 +98,33 @@ def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | Non
 
 
 def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFrame:
-    """What steps took beyond their operators, by kind and size, over contexts and batches of decodes."""
-    beyond: dict[tuple[str, int], list[tuple[float, ...]]] = {}
+    """What steps took beyond their operators, by kind: a line over their tokens.
+
+    The difference of two long times is mostly noise, and what a host does grows little with a step: so a line, to which
+    a step counts the less the longer it takes.
+    """
+    beyond: dict[str, list[tuple[float, ...]]] = {}
     for point in samples.points("step_decode"):
         batch, context = point.sizes
         entry = _beyond(samples, point, str(batch), batch, cost, _plan([], batch, context + 5))
-        beyond.setdefault(("decode", batch), []).append(entry)
+        beyond.setdefault("decode", []).append(entry)
     for kind in ("prefill", "mixed"):
         for point in samples.points(f"step_{kind}"):
             batch, context = point.sizes[:2] if kind == "mixed" else (0, 0)
             for count in samples.operators(point):
                 plan = _plan(split(int(count)), batch, context + 3)
                 entry = _beyond(samples, point, count, batch + int(count), cost, plan)
-                beyond.setdefault((kind, point.sizes[-1]), []).append(entry)
+                beyond.setdefault(kind, []).append(entry)
     rows = []
-    for (kind, _), entries in beyond.items():
+    for kind, entries in beyond.items():
         num_tokens, time, rest, spread = np.array(entries).T
-        # The longer a step, the less is known of the small part that is beyond its operators.
-        weights = 1 / time**2
-        mean = {"time_us": np.average(rest, weights=weights), "spread_us": np.average(spread, weights=weights)}
-        rows.append({"kind": kind, "num_tokens": round(float(np.average(num_tokens, weights=weights))), **mean})
-    return pd.DataFrame(rows).drop_duplicates(["kind", "num_tokens"]) if rows else pd.DataFrame()
+        ends = np.unique([num_tokens.min(), num_tokens.max()])
+        line = np.polyfit(num_tokens, rest, len(ends) - 1, w=1 / time)
+        spread_us = np.average(spread, weights=1 / time**2)
+        rows += [
+            {"kind": kind, "num_tokens": int(n), "time_us": np.polyval(line, n), "spread_us": spread_us} for n in ends
+        ]
+    return pd.DataFrame(rows)
 
 
 def _beyond(
