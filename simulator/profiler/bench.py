@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -113,6 +113,7 @@ class Bench:
             rank.model, runner.kv_cache, most_tokens, config.max_num_seqs, temperature, config.seed
         )
         self.calls = dict(Counter(call.operator for call in self._operators.tokens(1, 1)()))
+        self._is_cuda = runner.kv_cache.is_cuda
         self._stopwatch = make_stopwatch(runner.kv_cache.device)
         self._closing: list[Executor | Collectives] = []
         executor: Executor = _RunnerExecutor(runner, num_blocks, rank.backend_name)
@@ -132,11 +133,11 @@ class Bench:
                 heads = sizes[0] if sizes[0] <= self.limits.num_seqs else 0
                 made = operators.tokens(sizes[0], heads)
             case "decode":
-                made = operators.decode([sizes[1]] * sizes[0])
+                return self._decode([sizes[1]] * sizes[0])
             case "uneven":
                 contexts = uneven_contexts(*sizes, self.limits.context)
                 assert contexts is not None, sizes
-                made = operators.decode(contexts)
+                return self._decode(contexts)
             case "prefill":
                 made = operators.prefill(*sizes)
             case "copies":
@@ -153,6 +154,13 @@ class Bench:
             case other:
                 raise ValueError(f"unknown family {other!r}")
         return self._stopwatch.time(made, _VISIT_S)
+
+    def _decode(self, contexts: Sequence[int]) -> Times:
+        """Decode attention; a CPU holds part of the weights and KV in its caches, so there other operators run too."""
+        made = self._operators.decode(contexts)
+        if not self._is_cuda:
+            made = self._operators.surrounded(made, len(contexts))
+        return {"attention": self._stopwatch.time(made, _VISIT_S)["attention"]}
 
     def prompts(self, num_tokens: int) -> list[int]:
         """How a step of so many prompt tokens is divided among prompts."""

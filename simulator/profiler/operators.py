@@ -8,6 +8,7 @@ from itertools import accumulate
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.models.blocks import Attention, CausalLM, GatedMLP
@@ -69,9 +70,7 @@ class Operators:
 
     def tokens(self, num_tokens: int, num_sequences: int) -> MakeCalls:
         """All but attention of a step of so many tokens, of which so many sequences are sampled; 0 leaves those out."""
-        # Those of decodes lie in a block each, those of prompts one after the other.
-        stride = self._block_size if num_tokens <= self._logits.shape[0] else 1
-        slots = torch.arange(num_tokens, device=self._device) * stride % (self._cache.shape[2] * self._block_size)
+        slots = self._slots(num_tokens)
 
         def calls() -> list[Call]:
             ids, x = self._ids[:num_tokens], self._x[:num_tokens]
@@ -93,6 +92,15 @@ class Operators:
             max_decode_context=max(contexts),
         )
         return lambda: self._attention(metadata, len(contexts))
+
+    def surrounded(self, attention: MakeCalls, num_tokens: int) -> MakeCalls:
+        """The calls of attention, each after the other operators of its layer, which leave the caches as in life."""
+        slots = self._slots(num_tokens)
+
+        def calls() -> list[Call]:
+            return [call for i, each in enumerate(attention()) for call in (*self._layer(i, num_tokens, slots), each)]
+
+        return calls
 
     def prefill(self, chunk: int, start: int) -> MakeCalls:
         """Prefill attention of a chunk of a prompt after `start` tokens of it."""
@@ -196,27 +204,38 @@ class Operators:
             max_decode_context=0,
         )
 
-    def _tables(self, contexts: Sequence[int]) -> Tensor:
-        """Block tables of sequences of these contexts, int32[sequences, longest], as a fresh pool hands blocks out.
+    def _slots(self, num_tokens: int) -> Tensor:
+        """Where new keys go: those of decodes to a block each, those of prompts one after the other."""
+        stride = self._block_size if num_tokens <= self._logits.shape[0] else 1
+        return torch.arange(num_tokens, device=self._device) * stride % (self._cache.shape[2] * self._block_size)
 
-        The first half of each lies in one piece, being its prompt; the rest alternates, as all sequences grow. On a CPU
-        blocks in no order would be read up to twice as slowly.
-        """
-        counts = [-(-context // self._block_size) for context in contexts]
-        prompts = [-(-count // 2) for count in counts]
-        tables = np.zeros((len(counts), max(counts)), np.int32)
-        for row, (prompt, end) in enumerate(zip(prompts, accumulate(prompts), strict=True)):
-            tables[row, :prompt] = np.arange(end - prompt, end)
-        growth = sorted((column, row) for row in range(len(counts)) for column in range(counts[row] - prompts[row]))
-        for block, (column, row) in enumerate(growth, sum(prompts)):
-            tables[row, prompts[row] + column] = block
-        return torch.from_numpy(tables).to(self._device)
+    def _tables(self, contexts: Sequence[int]) -> Tensor:
+        """Block tables of sequences of these contexts."""
+        return torch.from_numpy(placed_blocks([-(-context // self._block_size) for context in contexts])).to(
+            self._device
+        )
 
     def _integers(self, below: int, count: int) -> Tensor:
         return torch.randint(0, below, (count,), generator=self._generator).to(self._device)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self._generator).to(self._device, self._dtype)
+
+
+def placed_blocks(counts: Sequence[int]) -> NDArray[np.int32]:
+    """Block tables of sequences of so many blocks, int32[sequences, most], as a fresh pool hands blocks out.
+
+    The first half of each lies in one piece, being its prompt; the rest alternates, as all sequences grow. On a CPU
+    blocks in no order are read up to twice as slowly.
+    """
+    prompts = [-(-count // 2) for count in counts]
+    tables = np.zeros((len(counts), max(counts)), np.int32)
+    for row, (prompt, end) in enumerate(zip(prompts, accumulate(prompts), strict=True)):
+        tables[row, :prompt] = np.arange(end - prompt, end)
+    growth = sorted((column, row) for row in range(len(counts)) for column in range(counts[row] - prompts[row]))
+    for block, (column, row) in enumerate(growth, sum(prompts)):
+        tables[row, prompts[row] + column] = block
+    return tables
 
 
 def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:

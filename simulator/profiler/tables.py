@@ -98,10 +98,10 @@ def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | Non
 
 
 def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFrame:
-    """What steps took beyond their operators, by kind: a line over their tokens.
+    """What steps took beyond their operators, by kind: the same for all that only decode, a line over others' tokens.
 
-    The difference of two long times is mostly noise, and what a host does grows little with a step: so a line, to which
-    a step counts the less the longer it takes.
+    The difference of two long times is mostly noise: so few parameters, to which a step counts the less the longer it
+    takes. What a host does for decodes hardly grows with their number.
     """
     beyond: dict[str, list[tuple[float, ...]]] = {}
     for point in samples.points("step_decode"):
@@ -118,7 +118,7 @@ def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFr
     rows = []
     for kind, entries in beyond.items():
         num_tokens, time, rest, spread = np.array(entries).T
-        ends = np.unique([num_tokens.min(), num_tokens.max()])
+        ends = np.unique([num_tokens.min()] if kind == "decode" else [num_tokens.min(), num_tokens.max()])
         line = np.polyfit(num_tokens, rest, len(ends) - 1, w=1 / time)
         spread_us = np.average(spread, weights=1 / time**2)
         rows += [

@@ -59,6 +59,14 @@ def one_by_one() -> list[list[int]]:
     return generate(max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False)
 
 
+def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_closes() -> None:
+    gc.unfreeze()
+    llm = LLM(MODEL, **SETTINGS)
+    assert gc.get_freeze_count() > 1000
+    llm.close()
+    assert gc.get_freeze_count() == 0
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -21,7 +21,7 @@ from simulator.hardware import ModelShape  # noqa: E402
 from simulator.profile import ProfileMeta, load_profile  # noqa: E402
 from simulator.profiler.bench import uneven_contexts  # noqa: E402
 from simulator.profiler.collectives import Collectives  # noqa: E402
-from simulator.profiler.operators import Operators  # noqa: E402
+from simulator.profiler.operators import Operators, placed_blocks  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
 from simulator.profiler.samples import Point, Samples  # noqa: E402
 from simulator.profiler.tables import make_profile  # noqa: E402
@@ -153,7 +153,7 @@ def test_contexts_that_cannot_be_so_uneven_are_told() -> None:
 
 
 def test_the_rest_of_steps_is_what_was_put_in() -> None:
-    """Samples of a machine whose times are known: steps of 50 or 90 us beyond their operators, 2 layers of them."""
+    """Samples of a machine whose times are known: steps of 36, 50 or 90 us beyond their operators, 2 layers."""
     samples = Samples({})
     for size in (1, 8, 64):
         times = {"qkv_proj": [10.0 + size], "o_proj": [5.0], "down_proj": [7.0]}
@@ -170,6 +170,8 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     samples.add(Point("step_decode", (8, 256)), {"8": [layer + 28 + 3 + 50] * 3}, 1.0)
     layers = 2 * (10 + 64 + 5 + 7 + 2 + 64)
     samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
+    layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
+    samples.add(Point("step_prefill", (8,)), {"8": [layers + 21 + 3 + 36] * 3}, 1.0)
     calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
     meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
     profile = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
@@ -177,8 +179,18 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     assert uneven == {
         "num_decodes": 8, "decode_context": 256, "deviation_pct": 50, "time_us": 150.0, "spread_us": 0.0
     }  # fmt: skip
-    steps = profile.tables["steps"].set_index("kind")["time_us"]
-    assert steps["decode"] == pytest.approx(50, abs=0.01) and steps["prefill"] == pytest.approx(90, abs=0.01)
+    steps = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
+    assert steps["decode", 8] == pytest.approx(50, abs=0.01)
+    assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
+
+
+def test_blocks_lie_as_a_fresh_pool_hands_them_out() -> None:
+    tables = placed_blocks([5, 1, 9])
+    assert tables.tolist() == [
+        [0, 1, 2, 9, 11, 0, 0, 0, 0],
+        [3, 0, 0, 0, 0, 0, 0, 0, 0],
+        [4, 5, 6, 7, 8, 10, 12, 13, 14],
+    ]
 
 
 def test_all_reduce_is_timed_on_real_ranks() -> None:
