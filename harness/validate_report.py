@@ -95,7 +95,8 @@ def _headline(validation: Validation) -> Text:
     text.append("SIMULATED", "bold cyan")
     config = validation.config
     text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
-    text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time\n")
+    runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
+    text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
     return text
 
 
