@@ -43,8 +43,6 @@ def attention(context: Context) -> Outcome:
     outcome = Outcome()
     for model, heads in HEADS.items():
         for name in usable_backends(context, heads[2]):
-            if context.is_cuda and name == "torch":
-                continue  # the reference is for the CPU
             decodes, prefills = (DECODES, PREFILLS) if not context.quick else ([(2, 64)], [(1, 64)])
             for batch, length in decodes:
                 _decode(context, outcome, model, name, batch, length)

@@ -40,8 +40,6 @@ FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
 _KEPT = ("errors", "levels", "steps", "steps_of_repeats", "step_noise", "calibration")
-
-
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
 
 

@@ -211,9 +211,8 @@ class Operators:
 
     def _tables(self, contexts: Sequence[int]) -> Tensor:
         """Block tables of sequences of these contexts."""
-        return torch.from_numpy(placed_blocks([-(-context // self._block_size) for context in contexts])).to(
-            self._device
-        )
+        tables = placed_blocks([-(-context // self._block_size) for context in contexts])
+        return torch.from_numpy(tables).to(self._device)
 
     def _integers(self, below: int, count: int) -> Tensor:
         return torch.randint(0, below, (count,), generator=self._generator).to(self._device)

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from harness.cli import execute
 from harness.config import RunConfig
+from harness.measured.measured_run import requests_table
 from tests.harness.test_run import config
 
 CLOCKS = 1000.0  # how far the engine's clock is ahead of the client's in `write_llmservingsim`
@@ -75,3 +77,20 @@ def pretend_measured(folder: Path, *overrides: str) -> RunConfig:
 def change_summary(folder: Path, **changes: Any) -> None:
     path = folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def made_up() -> pd.DataFrame:
+    """Four requests with TTFT 1, 2, 3, 4 s; TPOT 0.1, none, 0.3, 0.2 s; E2EL 1.2, 2, 3.9, 4.4 s."""
+    arrival = np.array([0.0, 1.0, 2.0, 3.0])
+    first = arrival + [1, 2, 3, 4]
+    return requests_table(
+        {
+            "arrival_time": arrival,
+            "first_token_time": first,
+            "finish_time": first + [0.2, 0.0, 0.9, 0.4],
+            "num_prompt_tokens": [10, 20, 30, 40],
+            "num_output_tokens": [3, 1, 4, 3],
+            "num_cached_tokens": [0, 5, 0, 20],
+            "num_preemptions": [0, 2, 0, 1],
+        }
+    )
