@@ -22,7 +22,7 @@ from harness.config import RunConfig, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results import CALIBRATION, ERRORS, SUMMARY, VALIDATION, write_whole
+from harness.results import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -90,7 +90,7 @@ def execute(config: RunConfig, folder: Path) -> None:
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
     # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
         (folder / stale).unlink(missing_ok=True)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     _task(config)(config, folder)
@@ -104,6 +104,8 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         return importlib.import_module("harness.validate").validate
     if config.task == "calibrate":
         return importlib.import_module("harness.calibrate").calibrate
+    if config.task == "retime":
+        return importlib.import_module("harness.retime").retime
     return importlib.import_module("harness.run").run
 
 

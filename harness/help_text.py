@@ -28,6 +28,7 @@ Examples:
   python run.py task=profile engine=gpu model=qwen3-8b                  measure operators, for cost=profiled
   python run.py task=validate validation.measured=run:outputs/a         how far is the simulation from a real run?
   python run.py task=calibrate validation.measured=run:outputs/a        fit the constants of the cost model to it
+  python run.py task=retime validation.measured=run:outputs/a           execute its steps again, to average noise out
 """
 _FOOTER = """\
 Results go to outputs/ (hydra.run.dir), those of a sweep to multirun/ (hydra.sweep.dir).

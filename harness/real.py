@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -18,7 +19,7 @@ from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.errors import ConfigError
 from harness.prompts import PromptSource
 from harness.recorder import Recorder
-from harness.replay import Replay
+from harness.replay import PacedReplay, Replay
 from harness.results import cpu_model
 from harness.shapes import model_shape
 from harness.trace import Trace
@@ -32,11 +33,16 @@ _WARM_UP_TOKENS = ((10,), (20,), (50,), (300, 5))
 class RealEngine:
     """A model loaded and ready to serve `trace`; the recorder fills while `run` runs.
 
+    Args:
+        pace_ns: the times of the steps of an earlier run, on whose clock to serve (`PacedReplay`).
+
     Raises:
         ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
     """
 
-    def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
+    def __init__(
+        self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess, pace_ns: Iterable[int] | None = None
+    ) -> None:
         settings = config.engine
         assert isinstance(settings, CpuEngine | GpuEngine)
         if settings.num_threads is not None:
@@ -48,17 +54,16 @@ class RealEngine:
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"engine={settings.kind}: {error}") from error
         self.recorder = Recorder()
-        self._prompts = PromptSource(trace, self._model_config.vocab_size, config.seed)
+        prompts = PromptSource(trace, self._model_config.vocab_size, config.seed)
         temperature = settings.temperature
         if settings.warm_up:
             self._warm_up(SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True))
-        self._replay = Replay(
-            self._engine,
-            arrivals,
-            self._prompts,
-            self.recorder,
-            lambda max_tokens: SamplingParams(max_tokens, temperature=temperature, ignore_eos=True),
-        )
+
+        def params(max_tokens: int) -> SamplingParams:
+            return SamplingParams(max_tokens, temperature=temperature, ignore_eos=True)
+
+        parts = (self._engine, arrivals, prompts, self.recorder, params)
+        self.replay = Replay(*parts) if pace_ns is None else PacedReplay(*parts, pace_ns)
 
     def _load(self, config: RunConfig, settings: CpuEngine | GpuEngine) -> None:
         self._model_config, engine_config = engine_settings(config, settings)
@@ -87,11 +92,11 @@ class RealEngine:
         )
 
     def run(self) -> None:
-        """Serve the trace in real time, to its end or until `stop` is called."""
-        self._replay.run()
+        """Serve the trace, in real time or as it is paced, to its end or until `stop` is called."""
+        self.replay.run()
 
     def stop(self) -> None:
-        self._replay.stop()
+        self.replay.stop()
 
     def unfinished(self) -> list[Sequence]:
         """Requests that are waiting or running."""

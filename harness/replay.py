@@ -1,10 +1,15 @@
-"""Replays a trace on a real clock: requests are issued when they are due, however busy the engine is."""
+"""Replays a trace on a real clock: requests are issued when they are due, however busy the engine is.
+
+Or on the clock of an earlier run (`PacedReplay`), so that the engine meets the same requests at the same times, makes
+the same plans, and each of its steps can be timed once more.
+"""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import NamedTuple, Protocol
 
 from engine.engine_config import SamplingParams
@@ -146,10 +151,74 @@ class Replay:
 
     def _deliver(self, issuer: IssueThread, issued: list[Issued], now_ns: int) -> None:
         for each in issued:
-            self._observer.on_issued(each, now_ns)
-            sequence = self._prompts.make(each.row, each.arrival_ns)
-            try:
-                self._engine.add(sequence, self._params(sequence.max_tokens))
-            except RequestRefusedError as refusal:
-                self._observer.on_refused(sequence, str(refusal))
+            if not _hand_over(each, now_ns, self._engine, self._prompts, self._observer, self._params):
                 issuer.on_finish(each.row, now_ns)
+
+
+class PacedReplay:
+    """Drives an engine on the clock of an earlier run, of which `durations_ns` are the times of the steps in order.
+
+    Args:
+        arrivals: when each request reached the engine in that run.
+
+    Attributes:
+        measured_ns: what each step really took, counted as `Replay` counts it. The steps of a plan share its time.
+    """
+
+    def __init__(
+        self, engine: LLMEngine, arrivals: ArrivalProcess, prompts: PromptSource, observer: LiveObserver,
+        params: Callable[[int], SamplingParams], durations_ns: Iterable[int],
+    ) -> None:  # fmt: skip
+        self.measured_ns: list[int] = []
+        self._engine = engine
+        self._arrivals = arrivals
+        self._prompts = prompts
+        self._observer = observer
+        self._params = params
+        self._left = iter(durations_ns)
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until everything is done, `stop` was called, or the earlier run has no more steps."""
+        now = self._arrivals.next_ns
+        started = time.perf_counter_ns()
+        while not self._stopping:
+            for arrival, row in self._arrivals.pop_due(now):
+                issued = Issued(row, arrival, arrival)
+                _hand_over(issued, now, self._engine, self._prompts, self._observer, self._params)
+            executed = self._engine.execute(now)
+            ended = time.perf_counter_ns()
+            if executed is None:
+                if self._arrivals.next_ns == NEVER:
+                    return
+                now, started = self._arrivals.next_ns, ended
+                continue
+            num_steps = executed.plan.num_steps
+            paced = list(islice(self._left, num_steps))
+            if len(paced) < num_steps:
+                return
+            self.measured_ns += [(ended - started) // num_steps] * num_steps
+            started = ended
+            now += sum(paced)
+            report = self._engine.commit(executed, now)
+            self._observer.on_report(report)
+            for sequence in report.outcome.finished:
+                self._prompts.on_finish(sequence)
+
+
+def _hand_over(
+    issued: Issued, now_ns: int, engine: LLMEngine, prompts: PromptSource, observer: LiveObserver,
+    params: Callable[[int], SamplingParams],
+) -> bool:  # fmt: skip
+    """Queue a request that was issued; False where it is refused."""
+    observer.on_issued(issued, now_ns)
+    sequence = prompts.make(issued.row, issued.arrival_ns)
+    try:
+        engine.add(sequence, params(sequence.max_tokens))
+    except RequestRefusedError as refusal:
+        observer.on_refused(sequence, str(refusal))
+        return False
+    return True

@@ -50,6 +50,7 @@ from harness.metrics import Gaps, json_ready
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
 SUMMARY, FAILED = "summary.json", "failed.json"
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
+RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _PACKAGES = ("numpy", "pandas", "simpy", "twinserve", "torch")
 
@@ -92,10 +93,10 @@ def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
     Raises TwinServeError where the folder or one of its files is missing or cannot be read.
     """
     summary = read_summary(folder)
-    gaps = _read_table(folder / GAPS, ["value_s", "weight"])
+    gaps = read_table(folder / GAPS, ["value_s", "weight"])
     result = RunResult(
-        requests=_read_table(folder / REQUESTS),
-        steps=_read_table(folder / STEPS),
+        requests=read_table(folder / REQUESTS),
+        steps=read_table(folder / STEPS),
         gaps=Gaps(gaps["value_s"].to_numpy(), gaps["weight"].to_numpy()),
         num_blocks=summary["num_blocks"],
         block_size=summary["block_size"],
@@ -123,7 +124,17 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:
     """Some columns of the requests table in a result folder; raises TwinServeError where it cannot be read."""
-    return _read_table(folder / REQUESTS, columns)
+    return read_table(folder / REQUESTS, columns)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """A table, or some columns of it; raises TwinServeError where it cannot be read."""
+    if not path.is_file():
+        raise TwinServeError(f"{path}: missing from the result folder")
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except (OSError, ValueError) as error:
+        raise TwinServeError(f"{path}: not readable as Parquet ({_first_line(error)})") from error
 
 
 def write_whole(path: Path, write: Callable[[Path], object]) -> None:
@@ -170,15 +181,6 @@ def _gap_table(gaps: Gaps) -> pd.DataFrame:
 
 def _write_table(path: Path, table: pd.DataFrame) -> None:
     write_whole(path, lambda temporary: table.to_parquet(temporary, index=False))
-
-
-def _read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
-    if not path.is_file():
-        raise TwinServeError(f"{path}: missing from the result folder")
-    try:
-        return pd.read_parquet(path, columns=columns)
-    except (OSError, ValueError) as error:
-        raise TwinServeError(f"{path}: not readable as Parquet ({_first_line(error)})") from error
 
 
 def _first_line(error: Exception) -> str:

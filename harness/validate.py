@@ -17,11 +17,10 @@ from harness.config import RunConfig, TraceArrival
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import planned_times, queued_times, with_latencies
-from harness.measured.own_run import SAMPLES, sample_steps
+from harness.measured.own_run import SAMPLES, sample_steps, with_retimed
 from harness.results import RunResult
 from harness.run import serve
 from harness.simulated import cost_model
-from harness.validate_floor import decode_noise
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
 from harness.validate_steps import StepReplay, replay_steps
@@ -41,7 +40,6 @@ class Validation:
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
         levels: as of `align`.
         steps: the replays with measured step times of the run and its repeats; none unless they are our own engine's.
-        step_noise: as of `decode_noise`.
         fitted: the calibration used, if any; on_fitted_data: whether it was fitted on requests that are scored here.
     """
 
@@ -54,7 +52,6 @@ class Validation:
     simulated_levels: pd.DataFrame
     levels: dict[str, dict[str, float]]
     steps: list[StepReplay]
-    step_noise: dict[str, float]
     fitted: Calibration | None
     on_fitted_data: bool
     warnings: list[str] = field(default_factory=list)
@@ -93,7 +90,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
 
 def load_run(config: RunConfig) -> MeasuredRun:
-    """The run that `config.validation` names, checked to have the clock it asks for.
+    """The run that `config.validation` names, with retimed steps if any, checked to have the clock it asks for.
 
     Raises:
         TwinServeError: it cannot be used.
@@ -103,7 +100,7 @@ def load_run(config: RunConfig) -> MeasuredRun:
     run = load_measured(settings.measured, settings.workload)
     if settings.latency_from == "queued" and run.requests["queued_time"].isna().any():
         raise MeasuredRunError(f"validation.latency_from=queued: {run.source} does not tell when requests were queued")
-    return run
+    return with_retimed(run, [Path(folder) for folder in settings.retimed]) if settings.retimed else run
 
 
 def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
@@ -163,17 +160,10 @@ def _compare(
         simulated_levels=ours,
         levels=align(theirs, ours),
         steps=steps,
-        step_noise=_step_noise(run, repeats),
         fitted=fitted,
         on_fitted_data=fitted is not None and fitted.was_fitted_on(run.data_sha256(), settings.score),
         warnings=_warnings(config, run, result),
     )
-
-
-def _step_noise(run: MeasuredRun, repeats: list[MeasuredRun]) -> dict[str, float]:
-    if run.own is None:
-        return {}
-    return decode_noise(run.own.result.steps, [each.own.result.steps for each in repeats if each.own is not None])
 
 
 def _levels(run: MeasuredRun) -> pd.DataFrame:

@@ -49,13 +49,13 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "num_scored": len(validation.measured),
             "latency_from": settings.latency_from,
             "repeats": settings.repeats,
+            "retimed": settings.retimed,
             "calibration": None if fitted is None else {"path": fitted.path, **fitted.fitted_on},
             "scored_on_fitted_data": validation.on_fitted_data,
             "errors": errors,
             "levels": validation.levels,
             "steps": validation.steps[0].summary() if validation.steps else None,
             "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
-            "step_noise": validation.step_noise,
             "warnings": validation.warnings,
         }
     )
@@ -74,7 +74,8 @@ def print_validation(validation: Validation, console: Console) -> None:
     if validation.steps:
         summary, *others = (replay.summary() for replay in validation.steps)
         console.print(_step_table(summary))
-        console.print(Text(_noise(validation.step_noise), style="dim"), soft_wrap=True)
+        if summary["num_executions"] > 1:
+            console.print(Text(_executions(summary), style="dim"), soft_wrap=True)
         console.print(Text(_replayed(summary), style="dim"), soft_wrap=True)
         for number, other in enumerate(others, 1):
             console.print(Text(f"repeat {number} {_replayed(other)}", style="dim"), soft_wrap=True)
@@ -124,19 +125,23 @@ def _level_table(levels: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def _step_table(summary: Mapping[str, Any]) -> Table:
-    table = _plain_table("Step times alone", "steps", "MAPE %", "bias %", "total %")
+    repeated = "single_mape_pct" in summary["errors"].get("all", {})
+    heads = ["steps", "MAPE %", "bias %", "total %", *(["one run %", "halves %"] if repeated else [])]
+    table = _plain_table("Step times alone", *heads)
     for kind, found in summary["errors"].items():
+        known = [_unsigned(found[f"{name}_mape_pct"]) for name in ("single", "halves")] if repeated else []
         table.add_row(
             kind, f"{found['count']:,}", _unsigned(found["mape_pct"]),
-            _error(found["bias_pct"]), _error(found["total_error_pct"]),
+            _error(found["bias_pct"]), _error(found["total_error_pct"]), *known,
         )  # fmt: skip
     return table
 
 
-def _noise(noise: Mapping[str, float]) -> str:
-    names = {"own_mape_pct": "the same run", "repeats_mape_pct": "its repeats"}
-    known = [f"{noise[key]:.2f} from those of {name}" for key, name in names.items() if key in noise]
-    return f"MAPE % of decode steps against the medians of equal steps: {', '.join(known) or 'unknown, too few steps'}"
+def _executions(summary: Mapping[str, Any]) -> str:
+    return (
+        f"measured: median of {summary['num_executions']} executions of each step; one run: how far a single one is "
+        "from it; halves: how far the medians of half of them are apart"
+    )
 
 
 def _replayed(summary: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 With the time of every step given, the scheduler meets the same requests at the same times, so it must make the same
 plans: then preemptions and cache hits are equal, and the error of the cost model is seen without what it leads to.
+Where steps were executed more often (task=retime), predictions are compared with the median of all executions.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun
 from harness.metrics import Floats
 from harness.simulated import SimulatedEngine
+from harness.trace import Trace
 from simulator.cost import CostModel
 
 KINDS = ("prefill", "decode", "mixed")
@@ -35,23 +37,28 @@ class StepReplay:
     """A replay with measured step times.
 
     Attributes:
-        steps: kind, start_time, measured, predicted (s), for the steps of the part that were planned as measured.
+        steps: kind, start_time, measured, predicted (s), for the steps of the part that were planned as measured;
+            single and halves as of `deviations`, NaN unless they were executed more than once.
+        num_executions: of each step, whose median `measured` is.
         num_steps: steps measured.
         first_difference: the first step that was planned otherwise; None where all plans are the measured ones.
         same_preemptions, same_cache_hits: whether each request was preempted as often, and found as much in the cache.
     """
 
     steps: pd.DataFrame
+    num_executions: int
     num_steps: int
     first_difference: int | None
     same_preemptions: bool
     same_cache_hits: bool
 
     def summary(self) -> dict[str, Any]:
-        """Per kind of step: how many, MAPE, bias (mean of the signed errors) and error of their total time, in %."""
+        """Per kind of step: how many, MAPE, bias (mean of the signed errors) and error of their total time, in %; and
+        where they were executed more than once the means of `deviations`."""
         errors = {kind: _errors(self.steps[self.steps["kind"] == kind]) for kind in KINDS}
         return {
             "num_steps": self.num_steps,
+            "num_executions": self.num_executions,
             "plans_identical": self.first_difference is None,
             "first_difference": self.first_difference,
             "preemptions_identical": self.same_preemptions,
@@ -85,30 +92,58 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     """
     assert run.own is not None
     measured = run.own.result.steps
-    delivered_ns, order = _deliveries(run)
-    table = run.trace.table.iloc[order].reset_index(drop=True).assign(request_id=np.arange(len(order)))
-    trace = replace(run.trace, table=table)
-    cost = _PricedReplay(_ns(measured["duration"]), priced)
+    trace, delivered_ns = as_delivered(run)
+    cost = _PricedReplay(whole_ns(measured["duration"]), priced)
     stepwise = config.model_copy(update={"engine": config.engine.model_copy(update={"compress": False})})
     engine = SimulatedEngine(stepwise, trace, OpenLoop(delivered_ns), cost)
     engine.run()
     replayed = engine.recorder.tables(trace, engine.unfinished())
-    num_same, first_difference = _common_steps(measured, replayed.steps)
-    in_order = replayed.requests.assign(row=order).sort_values("row")
+    different = first_difference(measured, replayed.steps)
+    num_same = len(measured) if different is None else different
+    in_order = replayed.requests.assign(row=trace.table["row"].to_numpy()).sort_values("row")
 
     def same(name: str) -> bool:
         return bool(np.array_equal(in_order[name].to_numpy(), run.requests[name].to_numpy()))
 
+    executions = run.own.executions()
+    single, halves = deviations(executions)
     steps = pd.DataFrame(
         {
             "kind": cost.kinds[:num_same],
             "start_time": measured["start_time"].to_numpy()[:num_same],
-            "measured": measured["duration"].to_numpy()[:num_same],
+            "measured": np.median(executions, axis=0)[:num_same],
             "predicted": np.array(cost.predicted_ns[:num_same]) * 1e-9,
+            "single": single[:num_same],
+            "halves": halves[:num_same],
         }
     )
     steps = steps[_in_part(run, steps["start_time"].to_numpy(), part)]
-    return StepReplay(steps, len(measured), first_difference, same("num_preemptions"), same("num_cached_tokens"))
+    same_preemptions, same_cache_hits = same("num_preemptions"), same("num_cached_tokens")
+    return StepReplay(steps, len(executions), len(measured), different, same_preemptions, same_cache_hits)
+
+
+def deviations(executions: Floats) -> tuple[Floats, Floats]:
+    """How well the times of steps are known, relatively and by step, from `executions` [executions, steps].
+
+    Returns: the mean distance of a single execution from the median of all, and that of the medians of both halves
+    from each other, which are about twice as far apart as the median of all is from the truth; NaN if too few.
+    """
+    count, num_steps = executions.shape
+    if count < 2:
+        return np.full(num_steps, np.nan), np.full(num_steps, np.nan)
+    single = np.abs(executions / np.median(executions, axis=0) - 1).mean(axis=0)
+    one, other = (np.median(executions[first::2], axis=0) for first in (0, 1))
+    return single, np.abs(one / other - 1)
+
+
+def as_delivered(run: MeasuredRun) -> tuple[Trace, npt.NDArray[np.int64]]:
+    """The trace of a run of our own engine in the order in which requests reached the scheduler, and when, in ns.
+
+    Its column `row` is their place in `MeasuredRun.trace`.
+    """
+    delivered_ns, order = _deliveries(run)
+    table = run.trace.table.iloc[order].reset_index(drop=True).assign(request_id=np.arange(len(order)), row=order)
+    return replace(run.trace, table=table), delivered_ns
 
 
 def _in_part(run: MeasuredRun, start_s: Floats, part: Part) -> npt.NDArray[np.bool_]:
@@ -126,25 +161,25 @@ def _deliveries(run: MeasuredRun) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
     """
     assert run.own is not None
     steps, requests = run.own.result.steps, run.own.result.requests.iloc[run.own.rows]
-    arrival_ns = _ns(requests["arrival_time"])
-    issued_ns = arrival_ns + _ns(requests["replay_lag"].fillna(0.0))
+    arrival_ns = whole_ns(requests["arrival_time"])
+    issued_ns = arrival_ns + whole_ns(requests["replay_lag"].fillna(0.0))
     order = np.lexsort((run.own.rows, arrival_ns, issued_ns))
-    start_ns = _ns(steps["start_time"])
-    finished_before = np.searchsorted(np.sort(_ns(requests["finish_time"])), start_ns, side="right")
+    start_ns = whole_ns(steps["start_time"])
+    finished_before = np.searchsorted(np.sort(whole_ns(requests["finish_time"])), start_ns, side="right")
     delivered = steps["num_running"].to_numpy() + steps["num_waiting"].to_numpy() + finished_before
     step = np.searchsorted(np.maximum.accumulate(delivered), np.arange(len(order)), side="right")
     return start_ns[np.minimum(step, len(start_ns) - 1)], order
 
 
-def _common_steps(measured: pd.DataFrame, replayed: pd.DataFrame) -> tuple[int, int | None]:
-    """How many steps were planned alike from the start, and the first that was not."""
+def first_difference(measured: pd.DataFrame, replayed: pd.DataFrame) -> int | None:
+    """The first step of a replay that was planned otherwise than measured; None where all are the same."""
     shorter = min(len(measured), len(replayed))
     one, other = (table[_DECISIONS].to_numpy()[:shorter] for table in (measured, replayed))
-    starts = _ns(measured["start_time"])[:shorter] != _ns(replayed["start_time"])[:shorter]
+    starts = whole_ns(measured["start_time"])[:shorter] != whole_ns(replayed["start_time"])[:shorter]
     different = np.flatnonzero((one != other).any(axis=1) | starts)
     if len(different):
-        return int(different[0]), int(different[0])
-    return shorter, None if len(measured) == len(replayed) else shorter
+        return int(different[0])
+    return None if len(measured) == len(replayed) else shorter
 
 
 def _errors(steps: pd.DataFrame) -> dict[str, float]:
@@ -152,14 +187,16 @@ def _errors(steps: pd.DataFrame) -> dict[str, float]:
         return {}
     measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
     relative = 100 * (predicted - measured) / measured
+    known = {name: float(100 * steps[name].mean()) for name in ("single", "halves") if steps[name].notna().any()}
     return {
         "count": len(steps),
         "mape_pct": float(np.abs(relative).mean()),
         "bias_pct": float(relative.mean()),
         "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
+        **{f"{name}_mape_pct": value for name, value in known.items()},
     }
 
 
-def _ns(seconds: pd.Series) -> npt.NDArray[np.int64]:
+def whole_ns(seconds: pd.Series) -> npt.NDArray[np.int64]:
     """Whole ns: they were, before the tables turned them into s."""
     return np.rint(seconds.to_numpy(dtype=np.float64) * 1e9).astype(np.int64)

@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from harness.config.base import ConfigModel, Fraction, NonNegativeInt, PositiveInt, Text
 from harness.config.profiling import ProfileConfig
 from harness.config.system import CostConfig, DeviceConfig, EngineConfig, MetricsConfig, ModelConfig, SchedulerConfig
-from harness.config.validation import CalibrationConfig, ValidationConfig
+from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
 
@@ -15,7 +15,7 @@ class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
     `max_model_len=None` takes the model's own limit; `results` are the folders that `task=report` compares."""
 
-    task: Literal["run", "report", "profile", "validate", "calibrate"] = "run"
+    task: Literal["run", "report", "profile", "validate", "calibrate", "retime"] = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
@@ -38,6 +38,7 @@ class RunConfig(ConfigModel):
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+    retiming: RetimingConfig = RetimingConfig()
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -98,16 +99,19 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_measured(self) -> Self:
-        measures = self.task in ("validate", "calibrate")
+        simulates = self.task in ("validate", "calibrate")
+        measures = simulates or self.task == "retime"
         if measures and self.validation.measured is None:
             raise ValueError(
                 f"validation.measured: task={self.task} needs a measured run, e.g. validation.measured=run:outputs/a"
             )
         if not measures and (key := _changed(self.validation)):
-            raise ValueError(f"validation.{key}: read by task=validate and task=calibrate only")
+            raise ValueError(f"validation.{key}: read by task=validate, task=calibrate and task=retime only")
         if self.task != "calibrate" and (key := _changed(self.calibration)):
             raise ValueError(f"calibration.{key}: read by task=calibrate only")
-        if measures and self.engine.kind != "sim":
+        if self.task != "retime" and (key := _changed(self.retiming)):
+            raise ValueError(f"retiming.{key}: read by task=retime only")
+        if simulates and self.engine.kind != "sim":
             raise ValueError(f"engine={self.engine.kind}: task={self.task} simulates; use engine=sim")
         return self
 

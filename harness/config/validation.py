@@ -1,4 +1,4 @@
-"""Configuration of task=validate and task=calibrate: which measured run, which part of it, which constants."""
+"""Configuration of the tasks on measured runs: which run, which part of it, which constants."""
 
 from typing import Annotated, Literal
 
@@ -14,15 +14,23 @@ class ValidationConfig(ConfigModel):
     """The measured run that a simulation is compared with, as `<kind>:<path>`; kinds are those of `harness.measured`.
 
     `workload` is the file that was replayed, for formats whose log lacks the prompts; `repeats` are more runs of the
-    same, as `measured`; `score` is the part of the requests, by order of arrival, that is compared; `latency_from` is
-    where TTFT and E2EL start: at the arrival, or when the scheduler first saw the request.
+    same, as `measured`; `retimed` are folders of task=retime with more executions of its steps; `score` is the part of
+    the requests, by order of arrival, that is compared; `latency_from` is where TTFT and E2EL start: at the arrival, or
+    when the scheduler first saw the request.
     """
 
     measured: Text | None = None
     workload: Text | None = None
     repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    retimed: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
     latency_from: Literal["arrival", "queued"] = "arrival"
+
+
+class RetimingConfig(ConfigModel):
+    """How often task=retime executes the steps of `validation.measured`."""
+
+    repeats: PositiveInt = 5
 
 
 class CalibrationConfig(ConfigModel):

@@ -74,11 +74,18 @@ class OwnRun:
     """A measured run of this project's own engine: its configuration and tables, times since its replay's start.
 
     rows: int64[n], the row of `result.requests` behind each row of `MeasuredRun.trace`.
+    retimed: float64[k, steps], what each step took in later executions, in s.
     """
 
     config: RunConfig
     result: RunResult
     rows: npt.NDArray[np.int64]
+    retimed: Floats | None = None
+
+    def executions(self) -> Floats:
+        """float64[1 + k, steps]: what each step took in s, in the run itself and in later executions."""
+        measured = self.result.steps["duration"].to_numpy(dtype=np.float64)[None]
+        return measured if self.retimed is None else np.concatenate([measured, self.retimed])
 
 
 def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from harness.measured.measured_run import (
     OwnRun,
     check_order,
     queued_times,
+    read_json,
     requests_table,
     series_table,
 )
@@ -65,6 +67,25 @@ def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.Data
     levels = {name: np.where(busy, steps[name].to_numpy()[step], 0) for name in ("num_running", "num_waiting")}
     usage = np.where(busy, steps["num_used_blocks"].to_numpy()[step] / num_blocks, 0.0)
     return series_table({"time": times, **levels, "kv_cache_usage": usage})
+
+
+def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
+    """`run` with the step times that task=retime left in `folders`.
+
+    Raises:
+        MeasuredRunError: a folder holds none, or those of another run.
+    """
+    if run.own is None:
+        raise MeasuredRunError(f"validation.retimed: {run.source} is not a run of this project's own engine")
+    times = []
+    for folder in folders:
+        document = read_json(folder / results.RETIMED)
+        source = document.get("measured", {}).get("source") if isinstance(document, dict) else None
+        if source is None or document["measured"].get("data_sha256") != run.data_sha256():
+            raise MeasuredRunError(f"{folder}: step times of {source or 'no run'}, not of {run.source}")
+        table = results.read_table(folder / results.STEP_TIMES, ["repeat", "step", "duration"])
+        times.append(table.pivot(index="repeat", columns="step", values="duration").to_numpy(dtype=np.float64))
+    return replace(run, own=replace(run.own, retimed=np.concatenate(times)))
 
 
 def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:

@@ -20,7 +20,12 @@ def grids(limits: Limits) -> list[Grid]:
     """Families to refine: operators by tokens, decode and prefill attention."""
     tokens = log_spaced(1, limits.num_tokens, _FACTOR, [limits.num_seqs, *limits.token_buckets])
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
-    contexts = log_spaced(min(_SHORTEST_CONTEXT, limits.context), limits.context, _FACTOR)
+    contexts = sorted(
+        {
+            _inside_a_block(context, limits.block_size)
+            for context in log_spaced(min(_SHORTEST_CONTEXT, limits.context), limits.context, _FACTOR)
+        }
+    )
     chunks = log_spaced(1, min(limits.num_tokens, limits.context), _FACTOR)
     starts = [0]
     if limits.context > _SHORTEST_START:
@@ -70,3 +75,8 @@ def others(limits: Limits) -> list[Grid]:
 
 def _fit_pool(contexts: tuple[int, ...], limits: Limits) -> bool:
     return sum(-(-context // limits.block_size) for context in contexts) < limits.num_blocks
+
+
+def _inside_a_block(context: int, block_size: int) -> int:
+    """A context near this one that ends inside a block, as most do: whole blocks may need no mask."""
+    return context - block_size // 3 if context > block_size else context

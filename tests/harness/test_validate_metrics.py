@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.validate_floor import decode_noise
 from harness.validate_metrics import align, comparison, part_of, statistics
+from harness.validate_steps import deviations
 from tests.harness.measured_files import made_up
 
 
@@ -57,23 +57,12 @@ def test_with_repeats_the_simulation_is_compared_to_the_median_run() -> None:
     assert table["measured"].item() == 100 and table["error_pct"].item() == pytest.approx(1)
 
 
-def steps_of(*durations: float, batch: int = 4, context: int = 400) -> pd.DataFrame:
-    """A steps table of decode steps alike in all but their time."""
-    names = {"num_prefill_seqs": 0, "num_decode_seqs": batch, "num_context_tokens": context}
-    return pd.DataFrame({"duration": list(durations)}).assign(**names)
-
-
-def test_the_noise_of_steps_is_their_distance_from_the_median_of_equal_steps() -> None:
-    mine, other = steps_of(8.0, 9.0, 10.0, 11.0, 12.0), steps_of(*[11.0] * 5)
-    rare, mixed = steps_of(1.0, batch=5), steps_of(*[99.0] * 5).assign(num_prefill_seqs=1)
-    found = decode_noise(pd.concat([mine, rare, mixed]), [other, rare])
-    assert found["count"] == 5
-    assert found["own_mape_pct"] == pytest.approx(20 * (10 / 8 + 10 / 9 - 10 / 11 - 10 / 12))
-    assert found["repeats_mape_pct"] == pytest.approx(20 * (11 / 8 + 11 / 9 + 11 / 10 - 11 / 12 - 2))
-    assert decode_noise(mine, []).keys() == {"count", "own_mape_pct"}
-    assert decode_noise(rare, [rare]) == {}
-    longer = steps_of(*[11.0] * 5, context=800)
-    assert "repeats_mape_pct" not in decode_noise(mine, [longer])
+def test_the_noise_of_steps_is_their_distance_from_the_median_of_their_executions() -> None:
+    executions = np.array([[8.0, 1.0], [10.0, 1.0], [12.0, 1.0], [20.0, 1.0], [10.0, 1.0]])
+    single, halves = deviations(executions)
+    assert single.tolist() == pytest.approx([(0.2 + 0 + 0.2 + 1.0 + 0) / 5, 0])
+    assert halves.tolist() == pytest.approx([abs(10 / 15 - 1), 0])  # 8, 12, 10 and 10, 20
+    assert all(np.isnan(each).all() for each in deviations(executions[:1]))
 
 
 def test_levels_are_compared_where_they_were_measured() -> None:
