@@ -2,12 +2,12 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 3]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 6]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
-tiny model and measures workloads with the real engine, several times, all in turns, so that a slow phase of a shared
-machine hits both. Tables go to experiments/results/fidelity_<case>.json, fitted constants and figures to
-docs/fidelity/<case>/.
+tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in turns
+and several times, so that a slow phase of a shared machine hits all alike. Tables go to
+experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
-_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "step_noise", "calibration")
+_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "calibration")
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
 
 
@@ -136,27 +136,19 @@ def print_noise(columns: dict[str, Scored]) -> None:
         for statistic in ("mean", "p90"):
             row = [f"{scored.error(metric, statistic, 'noise_floor_pct'):.1f} %" for scored in columns.values()]
             table.add_row(f"{metric.upper()} {statistic}", *row)
+    figures = {
+        "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from the median": "single_mape_pct",
+        "half of the executions from the others": "halves_mape_pct",
+    }  # fmt: skip
     for kind in ("decode", "mixed"):
-        table.add_row(f"{kind} steps, MAPE", *(_range(scored, kind, "mape_pct") for scored in columns.values()))
-        table.add_row(f"{kind} steps, bias", *(_range(scored, kind, "bias_pct") for scored in columns.values()))
-    for key, name in (("own", "same run"), ("repeats", "repeats")):
-        noise = [scored.document["step_noise"].get(f"{key}_mape_pct", float("nan")) for scored in columns.values()]
-        table.add_row(f"decode steps, medians of the {name}, MAPE", *(f"{each:.1f} %" for each in noise))
+        for name, figure in figures.items():
+            errors = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
+            table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, float('nan')):.1f} %" for each in errors))
     same = ("plans_identical", "preemptions_identical", "cache_hits_identical")
-    equal = [all(steps[key] for key in same for steps in _replays(scored)) for scored in columns.values()]
+    replays = [[scored.document["steps"], *scored.document["steps_of_repeats"]] for scored in columns.values()]
+    equal = [all(steps[key] for key in same for steps in each) for each in replays]
     table.add_row("decisions with measured times", *("all equal" if each else "different" for each in equal))
     Console().print(table)
-
-
-def _replays(scored: Scored) -> list[dict[str, Any]]:
-    """The measured run and its repeats, replayed with their step times."""
-    return [scored.document["steps"], *scored.document["steps_of_repeats"]]
-
-
-def _range(scored: Scored, kind: str, figure: str) -> str:
-    """Lowest and highest over the measured runs."""
-    found = [replay["errors"][kind][figure] for replay in _replays(scored) if kind in replay["errors"]]
-    return f"{min(found):+.1f} .. {max(found):+.1f} %" if found else "none"
 
 
 def published_errors(path: Path) -> dict[str, float]:
@@ -237,7 +229,7 @@ def distserve(lab: Lab, data: Path) -> None:
 
 
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
-    """Our own engine: profile the tiny model and measure the workloads in turns, then predict them."""
+    """Our own engine: profile the tiny model, measure the workloads and their steps in turns, then predict them."""
     chats = ["trace=sharegpt", f"trace.num_requests={args.requests}"]
     mooncake = ["trace=mooncake", f"trace.path={args.traces / 'mooncake' / 'conversation_trace.jsonl'}"]
     workloads = {  # none of them is used to profile
@@ -255,6 +247,7 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
     if not args.reuse:
         shutil.rmtree(profile, ignore_errors=True)
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
+    retimed: dict[str, list[Path]] = {name: [] for name in workloads}
     for repeat in range(args.repeats):
         if not args.reuse:
             lab.profile(profile, args.profiling / (args.repeats + 1), *profiling)
@@ -263,14 +256,20 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
             if not (args.reuse and folder.exists()):
                 lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
             runs[name].append(folder)
+            again = lab.scratch / f"retimed{i}_{repeat}"
+            if not (args.reuse and again.exists()):
+                lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
+            retimed[name].append(again)
     if not args.reuse:
         lab.profile(profile, None, *profiling)
     scored = {}
     for i, (name, folders) in enumerate(runs.items()):
         others = ",".join(f"run:{folder}" for folder in folders[1:])
+        more = ",".join(map(str, retimed[name]))
         scored[name] = lab.validate(
             f"workload{i}", "engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}",
-            f"validation.measured=run:{folders[0]}", f"validation.repeats=[{others}]", figures=True,
+            f"validation.measured=run:{folders[0]}", f"validation.repeats=[{others}]",
+            f"validation.retimed=[{more}]", figures=True,
         )  # fmt: skip
     print_errors("our engine on this CPU", scored)
     print_noise(scored)
@@ -283,9 +282,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--requests", type=int, default=120)
-    parser.add_argument("--profiling", type=float, default=240, help="seconds, in all")
+    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--requests", type=int, default=80)
+    parser.add_argument("--profiling", type=float, default=300, help="seconds, in all")
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
     os.chdir(ROOT)

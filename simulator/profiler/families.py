@@ -20,12 +20,9 @@ def grids(limits: Limits) -> list[Grid]:
     """Families to refine: operators by tokens, decode and prefill attention."""
     tokens = log_spaced(1, limits.num_tokens, _FACTOR, [limits.num_seqs, *limits.token_buckets])
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
-    contexts = sorted(
-        {
-            _inside_a_block(context, limits.block_size)
-            for context in log_spaced(min(_SHORTEST_CONTEXT, limits.context), limits.context, _FACTOR)
-        }
-    )
+    last = max(1, limits.context - 1)  # the last token of a sequence is never fed back
+    *shorter, _ = log_spaced(min(_SHORTEST_CONTEXT, last), last, _FACTOR)
+    contexts = [*(_inside_a_block(context, limits.block_size) for context in shorter), last]
     chunks = log_spaced(1, min(limits.num_tokens, limits.context), _FACTOR)
     starts = [0]
     if limits.context > _SHORTEST_START:

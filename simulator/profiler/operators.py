@@ -21,6 +21,7 @@ from kernels.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
 _PATTERN_BLOCKS = 1024
+_MOST_GENERATED = 512  # tokens of a context that were generated, if the prompt is at least as long
 
 
 class LoneRank(TensorParallel):
@@ -211,7 +212,8 @@ class Operators:
 
     def _tables(self, contexts: Sequence[int]) -> Tensor:
         """Block tables of sequences of these contexts."""
-        tables = placed_blocks([-(-context // self._block_size) for context in contexts])
+        counts = [-(-context // self._block_size) for context in contexts]
+        tables = placed_blocks(counts, -(-_MOST_GENERATED // self._block_size))
         return torch.from_numpy(tables).to(self._device)
 
     def _integers(self, below: int, count: int) -> Tensor:
@@ -221,13 +223,13 @@ class Operators:
         return torch.randn(*shape, generator=self._generator).to(self._device, self._dtype)
 
 
-def placed_blocks(counts: Sequence[int]) -> NDArray[np.int32]:
+def placed_blocks(counts: Sequence[int], most_generated: int) -> NDArray[np.int32]:
     """Block tables of sequences of so many blocks, int32[sequences, most], as a fresh pool hands blocks out.
 
-    The first half of each lies in one piece, being its prompt; the rest alternates, as all sequences grow. On a CPU
-    blocks in no order are read up to twice as slowly.
+    The prompt of each lies in one piece, and is at least half of it. What is generated, `most_generated` blocks at
+    most, alternates, as all sequences grow. On a CPU blocks in no order are read up to twice as slowly.
     """
-    prompts = [-(-count // 2) for count in counts]
+    prompts = [max(-(-count // 2), count - most_generated) for count in counts]
     tables = np.zeros((len(counts), max(counts)), np.int32)
     for row, (prompt, end) in enumerate(zip(prompts, accumulate(prompts), strict=True)):
         tables[row, :prompt] = np.arange(end - prompt, end)

@@ -19,7 +19,8 @@ from engine.model_config import ModelConfig  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
 from simulator.hardware import ModelShape  # noqa: E402
 from simulator.profile import ProfileMeta, load_profile  # noqa: E402
-from simulator.profiler.bench import uneven_contexts  # noqa: E402
+from simulator.profiler import families  # noqa: E402
+from simulator.profiler.bench import Limits, uneven_contexts  # noqa: E402
 from simulator.profiler.collectives import Collectives  # noqa: E402
 from simulator.profiler.operators import Operators, placed_blocks  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
@@ -130,7 +131,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
     for _, group in tokens.groupby("operator"):
         assert group["num_tokens"].is_monotonic_increasing and group["num_tokens"].iloc[[0, -1]].tolist() == [1, 16]
     assert (tokens["time_us"] > 0).all() and (attention["time_us"] > 0).all()
-    assert attention["prefill_context"].max() == 95 and attention["decode_context"].max() == 96
+    assert attention["prefill_context"].max() == 95 and attention["decode_context"].max() == 95
     assert set(steps["kind"]) == {"decode", "prefill", "mixed"}
 
 
@@ -184,13 +185,23 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
 
 
+@pytest.mark.parametrize(("context", "block_size"), [(1, 16), (2, 1), (20, 16), (97, 16), (4096, 16), (4096, 256)])
+def test_contexts_end_inside_a_block_and_at_the_longest_that_is_decoded(context: int, block_size: int) -> None:
+    limits = Limits(64, 8, context, context, 1 << 20, block_size, (), 1, 128)
+    contexts = next(grid.axes[1] for grid in families.grids(limits) if grid.family == "decode")
+    assert contexts == sorted(set(contexts)) and contexts[0] >= 1 and contexts[-1] == max(1, context - 1)
+    assert all(each % block_size for each in contexts[:-1] if each > block_size > 1)
+
+
 def test_blocks_lie_as_a_fresh_pool_hands_them_out() -> None:
-    tables = placed_blocks([5, 1, 9])
+    tables = placed_blocks([5, 1, 9], 4)
     assert tables.tolist() == [
         [0, 1, 2, 9, 11, 0, 0, 0, 0],
         [3, 0, 0, 0, 0, 0, 0, 0, 0],
         [4, 5, 6, 7, 8, 10, 12, 13, 14],
     ]
+    mostly_prompt = placed_blocks([9, 4], 2).tolist()
+    assert mostly_prompt == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
 
 
 def test_all_reduce_is_timed_on_real_ranks() -> None:
