@@ -217,9 +217,9 @@ class BlockManager:
         return copy
 
     def take(self, count: int) -> list[int]:
-        """Take `count` blocks out of the free pool, which must hold that many: of a fresh pool in ascending order.
+        """Take `count` blocks out of the free pool, which must hold that many.
 
-        Attention on a CPU reads up to 1.8 times as slowly from blocks in descending order.
+        They come in ascending order, as far as they lie together: a CPU reads them faster that way.
         """
         free = self._free
         split = max(0, len(free) - count)
@@ -242,6 +242,7 @@ class BlockManager:
                 del index[block_hash]
         for block in blocks if self._content else ():
             self._content.pop(block, None)
+        blocks.sort()
         return blocks
 
     def release(self, sequence: Sequence) -> None:

@@ -31,7 +31,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.results import environment  # noqa: E402
+from harness.results import RETIMED, SUMMARY, environment  # noqa: E402
 
 DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
 RESULTS = Path("experiments/results")
@@ -253,11 +253,11 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
             lab.profile(profile, args.profiling / (args.repeats + 1), *profiling)
         for i, (name, workload) in enumerate(workloads.items()):
             folder = lab.scratch / f"run{i}_{repeat}"
-            if not (args.reuse and folder.exists()):
+            if not (args.reuse and (folder / SUMMARY).exists()):
                 lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
             runs[name].append(folder)
             again = lab.scratch / f"retimed{i}_{repeat}"
-            if not (args.reuse and again.exists()):
+            if not (args.reuse and (again / RETIMED).exists()):
                 lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
             retimed[name].append(again)
     if not args.reuse:

@@ -5,7 +5,8 @@ What is minimised is `calibration.objective`:
     statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99
     requests    mean of the absolute errors of single requests' TTFT and decode times, relative to their measured means
     steps       of our own engine, whose step times are known: root mean square of the relative errors of the single
-                steps, weighted by their measured times; the measured plans are priced one by one
+                steps, weighted by their measured times (with `validation.retimed`, the medians of their executions);
+                the measured plans are priced one by one
 """
 
 from __future__ import annotations
@@ -90,6 +91,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             "part": part,
             "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
             "latency_from": config.validation.latency_from,
+            "step_executions": len(run.own.executions()) if run.own else None,
         },
         "kept": _kept(config, fit.values),
         "objective": {
@@ -170,6 +172,8 @@ def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
                 f"calibration.objective=steps: {run.source} does not tell step times; choose statistics or requests"
             )
         return Objective("RMS relative error of step times, weighted by time", _step_misfit(config, run))
+    if config.validation.retimed:
+        raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
     what, misfit = _LATENCY_MISFITS[name]
     return Objective(what, _latency_misfit(config, run, misfit))
 

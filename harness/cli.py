@@ -1,14 +1,13 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
-import importlib.util
 import os
 import re
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
@@ -18,6 +17,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import help_text, sweep
+from harness.availability import check_engine
 from harness.config import RunConfig, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
@@ -86,6 +86,7 @@ def execute(config: RunConfig, folder: Path) -> None:
         OSError: the output cannot be written.
     """
     check_engine(config.engine.kind)
+    _check_output(config, folder)
     if config.task == "report":
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
@@ -94,6 +95,15 @@ def execute(config: RunConfig, folder: Path) -> None:
         (folder / stale).unlink(missing_ok=True)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     _task(config)(config, folder)
+
+
+def _check_output(config: RunConfig, folder: Path) -> None:
+    """Refuses to put results where those are that they are made of."""
+    settings = config.validation
+    measured = [settings.measured, *settings.repeats]
+    for name in [*(name.partition(":")[2] for name in measured if name), *settings.retimed]:
+        if Path(name).expanduser().resolve() == folder.resolve():
+            raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
 
 
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
@@ -107,21 +117,6 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "retime":
         return importlib.import_module("harness.retime").retime
     return importlib.import_module("harness.run").run
-
-
-def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
-    """Says what is missing for the engine asked for.
-
-    Raises:
-        ConfigError: it is torch or CUDA.
-    """
-    if kind == "sim":
-        return
-    runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
-    if importlib.util.find_spec("torch") is None:
-        raise ConfigError(f"engine={kind}: torch is not installed (pip install -e '.[engine]'); {runs_here}")
-    if kind == "gpu" and not importlib.import_module("torch").cuda.is_available():
-        raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")
 
 
 def explain(error: Exception) -> str:

@@ -19,7 +19,7 @@ from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.errors import ConfigError
 from harness.prompts import PromptSource
 from harness.recorder import Recorder
-from harness.replay import PacedReplay, Replay
+from harness.replay import Intake, Replay, replay_paced
 from harness.results import cpu_model
 from harness.shapes import model_shape
 from harness.trace import Trace
@@ -31,18 +31,13 @@ _WARM_UP_TOKENS = ((10,), (20,), (50,), (300, 5))
 
 
 class RealEngine:
-    """A model loaded and ready to serve `trace`; the recorder fills while `run` runs.
-
-    Args:
-        pace_ns: the times of the steps of an earlier run, on whose clock to serve (`PacedReplay`).
+    """A model loaded and ready to serve `trace`, once; the recorder fills meanwhile.
 
     Raises:
         ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
     """
 
-    def __init__(
-        self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess, pace_ns: Iterable[int] | None = None
-    ) -> None:
+    def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
         settings = config.engine
         assert isinstance(settings, CpuEngine | GpuEngine)
         if settings.num_threads is not None:
@@ -62,8 +57,9 @@ class RealEngine:
         def params(max_tokens: int) -> SamplingParams:
             return SamplingParams(max_tokens, temperature=temperature, ignore_eos=True)
 
-        parts = (self._engine, arrivals, prompts, self.recorder, params)
-        self.replay = Replay(*parts) if pace_ns is None else PacedReplay(*parts, pace_ns)
+        self._arrivals = arrivals
+        self._intake = Intake(self._engine, prompts, self.recorder, params)
+        self._replay = Replay(self._intake, arrivals)
 
     def _load(self, config: RunConfig, settings: CpuEngine | GpuEngine) -> None:
         self._model_config, engine_config = engine_settings(config, settings)
@@ -77,7 +73,8 @@ class RealEngine:
     def device_name(self) -> str:
         if self._engine.config.device == "cuda":
             return torch.cuda.get_device_name()
-        return f"{cpu_model() or 'CPU'}, {torch.get_num_threads()} threads"
+        threads = torch.get_num_threads()
+        return f"{cpu_model() or 'CPU'}, {threads} thread" + ("" if threads == 1 else "s")
 
     def describe(self) -> str:
         """The KV pool and the attention backend, for the log."""
@@ -92,11 +89,15 @@ class RealEngine:
         )
 
     def run(self) -> None:
-        """Serve the trace, in real time or as it is paced, to its end or until `stop` is called."""
-        self.replay.run()
+        """Serve the trace in real time, to its end or until `stop` is called."""
+        self._replay.run()
+
+    def run_paced(self, durations_ns: Iterable[int]) -> list[int]:
+        """Serve the trace on the clock of an earlier run, as `replay_paced` does."""
+        return replay_paced(self._intake, self._arrivals, durations_ns)
 
     def stop(self) -> None:
-        self.replay.stop()
+        self._replay.stop()
 
     def unfinished(self) -> list[Sequence]:
         """Requests that are waiting or running."""

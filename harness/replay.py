@@ -1,6 +1,6 @@
 """Replays a trace on a real clock: requests are issued when they are due, however busy the engine is.
 
-Or on the clock of an earlier run (`PacedReplay`), so that the engine meets the same requests at the same times, makes
+Or on the clock of an earlier run (`replay_paced`), so that the engine meets the same requests at the same times, makes
 the same plans, and each of its steps can be timed once more.
 """
 
@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
 
 from engine.engine_config import SamplingParams
-from engine.llm_engine import LLMEngine, StepReport
+from engine.llm_engine import ExecutedPlan, LLMEngine, StepReport
 from engine.sequence import RequestRefusedError, Sequence
 from harness.arrivals import ArrivalProcess
 from harness.prompts import PromptSource
@@ -104,17 +105,40 @@ class IssueThread:
                 self._changed.wait(min((self._arrivals.next_ns - now) * 1e-9, _NAP_S))
 
 
+@dataclass(frozen=True)
+class Intake:
+    """How requests reach an engine, and who sees it; `params` are the parameters of one of so many tokens."""
+
+    engine: LLMEngine
+    prompts: PromptSource
+    observer: LiveObserver
+    params: Callable[[int], SamplingParams]
+
+    def hand_over(self, issued: Issued, now_ns: int) -> bool:
+        """Queue a request that was issued; False where it is refused."""
+        self.observer.on_issued(issued, now_ns)
+        sequence = self.prompts.make(issued.row, issued.arrival_ns)
+        try:
+            self.engine.add(sequence, self.params(sequence.max_tokens))
+        except RequestRefusedError as refusal:
+            self.observer.on_refused(sequence, str(refusal))
+            return False
+        return True
+
+    def commit(self, executed: ExecutedPlan, now_ns: int) -> list[Sequence]:
+        """Account for a plan that ended at `now_ns`; returns who finished."""
+        report = self.engine.commit(executed, now_ns)
+        self.observer.on_report(report)
+        for sequence in report.outcome.finished:
+            self.prompts.on_finish(sequence)
+        return report.outcome.finished
+
+
 class Replay:
     """Drives an engine through a trace with forced output lengths; `stop` ends it after the plan under way."""
 
-    def __init__(
-        self, engine: LLMEngine, arrivals: ArrivalProcess, prompts: PromptSource, observer: LiveObserver,
-        params: Callable[[int], SamplingParams],
-    ) -> None:  # fmt: skip
-        self._engine = engine
-        self._prompts = prompts
-        self._observer = observer
-        self._params = params
+    def __init__(self, intake: Intake, arrivals: ArrivalProcess) -> None:
+        self._intake = intake
         self._arrivals = arrivals
         self._stopping = False
 
@@ -131,10 +155,13 @@ class Replay:
             issuer.stop()
 
     def _serve(self, issuer: IssueThread) -> None:
+        intake = self._intake
         now, issued = issuer.collect()
         while not self._stopping:
-            self._deliver(issuer, issued, now)
-            executed = self._engine.execute(now)
+            for each in issued:
+                if not intake.hand_over(each, now):
+                    issuer.on_finish(each.row, now)
+            executed = intake.engine.execute(now)
             # What was issued while the plan ran is seen at its end, as in the simulation.
             now, issued = issuer.collect()
             if executed is None:
@@ -143,82 +170,39 @@ class Replay:
                 now, more = issuer.collect()
                 issued += more
                 continue
-            report = self._engine.commit(executed, now)
-            self._observer.on_report(report)
-            for sequence in report.outcome.finished:
-                self._prompts.on_finish(sequence)
+            for sequence in intake.commit(executed, now):
                 issuer.on_finish(sequence.request_id, now)
 
-    def _deliver(self, issuer: IssueThread, issued: list[Issued], now_ns: int) -> None:
-        for each in issued:
-            if not _hand_over(each, now_ns, self._engine, self._prompts, self._observer, self._params):
-                issuer.on_finish(each.row, now_ns)
 
+def replay_paced(intake: Intake, arrivals: ArrivalProcess, durations_ns: Iterable[int]) -> list[int]:
+    """Drive an engine on the clock of an earlier run, to the end of that run.
 
-class PacedReplay:
-    """Drives an engine on the clock of an earlier run, of which `durations_ns` are the times of the steps in order.
+    Nothing is waited for: the first step after an idle time follows the last one before it.
 
     Args:
         arrivals: when each request reached the engine in that run.
+        durations_ns: what its steps took, in order.
 
-    Attributes:
-        measured_ns: what each step really took, counted as `Replay` counts it. The steps of a plan share its time.
+    Returns: what each step takes now in ns, counted as `Replay` counts it; the steps of a plan share its time.
     """
-
-    def __init__(
-        self, engine: LLMEngine, arrivals: ArrivalProcess, prompts: PromptSource, observer: LiveObserver,
-        params: Callable[[int], SamplingParams], durations_ns: Iterable[int],
-    ) -> None:  # fmt: skip
-        self.measured_ns: list[int] = []
-        self._engine = engine
-        self._arrivals = arrivals
-        self._prompts = prompts
-        self._observer = observer
-        self._params = params
-        self._left = iter(durations_ns)
-        self._stopping = False
-
-    def stop(self) -> None:
-        self._stopping = True
-
-    def run(self) -> None:
-        """Serve until everything is done, `stop` was called, or the earlier run has no more steps."""
-        now = self._arrivals.next_ns
-        started = time.perf_counter_ns()
-        while not self._stopping:
-            for arrival, row in self._arrivals.pop_due(now):
-                issued = Issued(row, arrival, arrival)
-                _hand_over(issued, now, self._engine, self._prompts, self._observer, self._params)
-            executed = self._engine.execute(now)
-            ended = time.perf_counter_ns()
-            if executed is None:
-                if self._arrivals.next_ns == NEVER:
-                    return
-                now, started = self._arrivals.next_ns, ended
-                continue
-            num_steps = executed.plan.num_steps
-            paced = list(islice(self._left, num_steps))
-            if len(paced) < num_steps:
-                return
-            self.measured_ns += [(ended - started) // num_steps] * num_steps
-            started = ended
-            now += sum(paced)
-            report = self._engine.commit(executed, now)
-            self._observer.on_report(report)
-            for sequence in report.outcome.finished:
-                self._prompts.on_finish(sequence)
-
-
-def _hand_over(
-    issued: Issued, now_ns: int, engine: LLMEngine, prompts: PromptSource, observer: LiveObserver,
-    params: Callable[[int], SamplingParams],
-) -> bool:  # fmt: skip
-    """Queue a request that was issued; False where it is refused."""
-    observer.on_issued(issued, now_ns)
-    sequence = prompts.make(issued.row, issued.arrival_ns)
-    try:
-        engine.add(sequence, params(sequence.max_tokens))
-    except RequestRefusedError as refusal:
-        observer.on_refused(sequence, str(refusal))
-        return False
-    return True
+    measured_ns: list[int] = []
+    left = iter(durations_ns)
+    now, started = arrivals.next_ns, time.perf_counter_ns()
+    while True:
+        for arrival, row in arrivals.pop_due(now):
+            intake.hand_over(Issued(row, arrival, arrival), now)
+        executed = intake.engine.execute(now)
+        ended = time.perf_counter_ns()
+        if executed is None:
+            if arrivals.next_ns == NEVER:
+                return measured_ns
+            now, started = arrivals.next_ns, ended
+            continue
+        num_steps = executed.plan.num_steps
+        paced = list(islice(left, num_steps))
+        if len(paced) < num_steps:
+            return measured_ns
+        measured_ns += [(ended - started) // num_steps] * num_steps
+        started = ended
+        now += sum(paced)
+        intake.commit(executed, now)

@@ -12,6 +12,8 @@ long as it did then. So it decides the same, which is checked.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 
 from harness.arrivals import OpenLoop
-from harness.cli import check_engine
+from harness.availability import check_engine
 from harness.config import RunConfig
 from harness.errors import MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
@@ -34,10 +36,12 @@ from harness.validate_steps import as_delivered, deviations, first_difference, w
 def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """Execute the steps of `validation.measured` as often as `retiming.repeats` says; returns what retimed.json holds.
 
-    The measured run's own configuration decides how; its model is loaded anew for every repeat.
+    The measured run's own configuration decides how; its model is loaded anew for every repeat. Prompts have the
+    lengths and share the prefixes of the measured ones, but may be other tokens.
 
     Raises:
-        TwinServeError: the run is none of our own engine, cannot be loaded here, or is planned otherwise now.
+        TwinServeError: the run is none of our own engine, is of another device, or is planned otherwise now.
+        KeyboardInterrupt: the repeats that were whole by then have been written.
     """
     console = Console()
     assert config.validation.measured is not None, "the configuration refuses that"
@@ -45,60 +49,77 @@ def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if run.own is None:
         raise MeasuredRunError(f"{run.source}: only runs of this project's own engine can be executed again")
     check_engine(run.own.config.engine.kind)
-    repeats = range(config.retiming.repeats)
-    shown = track(repeats, "executing", console=console, disable=not (config.progress and console.is_terminal))
-    times = np.stack([_execute(run) for _ in shown])
-    document = {
-        "measured": {"kind": run.kind, "source": run.source, "data_sha256": run.data_sha256()},
-        "repeats": len(times),
-        "num_steps": times.shape[1],
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command_line(),
-        "environment": environment(),
-    }
-    repeat, step = np.indices(times.shape)
-    table = pd.DataFrame({"repeat": repeat.ravel(), "step": step.ravel(), "duration": times.ravel()})
-    write_whole(output_dir / STEP_TIMES, lambda path: table.to_parquet(path, index=False))
-    text = json.dumps(document, indent=2) + "\n"
-    write_whole(output_dir / RETIMED, lambda path: path.write_text(text, encoding="utf-8"))
-    _report(console, run, times, output_dir)
+    is_shown = config.progress and console.is_terminal
+    times: list[Floats] = []
+    try:
+        for _ in track(range(config.retiming.repeats), "executing", console=console, disable=not is_shown):
+            times.append(_execute(run))
+    except KeyboardInterrupt:
+        if times:
+            _write(run, np.stack(times), output_dir)
+        raise
+    document = _write(run, np.stack(times), output_dir)
+    _report(console, run, document, np.stack(times), output_dir)
     return document
 
 
 def _execute(run: MeasuredRun) -> Floats:
     """The times in s of one more execution of each step."""
-    from harness.real import RealEngine  # imported late, as they bring torch
-    from harness.replay import PacedReplay
+    from harness.real import RealEngine  # imported late, as it brings torch
 
     assert run.own is not None
-    measured = run.own.result.steps
+    measured, device = run.own.result.steps, run.own.result.meta.get("device")
     trace, delivered_ns = as_delivered(run)
     config = run.own.config.model_copy(update={"num_blocks": run.own.result.num_blocks})
-    engine = RealEngine(config, trace, OpenLoop(delivered_ns), whole_ns(measured["duration"]).tolist())
+    engine = RealEngine(config, trace, OpenLoop(delivered_ns))
     try:
-        engine.run()
-        recorded = engine.recorder.tables(trace, engine.unfinished())
+        if engine.device_name != device:
+            raise MeasuredRunError(f"{run.source}: measured on {device}, this is {engine.device_name}")
+        times_ns = engine.run_paced(whole_ns(measured["duration"]).tolist())
+        unfinished = engine.unfinished()
+        recorded = engine.recorder.tables(trace, unfinished)
     finally:
         engine.close()
     different = first_difference(measured, recorded.steps)
-    if different is not None:
+    if different is not None or unfinished:
         raise MeasuredRunError(
-            f"{run.source}: step {different:,} of {len(measured):,} is planned otherwise than in the measured run; it "
-            "can only be executed again with the code and the configuration that it was measured with"
+            f"{run.source}: step {len(measured) if different is None else different:,} of {len(measured):,} is planned "
+            "otherwise than in the measured run; it can only be executed again as it was configured"
         )
-    assert isinstance(engine.replay, PacedReplay)
-    return np.array(engine.replay.measured_ns) * 1e-9
+    return np.array(times_ns) * 1e-9
 
 
-def _report(console: Console, run: MeasuredRun, times: Floats, folder: Path) -> None:
+def _write(run: MeasuredRun, times: Floats, folder: Path) -> dict[str, Any]:
     assert run.own is not None
-    executions = np.vstack([run.own.result.steps["duration"].to_numpy(), times])
+    theirs, ours = run.own.result.meta.get("environment", {}), environment()
+    document = {
+        "measured": {"kind": run.kind, "source": run.source, "data_sha256": run.data_sha256()},
+        "repeats": len(times),
+        "num_steps": times.shape[1],
+        "device": run.own.result.meta.get("device"),
+        "differs": {name: [theirs.get(name), value] for name, value in ours.items() if theirs.get(name) != value},
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "command": command_line(),
+        "environment": ours,
+    }
+    repeat, step = np.indices(times.shape)
+    table = pd.DataFrame({"repeat": repeat.ravel(), "step": step.ravel(), "duration": times.ravel()})
+    write_whole(folder / STEP_TIMES, lambda path: table.to_parquet(path, index=False))
+    text = json.dumps(document, indent=2) + "\n"
+    write_whole(folder / RETIMED, lambda path: path.write_text(text, encoding="utf-8"))
+    return document
+
+
+def _report(console: Console, run: MeasuredRun, document: Mapping[str, Any], times: Floats, folder: Path) -> None:
+    assert run.own is not None
+    executions = replace(run.own, retimed=times).executions()
     single, halves = (100 * each.mean() for each in deviations(executions))
-    lines = (
+    lines = [
         f"{times.shape[1]:,} steps executed {len(times)} times more, all as planned in {run.source}",
         f"a single execution is {single:.1f} % from the median of all {len(executions)}, half of them {halves:.1f} % "
         "from the other half",
+        *(f"! {name} is {now}, in the measured run it was {then}" for name, (then, now) in document["differs"].items()),
         f"use it with: task=validate validation.measured=run:{run.source} validation.retimed=[{folder}]",
-    )
+    ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -8,5 +8,9 @@ from simulator.hardware import ModelShape
 
 def model_shape(config: RunConfig) -> ModelShape:
     """The model of a configuration as the simulator sees it."""
-    fields = config.model.model_dump() | {"dtype_bytes": config.model.dtype_bytes}
-    return ModelShape(**fields | {"dtype": "fp32" if config.model.dtype == "float32" else "bf16"})
+    fields = config.model.model_dump() | {
+        "dtype": "fp32" if config.model.dtype == "float32" else "bf16",
+        "dtype_bytes": config.model.dtype_bytes,
+        "kv_dtype_bytes": 1 if config.engine.kv_cache_dtype == "fp8" else None,
+    }
+    return ModelShape(**fields)

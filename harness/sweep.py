@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config import RunConfig, load, parse
 from harness.errors import ConfigError, TwinServeError
 from harness.results import FAILED, SUMMARY, read_summary, write_whole
+from harness.trace import file_stamp
 
 SOME_JOB_FAILED = 1
 _MAX_FOLDER_NAME = 120  # well under the 255 bytes of common file systems, and still readable
@@ -72,8 +73,12 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_finished(config: RunConfig, folder: Path) -> bool:
-    """Whether `folder` holds the complete result of this very configuration; the progress bar is not part of it."""
+    """Whether `folder` holds the complete result of this very configuration, of which the progress bar is not part; and
+    that of a run, with the file of its trace unchanged."""
     if not is_complete(folder):
+        return False
+    stamp = file_stamp(getattr(config.trace, "path", None))
+    if config.task == "run" and read_summary(folder).get("trace_file") != stamp:
         return False
     try:
         earlier = load(folder / "config.yaml")

@@ -1,5 +1,6 @@
 """The request trace: one table of requests, whatever file or sampler it came from."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,6 +34,7 @@ class Trace:
         hash_block_size: tokens per hash id; None without `hash_ids`.
         bad_rows: rows of the file that were left out, counted by reason.
         notes: what a reader of the results must know about the data.
+        stamp: `file_stamp` of the file when it was read.
     """
 
     name: str
@@ -41,11 +43,23 @@ class Trace:
     hash_block_size: int | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    stamp: Mapping[str, int] | None = None
 
     @property
     def has_times(self) -> bool:
         """Whether the trace says when its requests arrive."""
         return bool(self.table["arrival_time"].notna().all())
+
+
+def file_stamp(path: str | None) -> dict[str, int] | None:
+    """Size in bytes of a file and time of its last change in ns, by which another content is told; None without one."""
+    if path is None:
+        return None
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return {"bytes": status.st_size, "changed_ns": status.st_mtime_ns}
 
 
 def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.DataFrame:

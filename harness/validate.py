@@ -112,7 +112,8 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     update = {name: getattr(config, name) for name in taken}
     update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
     assert config.engine.kind == "sim"
-    update["engine"] = config.engine.model_copy(update={"cache_outputs": True})
+    theirs = {"cache_outputs": True, "kv_cache_dtype": run.own.config.engine.kv_cache_dtype}
+    update["engine"] = config.engine.model_copy(update=theirs)
     return run.own.config.model_copy(update=update)
 
 

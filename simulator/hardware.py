@@ -16,8 +16,8 @@ class ModelShape:
     """Sizes of a decoder-only transformer with grouped-query attention and gated MLPs.
 
     `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
-    `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights, activations and KV cache take
-    `dtype_bytes` per element; `dtype` names the arithmetic ("bf16" or "fp32").
+    `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights and activations take `dtype_bytes`
+    per element, the KV cache `kv_dtype_bytes`, if that is given; `dtype` names the arithmetic ("bf16" or "fp32").
     """
 
     name: str
@@ -35,6 +35,11 @@ class ModelShape:
     num_experts: int = 0
     num_experts_per_token: int = 0
     moe_intermediate_size: int = 0
+    kv_dtype_bytes: int | None = None
+
+    @property
+    def kv_element_bytes(self) -> int:
+        return self.kv_dtype_bytes or self.dtype_bytes
 
     def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
         """KV heads are split over the ranks, and replicated where there are more ranks than heads."""
@@ -43,7 +48,7 @@ class ModelShape:
     def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> int:
         """Bytes of K and V of one token in all layers on one rank: 2·layers·kv_heads/TP·head_dim·bytes."""
         heads = self.kv_heads_per_rank(tensor_parallel_size)
-        return 2 * self.num_layers * heads * self.head_dim * self.dtype_bytes
+        return 2 * self.num_layers * heads * self.head_dim * self.kv_element_bytes
 
     def attention_parameters(self, tensor_parallel_size: int = 1) -> tuple[int, int]:
         """Elements of one layer's QKV and output projection on one rank."""

@@ -286,6 +286,12 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
         ProfileError: it cannot, with what it is for.
     """
     meta = profile.meta
+    kv_bytes = 1 if meta.source.get("kv_cache_dtype") == "fp8" else model.dtype_bytes
+    if kv_bytes != model.kv_element_bytes:
+        raise ProfileError(
+            f"profiled with a KV cache of {8 * kv_bytes} bits; this run has {8 * model.kv_element_bytes} "
+            "(engine.kv_cache_dtype)"
+        )
     if meta.tensor_parallel_size != tensor_parallel_size:
         raise ProfileError(
             f"profiled with tensor_parallel_size={meta.tensor_parallel_size}, this run has {tensor_parallel_size}"

@@ -105,8 +105,8 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"validation.measured: task={self.task} needs a measured run, e.g. validation.measured=run:outputs/a"
             )
-        if not measures and (key := _changed(self.validation)):
-            raise ValueError(f"validation.{key}: read by task=validate, task=calibrate and task=retime only")
+        if not simulates and (key := _changed(self.validation, but="measured" if measures else None)):
+            raise ValueError(f"validation.{key}: task={self.task} does not read it, task=validate does")
         if self.task != "calibrate" and (key := _changed(self.calibration)):
             raise ValueError(f"calibration.{key}: read by task=calibrate only")
         if self.task != "retime" and (key := _changed(self.retiming)):
@@ -116,7 +116,7 @@ class RunConfig(ConfigModel):
         return self
 
 
-def _changed(group: ConfigModel) -> str | None:
-    """The first key of a group that is not at its default."""
+def _changed(group: ConfigModel, but: str | None = None) -> str | None:
+    """The first key of a group that is not at its default, `but` left out."""
     fields = type(group).model_fields
-    return next((name for name in fields if getattr(group, name) != fields[name].get_default()), None)
+    return next((name for name in fields if name != but and getattr(group, name) != fields[name].get_default()), None)

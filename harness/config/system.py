@@ -15,15 +15,17 @@ from harness.config.base import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+KVCacheDtype = Literal["auto", "fp8"]
 
 
 class SimEngine(ConfigModel):
     """Discrete-event simulation; `compress` advances runs of identical decode steps as one event; `cache_outputs` lets
-    blocks of generated tokens into the prefix cache, as in the real engine."""
+    blocks of generated tokens into the prefix cache, as in the real engine; `kv_cache_dtype` as in the real engine."""
 
     kind: Literal["sim"] = "sim"
     compress: bool = True
     cache_outputs: bool = False
+    kv_cache_dtype: KVCacheDtype = "auto"
 
 
 class RealEngineConfig(ConfigModel):
@@ -34,7 +36,7 @@ class RealEngineConfig(ConfigModel):
 
     weights: Text | None = None
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_dtype: KVCacheDtype = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
     max_lookahead_steps: PositiveInt = 1
     temperature: NonNegativeFloat = 0.0

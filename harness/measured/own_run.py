@@ -77,11 +77,13 @@ def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
     """
     if run.own is None:
         raise MeasuredRunError(f"validation.retimed: {run.source} is not a run of this project's own engine")
-    times = []
+    times, data_sha256 = [], run.data_sha256()
+    if len(set(folders)) < len(folders):
+        raise MeasuredRunError("validation.retimed: names a folder twice")
     for folder in folders:
         document = read_json(folder / results.RETIMED)
         source = document.get("measured", {}).get("source") if isinstance(document, dict) else None
-        if source is None or document["measured"].get("data_sha256") != run.data_sha256():
+        if source is None or document["measured"].get("data_sha256") != data_sha256:
             raise MeasuredRunError(f"{folder}: step times of {source or 'no run'}, not of {run.source}")
         table = results.read_table(folder / results.STEP_TIMES, ["repeat", "step", "duration"])
         times.append(table.pivot(index="repeat", columns="step", values="duration").to_numpy(dtype=np.float64))

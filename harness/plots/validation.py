@@ -103,6 +103,8 @@ def draw_steps(validation: Validation) -> Figure | None:
     figure, grid = panels(title, _subtitle(validation), 1, len(kinds), size)
     for axes, kind in zip(grid[0], kinds, strict=True):
         _draw_scatter(axes, *_points(replay, kind))
+        more = f", median of {replay.num_executions}" if replay.num_executions > 1 else ""
+        axes.set_xlabel(f"measured{more}, ms")
         found = errors[kind]
         counted = f"{found['count']:,} step" + ("" if found["count"] == 1 else "s")
         facts = f"{counted}   MAPE {found['mape_pct']:.1f}%   bias {found['bias_pct']:+.1f}%"
@@ -135,7 +137,6 @@ def _draw_scatter(axes: Axes, measured: Floats, predicted: Floats) -> None:
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
     axes.set_aspect("equal")
-    axes.set_xlabel("measured, ms")
 
 
 def _error_facts(validation: Validation, name: str) -> str:

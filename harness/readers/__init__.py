@@ -1,11 +1,13 @@
 """One reader per public trace format. `load_trace` gives the trace that a configuration asks for."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from harness import sampling
 from harness.config import SharedPrefixTrace, ShareGptTrace, SyntheticTrace, TraceConfig
 from harness.readers import azure, burstgpt, mooncake, plain, sharegpt
-from harness.trace import Trace
+from harness.trace import Trace, file_stamp
 
 _FILE_READERS = {
     "azure": azure.read,
@@ -23,6 +25,11 @@ def load_trace(config: TraceConfig, *, seed: int) -> Trace:
         TraceError: the file cannot be read, is of another format, or has no usable row.
         ConfigError: a tokenizer cannot be loaded, or has nothing to count.
     """
+    stamp = file_stamp(getattr(config, "path", None))
+    return replace(_load(config, seed), stamp=stamp)
+
+
+def _load(config: TraceConfig, seed: int) -> Trace:
     # A stream of its own: arrivals drawn with the same seed must not repeat the numbers that made the lengths.
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(b"trace")))
     match config:

@@ -22,7 +22,7 @@ def grids(limits: Limits) -> list[Grid]:
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     last = max(1, limits.context - 1)  # the last token of a sequence is never fed back
     *shorter, _ = log_spaced(min(_SHORTEST_CONTEXT, last), last, _FACTOR)
-    contexts = [*(_inside_a_block(context, limits.block_size) for context in shorter), last]
+    contexts = sorted({*(_inside_a_block(context, limits.block_size) for context in shorter), last})
     chunks = log_spaced(1, min(limits.num_tokens, limits.context), _FACTOR)
     starts = [0]
     if limits.context > _SHORTEST_START:
@@ -75,5 +75,5 @@ def _fit_pool(contexts: tuple[int, ...], limits: Limits) -> bool:
 
 
 def _inside_a_block(context: int, block_size: int) -> int:
-    """A context near this one that ends inside a block, as most do: whole blocks may need no mask."""
-    return context - block_size // 3 if context > block_size else context
+    """A context of up to a block less that fills two thirds of its last one: whole blocks may need no mask."""
+    return context - (context - 2 * block_size // 3) % block_size if context >= block_size else context

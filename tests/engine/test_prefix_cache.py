@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.block_manager import BlockManager
+from engine.block_manager import BlockManager, Eviction
 from engine.policy import POLICIES
 from engine.sequence import Sequence
 from tests.engine.scheduling import chunks, make, run
@@ -120,4 +120,20 @@ def test_free_blocks_are_reused_least_recently_used_first_tail_before_head() -> 
     old_table, new_table = old.block_table, new.block_table
     blocks.release(old)
     blocks.release(new)
-    assert blocks.take(6) == old_table[::-1] + new_table[::-1]
+    taken = [block for _ in range(6) for block in blocks.take(1)]
+    assert taken == old_table[::-1] + new_table[::-1]
+
+
+@pytest.mark.parametrize("eviction", ["unhashed_first", "lru"])
+def test_blocks_of_a_sequence_are_in_ascending_order_however_they_were_freed(eviction: Eviction) -> None:
+    manager = BlockManager(9, 4, eviction=eviction)
+    for round_ in range(3):
+        hashes = [[100 * round_ + 10 * i + block for block in range(5)] for i in range(2)]
+        first, second = Sequence(0, 18, 1, block_hashes=hashes[0]), Sequence(1, 16, 1, block_hashes=hashes[1])
+        for sequence in (first, second):
+            manager.admit(sequence, manager.match(sequence), sequence.num_prompt_tokens)
+            manager.register(sequence, sequence.num_prompt_tokens)
+            assert sequence.block_table == sorted(sequence.block_table)
+        manager.check_integrity([first, second])
+        manager.release(first)
+        manager.release(second)

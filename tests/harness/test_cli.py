@@ -13,7 +13,7 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import cli
+from harness import availability, cli
 from harness.config import RunConfig, load
 from harness.errors import ConfigError, TraceError
 
@@ -230,16 +230,16 @@ def test_an_engine_that_cannot_run_says_what_is_missing_and_what_runs(
 ) -> None:
     fake_torch(monkeypatch, installed=installed, cuda=cuda)
     with pytest.raises(ConfigError, match=f"^engine={kind}: .*{expected}"):
-        cli.check_engine(kind)
+        availability.check_engine(kind)
 
 
 def test_an_engine_that_can_run_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
     fake_torch(monkeypatch, installed=True, cuda=True)
-    cli.check_engine("gpu")
+    availability.check_engine("gpu")
     fake_torch(monkeypatch, installed=True, cuda=False)
-    cli.check_engine("cpu")
+    availability.check_engine("cpu")
 
 
 def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", raising(AssertionError("looked for torch")))
-    cli.check_engine("sim")
+    availability.check_engine("sim")

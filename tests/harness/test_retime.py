@@ -13,8 +13,9 @@ import pytest
 pytest.importorskip("torch")
 
 from harness.errors import ConfigError, MeasuredRunError  # noqa: E402
+from harness.replay import replay_paced  # noqa: E402
 from harness.results import read_results  # noqa: E402
-from tests.harness.measured_files import execute_in, made_up, write_distserve  # noqa: E402
+from tests.harness.measured_files import change_summary, execute_in, made_up, write_distserve  # noqa: E402
 from tests.harness.test_run import config  # noqa: E402
 
 PREFIXES = [
@@ -49,14 +50,19 @@ def validate(run: Path, out: Path, *retimed: Path) -> dict[str, Any]:
     [
         ["engine.max_lookahead_steps=1", "arrival=all_at_once", "num_blocks=30", "trace.num_requests=16"],
         ["engine.max_lookahead_steps=6", "arrival=all_at_once", "num_blocks=30", "trace.num_requests=16"],
-        ["engine.max_lookahead_steps=6", "arrival.rate=12", "trace.num_requests=12", "max_model_len=160"],
+        ["engine.max_lookahead_steps=6", "arrival.rate=3", "trace.num_requests=8", "max_model_len=90"],
+        ["engine.max_lookahead_steps=4", "arrival=closed_loop", "arrival.concurrency=3", "trace.num_requests=10"],
     ],
-    ids=["starved", "starved, looking ahead", "idle in between, some refused"],
+    ids=["starved", "starved, looking ahead", "idle in between, some refused", "closed loop"],
 )
 def test_steps_are_executed_as_planned_and_scored_by_their_median(overrides: list[str], tmp_path: Path) -> None:
     run = measure(tmp_path / "run", *overrides)
     result = read_results(run)[0]
     assert (result.requests["num_preemptions"].sum() > 0) == ("num_blocks=30" in overrides)
+    ends = result.steps["start_time"] + result.steps["duration"]
+    is_idle = (result.steps["start_time"].iloc[1:].to_numpy() > ends.iloc[:-1].to_numpy() + 1e-3).any()
+    is_refused = (result.requests["status"] == "rejected").any()
+    assert (is_idle, is_refused) == (("arrival.rate=3" in overrides),) * 2
     times = [retime(run, tmp_path / f"more{i}", repeats).to_numpy() for i, repeats in enumerate((2, 1))]
     assert [len(each) for each in times] == [2, 1] and all((each > 0).all() for each in times)
     executions = np.vstack([result.steps["duration"].to_numpy(), *times])  # refused unless all are as many steps
@@ -79,6 +85,45 @@ def test_a_run_that_is_planned_otherwise_now_is_refused(tmp_path: Path) -> None:
     with pytest.raises(MeasuredRunError, match=r"step \d+ of \d+ is planned otherwise"):
         retime(run, tmp_path / "more", 1)
     assert not (tmp_path / "more" / "retimed.json").exists()
+
+
+def test_turns_of_sessions_are_executed_again(tmp_path: Path) -> None:
+    trace = ["trace=sharegpt_multiturn", "trace.num_requests=12", "arrival=sessions", "arrival.rate=20"]
+    execute_in(tmp_path / "run", config("progress=false", "plots=false", *ENGINE, *trace, "max_model_len=256"))
+    assert retime(tmp_path / "run", tmp_path / "more", 1).to_numpy().min() > 0
+
+
+def test_a_run_of_another_device_is_refused(tmp_path: Path) -> None:
+    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
+    change_summary(run, device="another CPU, 1 thread")
+    with pytest.raises(MeasuredRunError, match="measured on another CPU, 1 thread, this is "):
+        retime(run, tmp_path / "more", 1)
+
+
+def test_results_do_not_replace_what_they_are_made_of(tmp_path: Path) -> None:
+    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
+    before = {path.name: path.read_bytes() for path in run.iterdir()}
+    with pytest.raises(ConfigError, match="task=retime reads this folder"):
+        retime(run, run, 1)
+    retime(run, tmp_path / "more", 1)
+    with pytest.raises(ConfigError, match="task=validate reads this folder"):
+        validate(run, tmp_path / "more", tmp_path / "more")
+    assert {path.name: path.read_bytes() for path in run.iterdir()} == before
+    with pytest.raises(MeasuredRunError, match="names a folder twice"):
+        validate(run, tmp_path / "out", tmp_path / "more", tmp_path / "more")
+
+
+def test_an_interrupt_keeps_the_repeats_that_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
+    calls = iter((replay_paced, interrupt))
+    monkeypatch.setattr("harness.real.replay_paced", lambda *arguments: next(calls)(*arguments))
+    with pytest.raises(KeyboardInterrupt):
+        retime(run, tmp_path / "more", 5)
+    assert validate(run, tmp_path / "out", tmp_path / "more")["steps"]["num_executions"] == 2
+
+
+def interrupt(*arguments: object) -> list[int]:
+    raise KeyboardInterrupt
 
 
 def test_step_times_belong_to_one_run(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from omegaconf import DictConfig
 from harness import cli, sweep
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import TwinServeError
+from tests.harness.measured_files import execute_in
+from tests.harness.test_run import config
 
 ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = '{"complete": true, "block_size": 16, "num_blocks": 1}'
@@ -109,6 +111,16 @@ def test_a_job_is_run_again_when_its_result_is_incomplete_or_of_another_configur
     Path("m/block_size=128/config.yaml").write_text(to_yaml(other))
     assert run_sweep("block_size=16,32,128,256") == 0
     assert recorder.jobs == ["block_size=16", "block_size=32", "block_size=128"]
+
+
+def test_a_job_is_run_again_when_the_file_of_its_trace_has_changed(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("arrival_time,num_prompt_tokens,num_output_tokens\n0,5,3\n1,6,2\n")
+    settings = config("trace=csv", f"trace.path={trace}", "arrival=trace", "progress=false", "plots=false")
+    execute_in(tmp_path / "job", settings)
+    assert sweep.is_finished(settings, tmp_path / "job")
+    trace.write_text(trace.read_text().replace("6,2", "6,4"))
+    assert not sweep.is_finished(settings, tmp_path / "job")
 
 
 def test_a_failing_job_is_recorded_and_the_others_go_on(

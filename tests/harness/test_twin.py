@@ -23,7 +23,7 @@ from engine.sequence import Sequence, extend_hashes  # noqa: E402
 from harness.arrivals import OpenLoop  # noqa: E402
 from harness.prompts import PromptSource  # noqa: E402
 from harness.recorder import Recorder  # noqa: E402
-from harness.replay import Issued, Replay  # noqa: E402
+from harness.replay import Intake, Issued, Replay  # noqa: E402
 from harness.trace import Trace, trace_table  # noqa: E402
 from simulator.replica import Replica  # noqa: E402
 
@@ -90,7 +90,8 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int) -> Loggin
     times = np.arange(len(trace.table)) * 4_000_000
     times[12:] += 250_000_000  # the engine falls idle in between
     prompts = PromptSource(trace, 300, seed=0)
-    Replay(engine, OpenLoop(times), prompts, recorder, lambda n: SamplingParams(n, 0.0, ignore_eos=True)).run()
+    intake = Intake(engine, prompts, recorder, lambda n: SamplingParams(n, 0.0, ignore_eos=True))
+    Replay(intake, OpenLoop(times)).run()
     assert not engine.scheduler.unfinished
     engine.scheduler.check_integrity()
     return recorder

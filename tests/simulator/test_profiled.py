@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from simulator.constants import profiled_constants as constants
 from simulator.hardware import Device
 from simulator.profile import Profile, ProfileError
-from simulator.profiled import ProfiledCost
+from simulator.profiled import ProfiledCost, check_fits
 from tests.simulator.shapes import MODEL, attention_us, by_tokens, plan, profile
 
 DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
@@ -205,6 +205,13 @@ def test_a_profile_of_something_else_is_refused() -> None:
         cost(profile(num_layers=5))
     with pytest.raises(ProfileError, match="with hidden_size=32; test has hidden_size=64"):
         cost(profile(shape={"hidden_size": 32, "num_layers": 3}))
+    with pytest.raises(ProfileError, match="with a KV cache of 8 bits; this run has 16"):
+        cost(profile(source={"kv_cache_dtype": "fp8"}))
+    narrow = replace(MODEL, kv_dtype_bytes=1)
+    for source in ({}, {"kv_cache_dtype": "auto"}):
+        with pytest.raises(ProfileError, match="with a KV cache of 16 bits; this run has 8"):
+            check_fits(profile(source=source), narrow, 1)
+    check_fits(profile(source={"kv_cache_dtype": "fp8"}), narrow, 1)
     shared = profile(model="a/twin", shape={"hidden_size": 64, "num_layers": 3})
     assert cost(shared).step_ns(plan([], [16])) == cost().step_ns(plan([], [16]))  # the shape decides, not the name
 

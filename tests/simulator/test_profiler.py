@@ -123,7 +123,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
     covered = sum(doing == "covering the grid" for _, doing in told)
     assert 0 < covered <= outcome.num_points - 14, "what was measured is not covered again"
     assert told[0][0] > 0 and [spent_s for spent_s, _ in told] == sorted(spent_s for spent_s, _ in told)
-    assert 10.0 <= outcome.spent_s < 15.0
+    assert outcome.spent_s >= 10.0
     assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "copies", "steps"}
     assert profile.meta.device == "test CPU" and profile.meta.calls["qkv_proj"] == 2 and profile.meta.num_layers == 2
     tokens, attention, steps = (profile.tables[name] for name in ("tokens", "attention", "steps"))
@@ -185,12 +185,14 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
 
 
-@pytest.mark.parametrize(("context", "block_size"), [(1, 16), (2, 1), (20, 16), (97, 16), (4096, 16), (4096, 256)])
+@pytest.mark.parametrize(
+    ("context", "block_size"), [(1, 16), (2, 1), (99, 2), (99, 3), (20, 16), (97, 16), (4096, 256)]
+)
 def test_contexts_end_inside_a_block_and_at_the_longest_that_is_decoded(context: int, block_size: int) -> None:
     limits = Limits(64, 8, context, context, 1 << 20, block_size, (), 1, 128)
     contexts = next(grid.axes[1] for grid in families.grids(limits) if grid.family == "decode")
     assert contexts == sorted(set(contexts)) and contexts[0] >= 1 and contexts[-1] == max(1, context - 1)
-    assert all(each % block_size for each in contexts[:-1] if each > block_size > 1)
+    assert block_size == 1 or all(each % block_size for each in contexts[:-1])
 
 
 def test_blocks_lie_as_a_fresh_pool_hands_them_out() -> None:

@@ -126,6 +126,18 @@ def test_kv_pool_follows_the_formula() -> None:
         assert f"{pool.num_blocks:,} blocks" in pool.describe() and f"{pool.block_bytes:,} bytes" in pool.describe()
 
 
+def test_a_kv_cache_in_8_bits_takes_half() -> None:
+    llama = load_model("llama-3.1-8b")
+    narrow = replace(llama, kv_dtype_bytes=1)
+    assert 2 * narrow.kv_bytes_per_token() == llama.kv_bytes_per_token()
+    assert narrow.weight_bytes() == llama.weight_bytes()
+    decodes = plan([], 64, 64 * 4096)
+    wide, half = (RooflineCost(model, H100).step_ns(decodes) for model in (llama, narrow))
+    moved_tokens = 64 * 4096 + 64  # read, and written
+    kv_ns = moved_tokens * llama.kv_bytes_per_token() / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9
+    assert wide - half == pytest.approx(kv_ns / 2, abs=1)
+
+
 def test_kv_heads_are_replicated_beyond_their_number() -> None:
     llama = load_model("llama-3.1-8b")
     assert llama.kv_bytes_per_token(16) == llama.kv_bytes_per_token(8) == 131072 // 8
