@@ -36,6 +36,7 @@ class Validation:
     Attributes:
         config: what was simulated.
         measured, simulated: requests tables as in `MeasuredRun.requests`, of the part that is scored.
+        repeats: those of the repeats of the measured run.
         errors: as of `comparison`.
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
         levels: as of `align`.
@@ -47,6 +48,7 @@ class Validation:
     run: MeasuredRun
     measured: pd.DataFrame
     simulated: pd.DataFrame
+    repeats: list[pd.DataFrame]
     errors: pd.DataFrame
     measured_levels: pd.DataFrame
     simulated_levels: pd.DataFrame
@@ -156,6 +158,7 @@ def _compare(
         run=run,
         measured=measured,
         simulated=scored,
+        repeats=tables[1:],
         errors=errors,
         measured_levels=theirs,
         simulated_levels=ours,

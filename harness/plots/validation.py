@@ -41,20 +41,24 @@ def write_validation_plots(validation: Validation, folder: Path) -> list[Path]:
 
 
 def draw_latencies(validation: Validation) -> Figure | None:
-    """Cumulative distributions over the scored requests, a panel per latency that was measured."""
-    pairs = {}
+    """Cumulative distributions over the scored requests, a panel per latency that was measured; repeats in grey."""
+    curves = {}
     for name in LATENCIES:
         measured, simulated = (
             table[name].dropna().to_numpy(dtype=np.float64) for table in (validation.measured, validation.simulated)
         )
         if len(measured) and len(simulated):
-            pairs[name] = (np.percentile(measured, CURVE_PERCENTILES), np.percentile(simulated, CURVE_PERCENTILES))
-    if not pairs:
+            others = [table[name].dropna().to_numpy(dtype=np.float64) for table in validation.repeats]
+            curves[name] = [np.percentile(values, CURVE_PERCENTILES) for values in (measured, simulated, *others)]
+    if not curves:
         return None
-    size = (3.1 * len(pairs), 2.9)
-    figure, grid = panels("Latencies, measured and simulated", _subtitle(validation), 1, len(pairs), size)
-    for axes, (name, curves) in zip(grid[0], pairs.items(), strict=True):
-        _draw_curves(axes, curves)
+    size = (3.1 * len(curves), 2.9)
+    subtitle = _subtitle(validation)
+    if validation.repeats:
+        subtitle += f" · grey: {len(validation.repeats)} repeats, errors from the median of all"
+    figure, grid = panels("Latencies, measured and simulated", subtitle, 1, len(curves), size)
+    for axes, (name, drawn) in zip(grid[0], curves.items(), strict=True):
+        _draw_curves(axes, *drawn)
         head(axes, _TITLES[name], _error_facts(validation, name))
     grid[0][0].set_ylabel("share of requests")
     _legend(grid[0][-1], "lower right")
@@ -113,10 +117,12 @@ def draw_steps(validation: Validation) -> Figure | None:
     return figure
 
 
-def _draw_curves(axes: Axes, curves: tuple[Floats, Floats]) -> None:
-    scale = seconds_axis(axes, list(curves))
+def _draw_curves(axes: Axes, measured: Floats, simulated: Floats, *repeats: Floats) -> None:
+    scale = seconds_axis(axes, [measured, simulated, *repeats])
     share_axis(axes)
-    for curve, style in zip(curves, _LINES.values(), strict=True):
+    for curve in repeats:
+        axes.plot(curve * scale, CURVE_PERCENTILES / 100, color=GREY, linewidth=0.7, alpha=0.6)
+    for curve, style in zip((measured, simulated), _LINES.values(), strict=True):
         axes.plot(curve * scale, CURVE_PERCENTILES / 100, **style)
 
 

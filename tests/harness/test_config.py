@@ -65,7 +65,8 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["block_size=${nothing}"], "block_size: Interpolation key 'nothing' not found"),
         (
             ["+engine.compres=true"],
-            "engine.compres: unknown key; did you mean 'compress'? (allowed here: compress, cache_outputs, kv_cache_dtype)",
+            "engine.compres: unknown key; did you mean 'compress'? "
+            "(allowed here: compress, cache_outputs, kv_cache_dtype)",
         ),
         (["+cost.x=1"], "cost.x: unknown key (allowed here: calibration)"),
         (
