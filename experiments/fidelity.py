@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import re
 import shutil
@@ -143,7 +144,8 @@ def print_noise(columns: dict[str, Scored]) -> None:
     for kind in ("decode", "mixed"):
         for name, figure in figures.items():
             errors = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
-            table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, float('nan')):.1f} %" for each in errors))
+            sign = "+" if name == "bias" else ""
+            table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, math.nan):{sign}.1f} %" for each in errors))
     same = ("plans_identical", "preemptions_identical", "cache_hits_identical")
     replays = [[scored.document["steps"], *scored.document["steps_of_repeats"]] for scored in columns.values()]
     equal = [all(steps[key] for key in same for steps in each) for each in replays]
