@@ -58,8 +58,9 @@ def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         if times:
             _write(run, np.stack(times), output_dir)
         raise
-    document = _write(run, np.stack(times), output_dir)
-    _report(console, run, document, np.stack(times), output_dir)
+    executed = np.stack(times)
+    document = _write(run, executed, output_dir)
+    _report(console, run, document, executed, output_dir)
     return document
 
 
