@@ -2,11 +2,11 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 6]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 4]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
-tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in turns
-and several times, so that a slow phase of a shared machine hits all alike. Tables go to
+tiny model, measures workloads with the real engine and executes the steps of the first measurements again (twice for
+each measurement), all in turns, so that a slow phase of a shared machine hits all alike. Tables go to
 experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/.
 """
 
@@ -250,15 +250,16 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         shutil.rmtree(profile, ignore_errors=True)
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
     retimed: dict[str, list[Path]] = {name: [] for name in workloads}
-    for repeat in range(args.repeats):
+    for turn in range(2 * args.repeats):
         if not args.reuse:
-            lab.profile(profile, args.profiling / (args.repeats + 1), *profiling)
+            lab.profile(profile, args.profiling / (2 * args.repeats + 1), *profiling)
         for i, (name, workload) in enumerate(workloads.items()):
-            folder = lab.scratch / f"run{i}_{repeat}"
-            if not (args.reuse and (folder / SUMMARY).exists()):
-                lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
-            runs[name].append(folder)
-            again = lab.scratch / f"retimed{i}_{repeat}"
+            if turn % 2 == 0:
+                folder = lab.scratch / f"run{i}_{turn // 2}"
+                if not (args.reuse and (folder / SUMMARY).exists()):
+                    lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
+                runs[name].append(folder)
+            again = lab.scratch / f"retimed{i}_{turn}"
             if not (args.reuse and (again / RETIMED).exists()):
                 lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
             retimed[name].append(again)
@@ -284,9 +285,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=6)
+    parser.add_argument("--repeats", type=int, default=4)
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--profiling", type=float, default=300, help="seconds, in all")
+    parser.add_argument("--profiling", type=float, default=400, help="seconds, in all")
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
     os.chdir(ROOT)

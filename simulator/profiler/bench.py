@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -11,6 +12,7 @@ from statistics import NormalDist
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from engine.cuda_graphs import buckets
 from engine.engine_config import EngineConfig
@@ -23,13 +25,13 @@ from engine.step_inputs import StepInputs
 from engine.tensor_parallel import TensorParallelExecutor
 from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
-from simulator.profiler.samples import Point, Times
-from simulator.profiler.steps import Steps
+from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Times
+from simulator.profiler.steps import MIDDLE_STEP, Steps
 from simulator.profiler.stopwatch import make_stopwatch
 
 _VISIT_S = 0.004  # how long operators are timed for in one visit, if a single run is not longer
 _LONE_SHARE = 3  # with several ranks, the KV pool to measure on is one of so many parts of what fits
-_LARGEST_SIGMA, _CLOSE = 8.0, 0.04
+_LARGEST_SIGMA, _SIGMA_OF_MOST, _FEW, _CLOSE = 8.0, 0.7, 8, 0.04
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,8 @@ class Limits:
     tensor_parallel_size: int
     all_reduce_bytes: int
     """Of one token."""
+    has_caches: bool = True
+    """Whether caches hold much of what a step reads, so that operators depend on what runs beside them."""
 
     def holds(self, batch: int, context: int) -> bool:
         """Whether the KV pool holds so many sequences of this context, with room for some to grow."""
@@ -107,13 +111,14 @@ class Bench:
             token_buckets=tuple(buckets(config.max_num_seqs)) if rank.uses_graphs else (),
             tensor_parallel_size=size,
             all_reduce_bytes=model_config.hidden_size * rank.model.norm.weight.element_size(),
+            has_caches=not runner.kv_cache.is_cuda,
         )
         most_tokens = max(config.max_num_batched_tokens, config.max_num_seqs)
         self._operators = Operators(
             rank.model, runner.kv_cache, most_tokens, config.max_num_seqs, temperature, config.seed
         )
         self.calls = dict(Counter(call.operator for call in self._operators.tokens(1, 1)()))
-        self._is_cuda = runner.kv_cache.is_cuda
+        self._num_layers = runner.kv_cache.shape[0]
         self._stopwatch = make_stopwatch(runner.kv_cache.device)
         self._closing: list[Executor | Collectives] = []
         executor: Executor = _RunnerExecutor(runner, num_blocks, rank.backend_name)
@@ -138,6 +143,8 @@ class Bench:
                 contexts = uneven_contexts(*sizes, self.limits.context)
                 assert contexts is not None, sizes
                 return self._decode(contexts)
+            case "beside":
+                return self._beside(*sizes)
             case "prefill":
                 made = operators.prefill(*sizes)
             case "copies":
@@ -146,7 +153,7 @@ class Bench:
                 assert self._collectives is not None
                 return {"all_reduce": self._collectives.all_reduce(sizes[0])}
             case "step_decode":
-                return self._steps.decode(*sizes)
+                return self._step(*sizes)
             case "step_prefill":
                 return self._steps.with_prompts(0, 0, sizes[0])
             case "step_mixed":
@@ -157,10 +164,33 @@ class Bench:
 
     def _decode(self, contexts: Sequence[int]) -> Times:
         """Decode attention; a CPU holds part of the weights and KV in its caches, so there other operators run too."""
-        made = self._operators.decode(contexts)
-        if not self._is_cuda:
-            made = self._operators.surrounded(made, len(contexts))
-        return {"attention": self._stopwatch.time(made, _VISIT_S)["attention"]}
+        made, batch = self._operators.decode(contexts), len(contexts)
+        if self.limits.has_caches:
+            made = self._operators.tokens(batch, batch, made)
+        return {ATTENTION: self._stopwatch.time(made, _VISIT_S)[ATTENTION]}
+
+    def _beside(self, batch: int, context: int) -> Times:
+        """What decode attention adds to the other operators of a step, whose weights it drives out of the caches."""
+        totals = []
+        for attention in (None, self._operators.decode([context] * batch)):
+            times = dict(self._stopwatch.time(self._operators.tokens(batch, batch, attention), _VISIT_S))
+            times.pop(ATTENTION, None)
+            totals.append(self._added_up(times))
+        return {ADDED_BY_ATTENTION: (totals[1] - np.median(totals[0])).tolist()}
+
+    def _step(self, batch: int, context: int) -> Times:
+        """Whole steps of decodes; on a CPU also the operators of one in their middle."""
+        times = self._steps.decode(batch, context)
+        if self.limits.has_caches:
+            attention = self._operators.decode([context + MIDDLE_STEP] * batch)
+            operators = self._stopwatch.time(self._operators.tokens(batch, batch, attention), _VISIT_S)
+            times[ALL_OPERATORS] = self._added_up(operators).tolist()
+        return times
+
+    def _added_up(self, times: Times) -> NDArray[np.float64]:
+        """Of all calls of a step, run by run."""
+        calls = self.calls | {ATTENTION: self._num_layers}
+        return np.sum([calls[operator] * np.array(each) for operator, each in times.items()], axis=0)
 
     def prompts(self, num_tokens: int) -> list[int]:
         """How a step of so many prompt tokens is divided among prompts."""
@@ -177,13 +207,16 @@ def uneven_contexts(batch: int, mean: int, percent: int, longest: int) -> tuple[
     """Contexts of `batch` sequences of that mean, whose standard deviation is `percent` of it.
 
     They are quantiles of a log-normal distribution, so that equal arguments give equal contexts, cut at 1 and
-    `longest`. None where no such contexts come near the mean and the deviation.
+    `longest`. Where they deviate by more than 70 % or so it is because an eighth of them are long. None where no such
+    contexts come near the mean and the deviation.
     """
     quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / batch) for i in range(batch)])
+    num_long = -(-batch // _FEW)
     low, high = 0.0, _LARGEST_SIGMA
     for _ in range(40):
         sigma = (low + high) / 2
-        contexts = np.exp(sigma * quantiles)
+        contexts = np.exp(min(sigma, _SIGMA_OF_MOST) * quantiles)
+        contexts[batch - num_long :] *= math.exp(max(0.0, sigma - _SIGMA_OF_MOST))
         for _ in range(8):  # cutting moves the mean
             contexts = np.clip(contexts * (mean / contexts.mean()), 1, longest)
         low, high = (sigma, high) if contexts.std() * 100 < percent * contexts.mean() else (low, sigma)

@@ -11,6 +11,7 @@ _SHORTEST_CONTEXT, _SHORTEST_START = 16, 64
 _UNEVEN_PERCENT = (25, 50, 100, 150)
 _UNEVEN_MEANS = 3
 _COPIES = (1, 4, 16)
+_BESIDE_CONTEXTS = 4
 _STEP_CONTEXTS = 2
 _MIXED_BATCHES = (1, 8, 32)
 _SHORTEST_CHUNK, _LONGEST_CHUNK = 16, 4096  # of the prompts of whole steps
@@ -36,7 +37,8 @@ def grids(limits: Limits) -> list[Grid]:
 
 
 def others(limits: Limits) -> list[Grid]:
-    """Families that are measured as they are: uneven contexts, copies, all-reduces, and whole steps."""
+    """Families that are measured as they are: uneven contexts, copies, all-reduces, whole steps, and what attention
+    does to other operators."""
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     longest = min(limits.context, longest_context(limits.max_model_len))
     uneven_batches = log_spaced(2, limits.num_seqs, _FACTOR) if limits.num_seqs > 1 else []
@@ -64,6 +66,9 @@ def others(limits: Limits) -> list[Grid]:
         Grid("step_prefill", [chunks], lambda sizes: fits_mixed((0, 1, *sizes))),
         Grid("step_mixed", [mixed_batches, step_contexts[-1:], mixed_chunks], fits_mixed),
     ]
+    if limits.has_caches:
+        contexts = sorted({max(1, longest // 4**i) for i in range(_BESIDE_CONTEXTS)})
+        made.append(Grid("beside", [batches, contexts], lambda sizes: limits.holds(*sizes)))
     if limits.tensor_parallel_size > 1:
         each = limits.all_reduce_bytes
         made.append(Grid("all_reduce", [log_spaced(each, limits.num_tokens * each, _FACTOR)]))

@@ -22,6 +22,7 @@ from simulator.profiler.stopwatch import Call, MakeCalls
 
 _PATTERN_BLOCKS = 1024
 _MOST_GENERATED = 512  # tokens of a context that were generated, if the prompt is at least as long
+_LEAST_GROWING = 8  # sequences that grew at the same time
 
 
 class LoneRank(TensorParallel):
@@ -69,15 +70,19 @@ class Operators:
         self._seeds = self._integers(1 << 31, max_seqs)
         fill_randomly(kv_cache, self._generator)
 
-    def tokens(self, num_tokens: int, num_sequences: int) -> MakeCalls:
-        """All but attention of a step of so many tokens, of which so many sequences are sampled; 0 leaves those out."""
+    def tokens(self, num_tokens: int, num_sequences: int, attention: MakeCalls | None = None) -> MakeCalls:
+        """A step of so many tokens, of which so many sequences are sampled; 0 leaves those out.
+
+        Its calls of `attention` come after the other operators of their layers; without them it has no attention.
+        """
         slots = self._slots(num_tokens)
 
         def calls() -> list[Call]:
             ids, x = self._ids[:num_tokens], self._x[:num_tokens]
             made = [Call("embedding", lambda: self._model.embedding(ids))]
+            attended = attention() if attention else ()
             for i in range(len(self._model.layers)):
-                made += self._layer(i, num_tokens, slots)
+                made += [*self._layer(i, num_tokens, slots), *attended[i : i + 1]]
             made.append(Call("final_norm", lambda: self._model.norm.add(x, self._residual[:num_tokens])))
             return made + (self._heads(num_sequences) if num_sequences else [])
 
@@ -85,33 +90,26 @@ class Operators:
 
     def decode(self, contexts: Sequence[int]) -> MakeCalls:
         """Decode attention of sequences of these contexts."""
-        tables, num_blocks = self._tables(contexts), [-(-context // self._block_size) for context in contexts]
+        counts = [-(-context // self._block_size) for context in contexts]
+        tables = placed_blocks(counts, self._block_size, self._cache.shape[2])
         metadata = replace(
             self._nothing(),
             decode_context_lens=torch.tensor(contexts, dtype=torch.int32, device=self._device),
-            decode_block_tables=tables[:, : max(num_blocks)],
+            decode_block_tables=torch.from_numpy(tables).to(self._device),
             max_decode_context=max(contexts),
         )
         return lambda: self._attention(metadata, len(contexts))
 
-    def surrounded(self, attention: MakeCalls, num_tokens: int) -> MakeCalls:
-        """The calls of attention, each after the other operators of its layer, which leave the caches as in life."""
-        slots = self._slots(num_tokens)
-
-        def calls() -> list[Call]:
-            return [call for i, each in enumerate(attention()) for call in (*self._layer(i, num_tokens, slots), each)]
-
-        return calls
-
     def prefill(self, chunk: int, start: int) -> MakeCalls:
         """Prefill attention of a chunk of a prompt after `start` tokens of it."""
         context = start + chunk
+        num_blocks = -(-context // self._block_size)
         metadata = replace(
             self._nothing(),
             num_prefill_tokens=chunk,
             cu_seqlens_q=torch.tensor([0, chunk], dtype=torch.int32, device=self._device),
             prefill_context_lens=torch.tensor([context], dtype=torch.int32, device=self._device),
-            prefill_block_tables=self._tables([context]),
+            prefill_block_tables=torch.arange(num_blocks, dtype=torch.int32, device=self._device).unsqueeze(0),
             max_seqlen_q=chunk,
             max_prefill_context=context,
         )
@@ -210,12 +208,6 @@ class Operators:
         stride = self._block_size if num_tokens <= self._logits.shape[0] else 1
         return torch.arange(num_tokens, device=self._device) * stride % (self._cache.shape[2] * self._block_size)
 
-    def _tables(self, contexts: Sequence[int]) -> Tensor:
-        """Block tables of sequences of these contexts."""
-        counts = [-(-context // self._block_size) for context in contexts]
-        tables = placed_blocks(counts, -(-_MOST_GENERATED // self._block_size))
-        return torch.from_numpy(tables).to(self._device)
-
     def _integers(self, below: int, count: int) -> Tensor:
         return torch.randint(0, below, (count,), generator=self._generator).to(self._device)
 
@@ -223,19 +215,27 @@ class Operators:
         return torch.randn(*shape, generator=self._generator).to(self._device, self._dtype)
 
 
-def placed_blocks(counts: Sequence[int], most_generated: int) -> NDArray[np.int32]:
-    """Block tables of sequences of so many blocks, int32[sequences, most], as a fresh pool hands blocks out.
+def placed_blocks(counts: Sequence[int], block_size: int, num_blocks: int) -> NDArray[np.int32]:
+    """Block tables of sequences of so many blocks, int32[sequences, most], as a pool of `num_blocks` in use has them.
 
-    The prompt of each lies in one piece, and is at least half of it. What is generated, `most_generated` blocks at
-    most, alternates, as all sequences grow. On a CPU blocks in no order are read up to twice as slowly.
+    The prompt of each lies in one piece, and is at least half of it. What is generated, 512 tokens at most, alternates
+    with what others generate: where there are few, and room, also with that of some that have ended since. On a CPU
+    blocks in no order are read up to twice as slowly.
     """
+    most_generated = -(-_MOST_GENERATED // block_size)
     prompts = [max(-(-count // 2), count - most_generated) for count in counts]
+    lengths = [count - prompt for count, prompt in zip(counts, prompts, strict=True)]
+    longest = max(lengths)
+    if longest:
+        num_ended = min(_LEAST_GROWING - len(counts), (num_blocks - sum(counts)) // longest)
+        lengths += [longest] * max(0, num_ended)
     tables = np.zeros((len(counts), max(counts)), np.int32)
     for row, (prompt, end) in enumerate(zip(prompts, accumulate(prompts), strict=True)):
         tables[row, :prompt] = np.arange(end - prompt, end)
-    growth = sorted((column, row) for row in range(len(counts)) for column in range(counts[row] - prompts[row]))
+    growth = sorted((column, row) for row, length in enumerate(lengths) for column in range(length))
     for block, (column, row) in enumerate(growth, sum(prompts)):
-        tables[row, prompts[row] + column] = block
+        if row < len(counts):
+            tables[row, prompts[row] + column] = block
     return tables
 
 

@@ -10,6 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+ATTENTION = "attention"
+ADDED_BY_ATTENTION = "added_by_attention"  # to the times of all other operators of a step
+ALL_OPERATORS = "all_operators"  # of a step
+
 Times = Mapping[str, list[float]]
 """Times in microseconds of one call, by operator."""
 

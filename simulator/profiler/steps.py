@@ -13,9 +13,11 @@ from engine.llm_engine import Executor, LLMEngine, StepReport
 from engine.model_runner import StepTokens
 from engine.sequence import Sequence as Request
 from engine.step_inputs import StepInputs
+from simulator.profiler.operators import placed_blocks
 from simulator.profiler.stopwatch import Undisturbed
 
 _NUM_DECODE_PLANS = 8
+MIDDLE_STEP = 5  # tokens by which contexts have grown in the middle of the decodes that are timed
 _NUM_PROMPTS = 3
 _LONG_VISIT_S = 0.3  # after which one visit times no more prompts
 _STRIDE = 7
@@ -123,10 +125,20 @@ class Steps:
         )
         run = _Run(engine, self._params, self._observe)
         if batch:
+            self._use_pool(engine, batch, context)
             self._executor.skip_prompts = True
             run.step(*(self._request(context) for _ in range(batch)))
             self._executor.skip_prompts = False
         return run
+
+    def _use_pool(self, engine: LLMEngine, batch: int, context: int) -> None:
+        """Put the free blocks in such an order that prompts of `context` lie as in a pool in use."""
+        pool = engine.scheduler.blocks
+        tables = placed_blocks([pool.blocks_for(context)] * batch, pool.block_size, pool.num_blocks)
+        order = dict.fromkeys([*tables.ravel().tolist(), *pool.take(pool.num_blocks)])
+        last_user = self._request(1)
+        last_user.block_table = list(order if self._config.eviction == "unhashed_first" else reversed(order))
+        pool.release(last_user)
 
     def _request(self, num_tokens: int) -> Request:
         self._num_requests += 1

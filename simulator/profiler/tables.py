@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
 from engine.plan import PrefillChunk, StepPlan
 from engine.sequence import Sequence
 from simulator.hardware import ModelShape
 from simulator.profile import Profile, ProfileMeta
 from simulator.profiled import ProfiledCost
-from simulator.profiler.samples import Point, Samples
+from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Samples
+from simulator.profiler.steps import MIDDLE_STEP
 
 _HEADS = ("lm_head", "sampler")
-_ATTENTION = "attention"
 _NOTHING_FITTED = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0}
 
 Split = Callable[[int], list[int]]
@@ -29,8 +31,8 @@ def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: 
     tables = {
         "tokens": _operator_table(samples, "num_tokens", lambda name: name not in _HEADS),
         "sequences": _operator_table(samples, "num_sequences", lambda name: name in _HEADS),
-        "attention": _attention_table(samples),
-        "deviations": _deviation_table(samples),
+        "attention": _with_added(samples, _attention_table(samples), meta.num_layers),
+        "deviations": _with_added(samples, _deviation_table(samples), meta.num_layers),
         "all_reduce": _plain_table(samples, "all_reduce", "num_bytes"),
         "copies": _plain_table(samples, "copies", "num_blocks"),
     }
@@ -47,6 +49,7 @@ def noise(samples: Samples, families: Iterable[str]) -> float:
         for family in families
         for point in samples.points(family)
         for operator in samples.operators(point)
+        if operator != ADDED_BY_ATTENTION  # a difference of two
     ]
     return float(np.median(shares)) if shares else 0.0
 
@@ -65,27 +68,57 @@ def _attention_table(samples: Samples) -> pd.DataFrame:
     prefill = [
         {
             "prefill_tokens": point.sizes[0], "prefill_context": point.sizes[1], "num_decodes": 0, "decode_context": 0,
-            **_statistics(samples, point, _ATTENTION),
+            **_statistics(samples, point, ATTENTION),
         }
         for point in samples.points("prefill")
     ]  # fmt: skip
     decode = [
         {
             "prefill_tokens": 0, "prefill_context": 0, "num_decodes": point.sizes[0], "decode_context": point.sizes[1],
-            **_statistics(samples, point, _ATTENTION),
+            **_statistics(samples, point, ATTENTION),
         }
         for point in samples.points("decode")
     ]  # fmt: skip
     return pd.DataFrame(prefill + decode)
 
 
-def _deviation_table(samples: Samples) -> pd.DataFrame | None:
+def _deviation_table(samples: Samples) -> pd.DataFrame:
     names = ("num_decodes", "decode_context", "deviation_pct")
     rows = [
-        {**dict(zip(names, point.sizes, strict=True)), **_statistics(samples, point, _ATTENTION)}
+        {**dict(zip(names, point.sizes, strict=True)), **_statistics(samples, point, ATTENTION)}
         for point in samples.points("uneven")
     ]
-    return pd.DataFrame(rows) if rows else None
+    return pd.DataFrame(rows)
+
+
+def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.DataFrame:
+    """`table` of attention in a layer with what decodes add to the other operators of a step as part of their times.
+
+    What they add is taken to grow with the number of tokens in their contexts, and else to be noise.
+    """
+    points = samples.points("beside")
+    if table.empty or not points:
+        return table
+    added_us = [samples.median(point, ADDED_BY_ATTENTION) for point in points]
+    by_tokens = pd.Series(added_us).groupby([math.prod(point.sizes) for point in points]).mean()
+    growing = increasing([0.0, *by_tokens.clip(lower=0.0)])
+    more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *by_tokens.index], growing)
+    return table.assign(time_us=table["time_us"] + more_us / num_layers)
+
+
+def increasing(values: Iterable[float]) -> NDArray[np.float64]:
+    """The nearest values that never fall, by least squares: isotonic regression by pooling adjacent violators."""
+    means: list[float] = []
+    counts: list[int] = []
+    for value in values:
+        mean, count = value, 1
+        while means and means[-1] > mean:
+            last_mean, last_count = means.pop(), counts.pop()
+            mean = (mean * count + last_mean * last_count) / (count + last_count)
+            count += last_count
+        means.append(mean)
+        counts.append(count)
+    return np.repeat(means, counts)
 
 
 def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | None:
@@ -101,12 +134,13 @@ def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFr
     """What steps took beyond their operators, by kind: the same for all that only decode, a line over others' tokens.
 
     The difference of two long times is mostly noise: so few parameters, to which a step counts the less the longer it
-    takes. What a host does for decodes hardly grows with their number.
+    takes. What a host does for decodes hardly grows with their number. Where the operators were timed beside the steps
+    they are not priced, so that a slow phase of a shared machine hits both sides of the difference.
     """
     beyond: dict[str, list[tuple[float, ...]]] = {}
     for point in samples.points("step_decode"):
         batch, context = point.sizes
-        entry = _beyond(samples, point, str(batch), batch, cost, _plan([], batch, context + 5))
+        entry = _beyond(samples, point, str(batch), batch, cost, _plan([], batch, context + MIDDLE_STEP))
         beyond.setdefault("decode", []).append(entry)
     for kind in ("prefill", "mixed"):
         for point in samples.points(f"step_{kind}"):
@@ -132,7 +166,9 @@ def _beyond(
 ) -> tuple[float, ...]:
     """Number of tokens, time, time beyond the operators and spread of a step."""
     time, spread = _median(samples, point, operator)
-    return num_tokens, time, time - cost.step_ns(plan) * 1e-3, spread
+    is_timed = ALL_OPERATORS in samples.operators(point)
+    operators_us = samples.median(point, ALL_OPERATORS) if is_timed else cost.step_ns(plan) * 1e-3
+    return num_tokens, time, time - operators_us, spread
 
 
 def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:

@@ -3,29 +3,43 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from engine.block_manager import Eviction  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.executor import Rank  # noqa: E402
 from engine.model_config import ModelConfig  # noqa: E402
+from engine.model_runner import StepTokens  # noqa: E402
+from engine.step_inputs import StepInputs  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
 from simulator.hardware import ModelShape  # noqa: E402
 from simulator.profile import ProfileMeta, load_profile  # noqa: E402
 from simulator.profiler import families  # noqa: E402
-from simulator.profiler.bench import Limits, uneven_contexts  # noqa: E402
+from simulator.profiler.bench import Bench, Limits, uneven_contexts  # noqa: E402
 from simulator.profiler.collectives import Collectives  # noqa: E402
 from simulator.profiler.operators import Operators, placed_blocks  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
-from simulator.profiler.samples import Point, Samples  # noqa: E402
-from simulator.profiler.tables import make_profile  # noqa: E402
+from simulator.profiler.samples import (  # noqa: E402
+    ADDED_BY_ATTENTION,
+    ALL_OPERATORS,
+    ATTENTION,
+    Point,
+    Samples,
+)
+from simulator.profiler.steps import Steps  # noqa: E402
+from simulator.profiler.stopwatch import MakeCalls  # noqa: E402
+from simulator.profiler.tables import increasing, make_profile  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -195,15 +209,89 @@ def test_contexts_end_inside_a_block_and_at_the_longest_that_is_decoded(context:
     assert block_size == 1 or all(each % block_size for each in contexts[:-1])
 
 
-def test_blocks_lie_as_a_fresh_pool_hands_them_out() -> None:
-    tables = placed_blocks([5, 1, 9], 4)
-    assert tables.tolist() == [
-        [0, 1, 2, 9, 11, 0, 0, 0, 0],
+def test_blocks_lie_as_in_a_pool_in_use() -> None:
+    """Prompts in one piece each, and what is generated in turns: of three sequences, and of five that have ended."""
+    assert placed_blocks([5, 1, 9], 128, 1000).tolist() == [
+        [0, 1, 2, 9, 16, 0, 0, 0, 0],
         [3, 0, 0, 0, 0, 0, 0, 0, 0],
-        [4, 5, 6, 7, 8, 10, 12, 13, 14],
+        [4, 5, 6, 7, 8, 10, 17, 23, 29],
     ]
-    mostly_prompt = placed_blocks([9, 4], 2).tolist()
-    assert mostly_prompt == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
+    assert placed_blocks([9, 4], 256, 13).tolist() == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 300])
+@pytest.mark.parametrize("counts", [[1], [40], [3, 1, 700], [20] * 12])
+@pytest.mark.parametrize("spare", [0, 1, 50, 10**4])
+def test_blocks_are_of_the_pool_and_nobody_elses(counts: list[int], spare: int, block_size: int) -> None:
+    num_blocks = sum(counts) + spare
+    tables = placed_blocks(counts, block_size, num_blocks)
+    held = [block for row, count in zip(tables.tolist(), counts, strict=True) for block in row[:count]]
+    assert len(set(held)) == len(held) and min(held) >= 0 and max(held) < num_blocks
+
+
+@pytest.mark.parametrize("eviction", ["unhashed_first", "lru"])
+def test_whole_steps_are_timed_on_blocks_that_lie_like_those_of_the_operators(eviction: Eviction) -> None:
+    batch, context, tables = 3, 85, []
+    config = replace(ENGINE, eviction=eviction)
+    rank = Rank(config, FAMILIES["qwen3"], None)
+    runner = rank.allocate(64)
+
+    class SeeTables:
+        num_blocks, backend_name = 64, "torch"
+
+        def execute(self, inputs: StepInputs) -> StepTokens:
+            tables.extend(inputs.rows.joined_tables.tolist())
+            return runner.execute(inputs)
+
+        def close(self) -> None: ...
+
+    Steps(config, SeeTables(), 96, 300, 0.0, lambda report: None).decode(batch, context)
+    assert tables == placed_blocks([6] * batch, 16, 64).tolist()
+
+
+def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_time() -> None:
+    class SlowBesideAttention:
+        """Every call takes 10 us, and 3 more where attention runs in between."""
+
+        def time(self, make_calls: MakeCalls, at_least_s: float) -> dict[str, list[float]]:
+            names = {call.operator for call in make_calls()}
+            return {name: [10.0 + 3.0 * (len(names - {ATTENTION}) < len(names))] * 2 for name in names}
+
+    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
+    bench._stopwatch = SlowBesideAttention()
+    added = 3.0 * sum(bench.calls.values())
+    assert bench.measure(Point("beside", (2, 40))) == {ADDED_BY_ATTENTION: [added, added]}
+    assert bench.measure(Point("decode", (2, 40))) == {ATTENTION: [13.0, 13.0]}
+    whole = bench.measure(Point("step_decode", (2, 24)))[ALL_OPERATORS]
+    assert whole == [13.0 * (sum(bench.calls.values()) + 2)] * 2
+
+
+def test_decodes_carry_what_they_add_to_other_operators() -> None:
+    """Two layers; the samples of 512 tokens say less than those of 64, which cannot be but noise."""
+    samples = Samples({})
+    samples.add(Point("tokens", (1,)), {"qkv_proj": [10.0], "lm_head": [20.0], "sampler": [3.0]}, 1.0)
+    for batch, context in ((1, 64), (8, 64), (8, 1024)):
+        samples.add(Point("decode", (batch, context)), {ATTENTION: [5.0]}, 1.0)
+        samples.add(Point("uneven", (batch, context, 50)), {ATTENTION: [7.0]}, 1.0)
+    samples.add(Point("prefill", (1, 0)), {ATTENTION: [2.0]}, 1.0)
+    for sizes, added in (((1, 32), -4.0), ((1, 64), 30.0), ((8, 64), 10.0), ((8, 1024), 100.0)):
+        samples.add(Point("beside", sizes), {ADDED_BY_ATTENTION: [added] * 3}, 1.0)
+    calls = {"qkv_proj": 2, "lm_head": 1, "sampler": 1}
+    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
+    tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
+    assert tables["attention"]["time_us"].tolist() == [2.0, 5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2]
+    assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=12))
+def test_increasing_values_are_the_nearest(values: list[int]) -> None:
+    """By the known formula: the largest over starts up to a place of the smallest mean from there to ends after it."""
+    count = len(values)
+    expected = [
+        max(min(np.mean(values[start : end + 1]) for end in range(i, count)) for start in range(i + 1))
+        for i in range(count)
+    ]
+    assert increasing(values) == pytest.approx(expected)
 
 
 def test_all_reduce_is_timed_on_real_ranks() -> None:
