@@ -232,7 +232,7 @@ def test_blocks_are_of_the_pool_and_nobody_elses(counts: list[int], spare: int, 
 @pytest.mark.parametrize("eviction", ["unhashed_first", "lru"])
 def test_whole_steps_are_timed_on_blocks_that_lie_like_those_of_the_operators(eviction: Eviction) -> None:
     batch, context, tables = 3, 85, []
-    config = replace(ENGINE, eviction=eviction)
+    config = replace(ENGINE, eviction=eviction, max_lookahead_steps=1)
     rank = Rank(config, FAMILIES["qwen3"], None)
     runner = rank.allocate(64)
 
@@ -269,17 +269,17 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
 def test_decodes_carry_what_they_add_to_other_operators() -> None:
     """Two layers; the samples of 512 tokens say less than those of 64, which cannot be but noise."""
     samples = Samples({})
-    samples.add(Point("tokens", (1,)), {"qkv_proj": [10.0], "lm_head": [20.0], "sampler": [3.0]}, 1.0)
+    calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
+    samples.add(Point("tokens", (1,)), {operator: [10.0] for operator in calls}, 1.0)
     for batch, context in ((1, 64), (8, 64), (8, 1024)):
         samples.add(Point("decode", (batch, context)), {ATTENTION: [5.0]}, 1.0)
         samples.add(Point("uneven", (batch, context, 50)), {ATTENTION: [7.0]}, 1.0)
     samples.add(Point("prefill", (1, 0)), {ATTENTION: [2.0]}, 1.0)
     for sizes, added in (((1, 32), -4.0), ((1, 64), 30.0), ((8, 64), 10.0), ((8, 1024), 100.0)):
         samples.add(Point("beside", sizes), {ADDED_BY_ATTENTION: [added] * 3}, 1.0)
-    calls = {"qkv_proj": 2, "lm_head": 1, "sampler": 1}
     meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
     tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
-    assert tables["attention"]["time_us"].tolist() == [2.0, 5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2]
+    assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
 
 
