@@ -7,7 +7,8 @@ microseconds of one call on one rank; `spread_us`, where given, is half their in
     sequences.csv    operator,num_sequences,time_us   LM head, sampler
     attention.csv    prefill_tokens,prefill_context,num_decodes,decode_context,time_us   one layer
                      prefill_context: tokens before the chunk; decode_context: mean context of the decodes, with the
-                     token at hand. Rows with both are of batches that mix a chunk and decodes (optional).
+                     token at hand. Rows with both are of batches that mix a chunk and decodes (optional). Times of
+                     decodes on a CPU include what they add to other operators, by driving weights out of caches.
     uneven.csv       prefill_tokens,num_decodes,gain   uneven contexts take as long as if every one were
                      mean + gain·standard deviation (optional)
     deviations.csv   num_decodes,decode_context,deviation_pct,time_us   one layer's decode attention of uneven contexts:
