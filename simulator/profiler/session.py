@@ -117,9 +117,9 @@ class Session:
         time = self._samples.total(point, self._calls)
         if point.family == "tokens":
             return time
+        others = (self._samples.total(each, self._calls) for each in self._samples.points("tokens"))
         num_layers = max(self._calls.values())
-        least = min(self._samples.total(each, self._calls) for each in self._samples.points("tokens"))
-        return time + least / num_layers
+        return time + min(others, default=0.0) / num_layers
 
     def _repeat(self, budget_s: float) -> None:
         points = self._points()

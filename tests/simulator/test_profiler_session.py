@@ -102,6 +102,19 @@ def test_straight_lines_are_not_refined_for_long(tmp_path: Path, monkeypatch: py
     assert grid.axes[0] == [1, 4, 16, 64, 256]  # each interval halved once, and found straight
 
 
+def test_what_hardly_matters_to_a_layer_is_not_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same crooked time is worth many points alone, and next to none beside tokens that take 100 times as long."""
+
+    def refined(others_us: float) -> int:
+        samples, grid = Samples({}), Grid("g", [[1, 16, 256]])
+        made_up = MadeUp(lambda *sizes: others_us if len(sizes) == 2 else sizes[0] ** 1.5)
+        grids = [Grid("tokens", [[1], [1]]), grid]
+        session(made_up, grids, samples, tmp_path / f"{others_us}.json", monkeypatch).run(100)
+        return len(grid.axes[0])
+
+    assert refined(1.0) > 5 >= refined(1e6)
+
+
 def test_a_budget_below_the_coarse_grid_is_refused_with_what_is_needed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
