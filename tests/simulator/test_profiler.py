@@ -181,8 +181,8 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     for chunk in (1, 64):
         for start in (0, 128):
             samples.add(Point("prefill", (chunk, start)), {"attention": [2.0 + chunk + start / 8]}, 1.0)
-    layer = 2 * (10 + 8 + 5 + 7 + 1 + 8 * 261 / 16)
-    samples.add(Point("step_decode", (8, 256)), {"8": [layer + 28 + 3 + 50] * 3}, 1.0)
+    operators = 2 * (10 + 8 + 5 + 7 + 1 + 8 * 261 / 16) + 28 + 3
+    samples.add(Point("step_decode", (8, 256)), {"8": [operators + 50] * 3}, 1.0)
     layers = 2 * (10 + 64 + 5 + 7 + 2 + 64)
     samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
     layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
@@ -197,6 +197,9 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     steps = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
     assert steps["decode", 8] == pytest.approx(50, abs=0.01)
     assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
+    samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
+    timed_beside = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables["steps"]
+    assert timed_beside.set_index("kind").loc["decode", "time_us"] == pytest.approx(30, abs=0.01)
 
 
 @pytest.mark.parametrize(
