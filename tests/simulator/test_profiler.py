@@ -38,7 +38,7 @@ from simulator.profiler.samples import (  # noqa: E402
     Samples,
 )
 from simulator.profiler.steps import Steps  # noqa: E402
-from simulator.profiler.stopwatch import MakeCalls  # noqa: E402
+from simulator.profiler.stopwatch import Call, MakeCalls  # noqa: E402
 from simulator.profiler.tables import increasing, make_profile  # noqa: E402
 
 SHAPE: dict[str, Any] = {
@@ -267,6 +267,26 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
     assert bench.measure(Point("decode", (2, 40))) == {ATTENTION: [13.0, 13.0]}
     whole = bench.measure(Point("step_decode", (2, 24)))[ALL_OPERATORS]
     assert whole == [13.0 * (sum(bench.calls.values()) + 2)] * 2
+
+
+def test_each_layer_has_its_own_attention_among_the_operators() -> None:
+    rank = Rank(ENGINE, FAMILIES["qwen3"], None)
+    operators = Operators(rank.model, rank.allocate(64).kv_cache, 16, 4, temperature=0.0, seed=0)
+    layers = [Call(f"attention {i}", lambda: None) for i in range(2)]
+    names = [call.operator for call in operators.tokens(3, 3, lambda: layers)()]
+    without = [call.operator for call in operators.tokens(3, 3)()]
+    assert [name for name in names if name not in {"attention 0", "attention 1"}] == without
+    ends = [i for i, name in enumerate(names) if name == "down_proj"]
+    assert [names[i + 1] for i in ends] == ["attention 0", "attention 1"]
+
+
+@pytest.mark.parametrize("has_caches", [True, False])
+def test_what_attention_adds_is_looked_for_where_there_are_caches(has_caches: bool) -> None:
+    limits = Limits(64, 8, 4096, 4096, 1 << 20, 16, (), 1, 128, has_caches)
+    points = [point for grid in families.others(limits) if grid.family == "beside" for point in grid.points()]
+    tokens = [point.sizes[0] * point.sizes[1] for point in points]
+    assert not has_caches or (min(tokens) < 100 and max(tokens) > 32_000)
+    assert bool(points) == has_caches
 
 
 def test_decodes_carry_what_they_add_to_other_operators() -> None:
