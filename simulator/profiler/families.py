@@ -66,7 +66,7 @@ def others(limits: Limits) -> list[Grid]:
         Grid("step_prefill", [chunks], lambda sizes: fits_mixed((0, 1, *sizes))),
         Grid("step_mixed", [mixed_batches, step_contexts[-1:], mixed_chunks], fits_mixed),
     ]
-    if limits.has_caches:
+    if limits.on_cpu:
         contexts = sorted({max(1, longest // 4**i) for i in range(_BESIDE_CONTEXTS)})
         made.append(Grid("beside", [batches, contexts], lambda sizes: limits.holds(*sizes)))
     if limits.tensor_parallel_size > 1:

@@ -110,16 +110,14 @@ class Session:
             for point in line:
                 if not self._samples.visits(point):
                     self._visit(point, f"refining {grid.family}")
-            grid.learn(axis, low, high, self._value)
+            grid.learn(axis, low, high, self._values())
 
-    def _value(self, point: Point) -> float:
+    def _values(self) -> Callable[[Point], float]:
         """The time at a point with the least that a layer takes besides: errors of what is small hardly count."""
-        time = self._samples.total(point, self._calls)
-        if point.family == "tokens":
-            return time
-        others = (self._samples.total(each, self._calls) for each in self._samples.points("tokens"))
-        num_layers = max(self._calls.values())
-        return time + min(others, default=0.0) / num_layers
+        samples, calls = self._samples, self._calls
+        others = min((samples.total(point, calls) for point in samples.points("tokens")), default=0.0)
+        besides = others / max(calls.values())
+        return lambda point: samples.total(point, calls) + (0.0 if point.family == "tokens" else besides)
 
     def _repeat(self, budget_s: float) -> None:
         points = self._points()

@@ -132,10 +132,11 @@ class Steps:
         return run
 
     def _use_pool(self, engine: LLMEngine, batch: int, context: int) -> None:
-        """Put the free blocks in such an order that prompts of `context` lie as in a pool in use."""
+        """Order the free blocks so that prompts of `context` lie as in a pool in use, and later ones in one piece."""
         pool = engine.scheduler.blocks
-        tables = placed_blocks([pool.blocks_for(context)] * batch, pool.block_size, pool.num_blocks)
-        order = dict.fromkeys([*tables.ravel().tolist(), *pool.take(pool.num_blocks)])
+        placed = placed_blocks([pool.blocks_for(context)] * batch, pool.block_size, pool.num_blocks).ravel().tolist()
+        blocks = pool.take(pool.num_blocks)
+        order = dict.fromkeys([*placed, *blocks[max(placed) + 1 :], *blocks])
         last_user = self._request(1)
         last_user.block_table = list(order if self._config.eviction == "unhashed_first" else reversed(order))
         pool.release(last_user)

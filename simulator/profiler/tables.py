@@ -94,15 +94,16 @@ def _deviation_table(samples: Samples) -> pd.DataFrame:
 def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.DataFrame:
     """`table` of attention in a layer with what decodes add to the other operators of a step as part of their times.
 
-    What they add is taken to grow with the number of tokens in their contexts, and else to be noise.
+    What they add is taken to grow with the number of tokens in their contexts, and else to be noise. Beyond the most
+    that was measured it stays, as what could be driven out of the caches then is.
     """
     points = samples.points("beside")
     if table.empty or not points:
         return table
     added_us = [samples.median(point, ADDED_BY_ATTENTION) for point in points]
     by_tokens = pd.Series(added_us).groupby([math.prod(point.sizes) for point in points]).mean()
-    growing = increasing([0.0, *by_tokens.clip(lower=0.0)])
-    more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *by_tokens.index], growing)
+    growing = np.maximum(increasing(by_tokens), 0.0)
+    more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *by_tokens.index], [0.0, *growing])
     return table.assign(time_us=table["time_us"] + more_us / num_layers)
 
 

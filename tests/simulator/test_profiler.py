@@ -252,6 +252,25 @@ def test_whole_steps_are_timed_on_blocks_that_lie_like_those_of_the_operators(ev
     assert tables == placed_blocks([6] * batch, 16, 64).tolist()
 
 
+def test_prompts_beside_timed_decodes_lie_in_one_piece() -> None:
+    config = replace(ENGINE, max_num_batched_tokens=64, max_model_len=96, max_lookahead_steps=1)
+    rank = Rank(config, FAMILIES["qwen3"], None)
+    runner = rank.allocate(64)
+    tables: list[list[int]] = []
+
+    class SeePrompts:
+        num_blocks, backend_name = 64, "torch"
+
+        def execute(self, inputs: StepInputs) -> StepTokens:
+            tables.extend([] if inputs.prefill is None else inputs.prefill.block_tables.tolist())
+            return runner.execute(inputs)
+
+        def close(self) -> None: ...
+
+    Steps(config, SeePrompts(), 96, 300, 0.0, lambda report: None).with_prompts(1, 80, 60)
+    assert np.diff(tables[0]).tolist() == [1] * (len(tables[0]) - 1)
+
+
 def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_time() -> None:
     class SlowBesideAttention:
         """Every call takes 10 us, and 3 more where attention runs in between."""
@@ -267,6 +286,8 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
     assert bench.measure(Point("decode", (2, 40))) == {ATTENTION: [13.0, 13.0]}
     whole = bench.measure(Point("step_decode", (2, 24)))[ALL_OPERATORS]
     assert whole == [13.0 * (sum(bench.calls.values()) + 2)] * 2
+    bench.limits = replace(bench.limits, tensor_parallel_size=2)  # steps wait for other ranks, and operators do not
+    assert ALL_OPERATORS not in bench.measure(Point("step_decode", (2, 24)))
 
 
 def test_each_layer_has_its_own_attention_among_the_operators() -> None:
@@ -280,13 +301,13 @@ def test_each_layer_has_its_own_attention_among_the_operators() -> None:
     assert [names[i + 1] for i in ends] == ["attention 0", "attention 1"]
 
 
-@pytest.mark.parametrize("has_caches", [True, False])
-def test_what_attention_adds_is_looked_for_where_there_are_caches(has_caches: bool) -> None:
-    limits = Limits(64, 8, 4096, 4096, 1 << 20, 16, (), 1, 128, has_caches)
+@pytest.mark.parametrize("on_cpu", [True, False])
+def test_what_attention_adds_is_looked_for_on_a_cpu(on_cpu: bool) -> None:
+    limits = Limits(64, 8, 4096, 4096, 1 << 20, 16, (), 1, 128, on_cpu)
     points = [point for grid in families.others(limits) if grid.family == "beside" for point in grid.points()]
     tokens = [point.sizes[0] * point.sizes[1] for point in points]
-    assert not has_caches or (min(tokens) < 100 and max(tokens) > 32_000)
-    assert bool(points) == has_caches
+    assert not on_cpu or (min(tokens) < 100 and max(tokens) > 32_000)
+    assert bool(points) == on_cpu
 
 
 def test_decodes_carry_what_they_add_to_other_operators() -> None:

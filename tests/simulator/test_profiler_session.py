@@ -102,17 +102,14 @@ def test_straight_lines_are_not_refined_for_long(tmp_path: Path, monkeypatch: py
     assert grid.axes[0] == [1, 4, 16, 64, 256]  # each interval halved once, and found straight
 
 
-def test_what_hardly_matters_to_a_layer_is_not_refined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same crooked time is worth many points alone, and next to none beside tokens that take 100 times as long."""
-
-    def refined(others_us: float) -> int:
-        samples, grid = Samples({}), Grid("g", [[1, 16, 256]])
-        made_up = MadeUp(lambda *sizes: others_us if len(sizes) == 2 else sizes[0] ** 1.5)
-        grids = [Grid("tokens", [[1], [1]]), grid]
-        session(made_up, grids, samples, tmp_path / f"{others_us}.json", monkeypatch).run(100)
-        return len(grid.axes[0])
-
-    assert refined(1.0) > 5 >= refined(1e6)
+def test_errors_are_relative_to_what_a_layer_takes_at_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, calls = Samples({}), {"qkv_proj": 4, "lm_head": 1}
+    for size, time_us in ((1, 10.0), (64, 90.0)):
+        samples.add(Point("tokens", (size,)), {"qkv_proj": [time_us], "lm_head": [8.0]}, 1.0)
+    samples.add(Point("decode", (1, 64)), {"attention": [3.0]}, 1.0)
+    values = Session(MadeUp(line).measure, [], [], samples, calls, tmp_path, lambda spent_s, doing: None)._values()
+    assert values(Point("decode", (1, 64))) == 3.0 + (4 * 10.0 + 8.0) / 4
+    assert values(Point("tokens", (64,))) == 4 * 90.0 + 8.0
 
 
 def test_a_budget_below_the_coarse_grid_is_refused_with_what_is_needed(
