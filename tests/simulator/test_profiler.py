@@ -253,13 +253,15 @@ def test_whole_steps_are_timed_on_blocks_that_lie_like_those_of_the_operators(ev
 
 
 def test_prompts_beside_timed_decodes_lie_in_one_piece() -> None:
-    config = replace(ENGINE, max_num_batched_tokens=64, max_model_len=96, max_lookahead_steps=1)
+    config = replace(
+        ENGINE, num_blocks=256, block_size=4, max_num_batched_tokens=128, max_model_len=160, max_lookahead_steps=1
+    )
     rank = Rank(config, FAMILIES["qwen3"], None)
-    runner = rank.allocate(64)
+    runner = rank.allocate(256)
     tables: list[list[int]] = []
 
     class SeePrompts:
-        num_blocks, backend_name = 64, "torch"
+        num_blocks, backend_name = 256, "torch"
 
         def execute(self, inputs: StepInputs) -> StepTokens:
             tables.extend([] if inputs.prefill is None else inputs.prefill.block_tables.tolist())
@@ -267,7 +269,7 @@ def test_prompts_beside_timed_decodes_lie_in_one_piece() -> None:
 
         def close(self) -> None: ...
 
-    Steps(config, SeePrompts(), 96, 300, 0.0, lambda report: None).with_prompts(1, 80, 60)
+    Steps(config, SeePrompts(), 160, 300, 0.0, lambda report: None).with_prompts(1, 100, 90)
     assert np.diff(tables[0]).tolist() == [1] * (len(tables[0]) - 1)
 
 
