@@ -164,28 +164,28 @@ class Bench:
 
     def _decode(self, contexts: Sequence[int]) -> Times:
         """Decode attention; a CPU holds part of the weights and KV in its caches, so there other operators run too."""
-        made, batch = self._operators.decode(contexts), len(contexts)
-        if self.limits.on_cpu:
-            made = self._operators.tokens(batch, batch, made)
-        return {ATTENTION: self._stopwatch.time(made, _VISIT_S)[ATTENTION]}
+        if not self.limits.on_cpu:
+            return self._stopwatch.time(self._operators.decode(contexts), _VISIT_S)
+        return {ATTENTION: self._step_operators(len(contexts), contexts)[ATTENTION]}
 
     def _beside(self, batch: int, context: int) -> Times:
         """What decode attention adds to the other operators of a step, whose weights it drives out of the caches."""
-        totals = []
-        for attention in (None, self._operators.decode([context] * batch)):
-            times = dict(self._stopwatch.time(self._operators.tokens(batch, batch, attention), _VISIT_S))
-            times.pop(ATTENTION, None)
-            totals.append(self._added_up(times))
-        return {ADDED_BY_ATTENTION: (totals[1] - np.median(totals[0])).tolist()}
+        alone, beside = self._step_operators(batch, []), self._step_operators(batch, [context] * batch)
+        del beside[ATTENTION]
+        return {ADDED_BY_ATTENTION: (self._added_up(beside) - np.median(self._added_up(alone))).tolist()}
 
     def _step(self, batch: int, context: int) -> Times:
         """Whole steps of decodes; on a CPU also the operators of one in their middle, if no rank waits for others."""
         times = self._steps.decode(batch, context)
         if self.limits.on_cpu and self.limits.tensor_parallel_size == 1:
-            attention = self._operators.decode([context + MIDDLE_STEP] * batch)
-            operators = self._stopwatch.time(self._operators.tokens(batch, batch, attention), _VISIT_S)
+            operators = self._step_operators(batch, [context + MIDDLE_STEP] * batch)
             times[ALL_OPERATORS] = self._added_up(operators).tolist()
         return times
+
+    def _step_operators(self, batch: int, contexts: Sequence[int]) -> dict[str, list[float]]:
+        """Operators of a step of so many decodes in their order; without contexts there is no attention."""
+        attention = self._operators.decode(contexts) if contexts else None
+        return self._stopwatch.time(self._operators.tokens(batch, batch, attention), _VISIT_S)
 
     def _added_up(self, times: Times) -> NDArray[np.float64]:
         """Of all calls of a step, run by run."""

@@ -1,0 +1,78 @@
+"""Where the KV blocks lie that are profiled: those of operators and of whole steps alike."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("torch")
+
+from engine.block_manager import Eviction  # noqa: E402
+from engine.engine_config import EngineConfig  # noqa: E402
+from engine.executor import Rank  # noqa: E402
+from engine.model_runner import StepTokens  # noqa: E402
+from engine.step_inputs import StepInputs  # noqa: E402
+from simulator.profiler.operators import placed_blocks  # noqa: E402
+from simulator.profiler.steps import Steps  # noqa: E402
+from tests.simulator.small_model import ENGINE, FAMILIES  # noqa: E402
+
+
+class SeeBlocks:
+    """Executes plans, and keeps the block tables of prompts and of sequences that begin to decode."""
+
+    backend_name = "torch"
+
+    def __init__(self, config: EngineConfig) -> None:
+        assert config.num_blocks is not None
+        self.num_blocks = config.num_blocks
+        self.prompts: list[list[int]] = []
+        self.joined: list[list[int]] = []
+        self._runner = Rank(config, FAMILIES["qwen3"], None).allocate(config.num_blocks)
+
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        self.prompts += [] if inputs.prefill is None else inputs.prefill.block_tables.tolist()
+        self.joined += inputs.rows.joined_tables.tolist()
+        return self._runner.execute(inputs)
+
+    def close(self) -> None: ...
+
+
+def test_blocks_lie_as_in_a_pool_in_use() -> None:
+    """Prompts in one piece each, and what is generated in turns: of three sequences, and of five that have ended."""
+    assert placed_blocks([5, 1, 9], 128, 1000).tolist() == [
+        [0, 1, 2, 9, 16, 0, 0, 0, 0],
+        [3, 0, 0, 0, 0, 0, 0, 0, 0],
+        [4, 5, 6, 7, 8, 10, 17, 23, 29],
+    ]
+    assert placed_blocks([9, 4], 256, 13).tolist() == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("block_size", [1, 16, 300])
+@pytest.mark.parametrize("counts", [[1], [40], [3, 1, 700], [20] * 12])
+@pytest.mark.parametrize("spare", [0, 1, 50, 10**4])
+def test_blocks_are_of_the_pool_and_nobody_elses(counts: list[int], spare: int, block_size: int) -> None:
+    num_blocks = sum(counts) + spare
+    tables = placed_blocks(counts, block_size, num_blocks)
+    held = [block for row, count in zip(tables.tolist(), counts, strict=True) for block in row[:count]]
+    assert len(set(held)) == len(held) and min(held) >= 0 and max(held) < num_blocks
+
+
+@pytest.mark.parametrize("eviction", ["unhashed_first", "lru"])
+def test_whole_steps_are_timed_on_blocks_that_lie_like_those_of_the_operators(eviction: Eviction) -> None:
+    batch, context = 3, 85
+    config = replace(ENGINE, eviction=eviction, max_lookahead_steps=1)
+    seen = SeeBlocks(config)
+    Steps(config, seen, 96, 300, 0.0, lambda report: None).decode(batch, context)
+    assert seen.joined == placed_blocks([6] * batch, 16, 64).tolist()
+
+
+def test_prompts_beside_timed_decodes_lie_in_one_piece() -> None:
+    config = replace(
+        ENGINE, num_blocks=256, block_size=4, max_num_batched_tokens=128, max_model_len=160, max_lookahead_steps=1
+    )
+    seen = SeeBlocks(config)
+    Steps(config, seen, 160, 300, 0.0, lambda report: None).with_prompts(1, 100, 90)
+    first = seen.prompts[0]
+    assert np.diff(first).tolist() == [1] * (len(first) - 1)

@@ -1,0 +1,78 @@
+"""From samples of a machine that is made up to the tables of its profile."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+pytest.importorskip("torch")
+
+from simulator.profile import ProfileMeta  # noqa: E402
+from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Samples  # noqa: E402
+from simulator.profiler.tables import increasing, make_profile  # noqa: E402
+from tests.simulator.small_model import MODEL_SHAPE  # noqa: E402
+
+
+def test_the_rest_of_steps_is_what_was_put_in() -> None:
+    """Samples of a machine whose times are known: steps of 36, 50 or 90 us beyond their operators, 2 layers."""
+    samples = Samples({})
+    for size in (1, 8, 64):
+        times = {"qkv_proj": [10.0 + size], "o_proj": [5.0], "down_proj": [7.0]}
+        heads = {"lm_head": [20.0 + size], "sampler": [3.0]} if size <= 8 else {}
+        samples.add(Point("tokens", (size,)), times | heads, 1.0)
+    for batch in (1, 8):
+        for context in (16, 1024):
+            samples.add(Point("decode", (batch, context)), {"attention": [1.0 + batch * context / 16]}, 1.0)
+    samples.add(Point("uneven", (8, 256, 50)), {"attention": [150.0]}, 1.0)
+    for chunk in (1, 64):
+        for start in (0, 128):
+            samples.add(Point("prefill", (chunk, start)), {"attention": [2.0 + chunk + start / 8]}, 1.0)
+    operators = 2 * (10 + 8 + 5 + 7 + 1 + 8 * 261 / 16) + 28 + 3
+    samples.add(Point("step_decode", (8, 256)), {"8": [operators + 50] * 3}, 1.0)
+    layers = 2 * (10 + 64 + 5 + 7 + 2 + 64)
+    samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
+    layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
+    samples.add(Point("step_prefill", (8,)), {"8": [layers + 21 + 3 + 36] * 3}, 1.0)
+    calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
+    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
+    profile = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
+    (uneven,) = profile.tables["deviations"].to_dict("records")
+    assert uneven == {
+        "num_decodes": 8, "decode_context": 256, "deviation_pct": 50, "time_us": 150.0, "spread_us": 0.0
+    }  # fmt: skip
+    steps = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
+    assert steps["decode", 8] == pytest.approx(50, abs=0.01)
+    assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
+    samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
+    timed_beside = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables["steps"]
+    assert timed_beside.set_index("kind").loc["decode", "time_us"] == pytest.approx(30, abs=0.01)
+
+
+def test_decodes_carry_what_they_add_to_other_operators() -> None:
+    """Two layers; the samples of 512 tokens say less than those of 64, which cannot be but noise."""
+    samples = Samples({})
+    calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
+    samples.add(Point("tokens", (1,)), {operator: [10.0] for operator in calls}, 1.0)
+    for batch, context in ((1, 64), (8, 64), (8, 1024)):
+        samples.add(Point("decode", (batch, context)), {ATTENTION: [5.0]}, 1.0)
+        samples.add(Point("uneven", (batch, context, 50)), {ATTENTION: [7.0]}, 1.0)
+    samples.add(Point("prefill", (1, 0)), {ATTENTION: [2.0]}, 1.0)
+    for sizes, added in (((1, 32), -4.0), ((1, 64), 30.0), ((8, 64), 10.0), ((8, 1024), 100.0)):
+        samples.add(Point("beside", sizes), {ADDED_BY_ATTENTION: [added] * 3}, 1.0)
+    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
+    tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
+    assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
+    assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
+
+
+@given(st.lists(st.integers(-50, 50), min_size=1, max_size=12))
+def test_increasing_values_are_the_nearest(values: list[int]) -> None:
+    """By the known formula: the largest over starts up to a place of the smallest mean from there to ends after it."""
+    count = len(values)
+    expected = [
+        max(min(np.mean(values[start : end + 1]) for end in range(i, count)) for start in range(i + 1))
+        for i in range(count)
+    ]
+    assert increasing(values) == pytest.approx(expected)
