@@ -2,7 +2,7 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 4]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 6]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
 tiny model, measures workloads with the real engine and executes the steps of the first measurements again (twice for
@@ -285,9 +285,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=6)
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--profiling", type=float, default=400, help="seconds, in all")
+    parser.add_argument("--profiling", type=float, default=600, help="seconds, in all")
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
     os.chdir(ROOT)
