@@ -131,12 +131,10 @@ class DecodeSet:
 
 
 def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:
+    """What it will generate nobody knows, though a simulation may have been told: it plans like the real engine."""
     known, num_registered = sequence.block_hashes or [], sequence.num_registered_blocks
-    if num_registered > index:
-        return False
-    if index < len(known):
-        return known[index] == hashes[index]
-    return sequence.token_ids is not None and known[:num_registered] == hashes[:num_registered]
+    can_fill = num_registered <= index and (sequence.token_ids is not None or index < len(known))
+    return can_fill and known[:num_registered] == hashes[:num_registered]
 
 
 _NOTHING_DUE: dict[Sequence, list[int]] = {}

@@ -15,6 +15,7 @@ from engine.step_planner import StepPlanner
 from engine.waiting_queue import WaitingQueue
 
 Allocation = Literal["prompt", "chunk"]
+Queue = Literal["priority", "fcfs"]
 
 
 class Scheduler:
@@ -29,6 +30,8 @@ class Scheduler:
         watermark: share of the pool that an admission leaves free while others run, so that they can grow.
         allocation: when a prompt that is cut gets its blocks: "prompt" all at its admission, "chunk" those of a chunk
             when that is planned, so that decodes may take them before. Either way it is admitted only if all fit.
+        queue: who is admitted first: "priority" the most urgent, and among equals the first come, "fcfs" the first come
+            whatever its priority.
         async_scheduling: each step is planned while the one before it runs, knowing how many tokens that gives but not
             yet freed of what it ends: a sequence keeps its seat and its blocks for the planning of one more step.
         max_padding: for engines that pad the prompts of a step to the longest of them: how many tokens of padding it
@@ -47,6 +50,7 @@ class Scheduler:
         max_model_len: int | None = None,
         watermark: float = 0.02,
         allocation: Allocation = "prompt",
+        queue: Queue = "priority",
         async_scheduling: bool = False,
         max_padding: int | None = None,
     ) -> None:
@@ -63,7 +67,7 @@ class Scheduler:
         self.max_model_len = pool_tokens if max_model_len is None else min(max_model_len, pool_tokens)
         self.async_scheduling = async_scheduling
         self._allocates_chunks = allocation == "chunk"
-        self._waiting = WaitingQueue()
+        self._waiting = WaitingQueue(ignores_priority=queue == "fcfs")
         self._running = RunningSet(blocks, self._waiting, async_scheduling=async_scheduling)
         self._policy = policy
         self._planner = StepPlanner(

@@ -7,15 +7,16 @@ from typing import Literal
 
 from engine.block_manager import BlockManager, Eviction, FullHit
 from engine.policy import POLICIES, VICTIM_RULES
-from engine.scheduler import Allocation, Scheduler
+from engine.scheduler import Allocation, Queue, Scheduler
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
     """How steps are composed and blocks are handed out; the values are explained where they are used:
 
-    `policy` and `victim` in `engine.policy`, `watermark`, `allocation`, `async_scheduling` and `max_padding` in
-    `Scheduler`, `enable_prefix_caching`, `eviction` and `full_hit` in `BlockManager`.
+    `policy` and `victim` in `engine.policy`, `watermark`, `allocation`, `queue`, `async_scheduling` and `max_padding`
+    in `Scheduler`, `enable_prefix_caching`, `eviction` and `full_hit` in `BlockManager`. `reserved_blocks` of the pool
+    are never handed out, as vLLM keeps one that stands for no block.
     """
 
     policy: Literal["prefill_first", "mixed"] = "mixed"
@@ -25,6 +26,8 @@ class SchedulerOptions:
     eviction: Eviction = "unhashed_first"
     victim: Literal["spare_last", "last"] = "spare_last"
     full_hit: FullHit = "copy"
+    queue: Queue = "priority"
+    reserved_blocks: int = 0
     async_scheduling: bool = False
     max_padding: int | None = None
 
@@ -40,7 +43,7 @@ def make_scheduler(
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens; raises ValueError as its parts do."""
     blocks = BlockManager(
-        num_blocks,
+        num_blocks - options.reserved_blocks,
         block_size,
         enable_prefix_caching=options.enable_prefix_caching,
         eviction=options.eviction,
@@ -54,6 +57,7 @@ def make_scheduler(
         max_model_len=max_model_len,
         watermark=options.watermark,
         allocation=options.allocation,
+        queue=options.queue,
         async_scheduling=options.async_scheduling,
         max_padding=options.max_padding,
     )

@@ -9,7 +9,7 @@ from engine.sequence import Sequence
 
 
 class WaitingQueue:
-    """Sequences by priority, then in order of arrival.
+    """Sequences by priority, unless it is ignored, then in order of arrival.
 
     A preempted sequence keeps its place, which is before everyone who has not been admitted yet.
 
@@ -18,8 +18,9 @@ class WaitingQueue:
             the block `awaited_block` that the head could then share; whoever does so resets it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, ignores_priority: bool = False) -> None:
         self.head_blocked = False
+        self._ignores_priority = ignores_priority
         self.awaited_block = 0
         self.suppliers: list[Sequence] = []
         self._heap: list[tuple[int, int, Sequence]] = []
@@ -45,7 +46,8 @@ class WaitingQueue:
             self.head_blocked = False
 
     def push(self, sequence: Sequence) -> None:
-        heapq.heappush(self._heap, (sequence.priority, sequence.order, sequence))
+        priority = 0 if self._ignores_priority else sequence.priority
+        heapq.heappush(self._heap, (priority, sequence.order, sequence))
         if self._heap[0][2] is sequence:
             self.head_blocked = False
 

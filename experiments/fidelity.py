@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
+import yaml
 from rich.console import Console
 from rich.table import Table
 
@@ -100,6 +101,14 @@ class Lab:
         """Fit constants; the file is kept beside the figures."""
         folder = self.run(name, "task=calibrate", "calibration.max_evaluations=250", *settings)
         return Path(shutil.copy(folder / "calibration.yaml", self.figures / f"{name}.yaml"))
+
+    def scaled(self, constants: Path, factor: float) -> Path:
+        """A calibration file with all constants times `factor`."""
+        document = yaml.safe_load(constants.read_text())
+        document["constants"] = {name: factor * value for name, value in document["constants"].items()}
+        path = self.scratch / f"scaled_{factor}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return path
 
     def validate(self, name: str, *settings: str, figures: bool = False) -> Scored:
         folder = self.run(name, "task=validate", f"plots={figures}".lower(), *settings)
@@ -227,6 +236,12 @@ def distserve(lab: Lab, data: Path) -> None:
         constants = lab.calibrate(f"own_{rate}", *settings[rate], *objective, f"cost.calibration={fitted}")
         own[rate] = lab.validate(f"own_{rate}", *settings[rate], f"cost.calibration={constants}")
     print_errors("the same, constants fitted on each run itself", own)
+    crowded = {"predicted": scored["300-3"]}
+    changes = {"larger_pool": (1.0, ["num_blocks=3526"]), "longer_steps": (1.01, []), "shorter_steps": (0.99, [])}
+    for name, (factor, more) in changes.items():
+        constants = lab.scaled(fitted, factor)
+        crowded[name] = lab.validate(f"300-3_{name}", *settings["300-3"], f"cost.calibration={constants}", *more)
+    print_errors("3 requests/s, which queue for the KV pool: 1.6 % more of it, steps 1 % longer and shorter", crowded)
     lab.write()
 
 

@@ -37,22 +37,25 @@ from harness.results import CALIBRATION, command_line
 from harness.simulated import SimulatedEngine, cost_model
 from harness.validate import load_run, simulated_requests, simulation_config
 from harness.validate_metrics import part_of, statistics
-from harness.validate_steps import replay_steps
+from harness.validate_settings import different_settings
+from harness.validate_steps import StepReplay, replay_steps
 from simulator.profiled import ProfiledCost
 
 Misfit = Callable[[Mapping[str, float]], float]
 
 
 class Objective(NamedTuple):
-    """What is minimised: in words, and the misfit of some constants."""
+    """What is minimised: in words, and the misfit of some constants; over how many steps, where it is over steps, and
+    what to beware of."""
 
     what: str
     misfit: Misfit
+    num_steps: int | None = None
+    warnings: tuple[str, ...] = ()
 
 
 _FITTED = ("ttft", "tpot", "e2el")
 _PRIOR = 3e-3  # misfit, as the objectives count it, that a constant one width from its default must save
-_UNSERVED = 1e3  # objective of constants with which the simulation does not serve what was measured
 
 
 def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
@@ -67,17 +70,14 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     constants = _chosen(config)
     part = config.calibration.part
     objective = _objective(config, run)
+    for warning in [*_warnings(config, run), *objective.warnings]:
+        console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
     with _progress(config, console) as report:
         fit = minimise(
             _with_prior(objective.misfit, calibration.constants_of(config)),
             constants,
             config.calibration.max_evaluations,
             report,
-        )
-    if fit.objective >= _UNSERVED:
-        raise ConfigError(
-            f"task=calibrate: in none of {fit.num_evaluations} trials did the simulation serve all that was measured; "
-            "check the model, the KV pool and max_model_len"
         )
     misfit_before = objective.misfit({name: constant.default for name, constant in constants.items()})
     misfit_after = objective.misfit(fit.values)
@@ -88,9 +88,12 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             "measured": f"{run.kind}:{run.source}",
             "engine": run.engine,
             "data_sha256": run.data_sha256(),
+            "requests_sha256": run.requests_sha256(),
+            **calibration.system_of(config),
             "part": part,
             "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
             "latency_from": config.validation.latency_from,
+            "num_steps": objective.num_steps,
             "step_executions": len(run.own.executions()) if run.own else None,
         },
         "kept": _kept(config, fit.values),
@@ -138,6 +141,13 @@ def _others(config: RunConfig) -> dict[str, float]:
     return dict(fitted.constants) if fitted else {}
 
 
+def _warnings(config: RunConfig, run: MeasuredRun) -> list[str]:
+    """What differs between the measured run, the simulation, and an earlier calibration."""
+    fitted = calibration.configured(config)
+    others = fitted.other_systems(config) if fitted else []
+    return [*run.notes, *different_settings(run.settings, config), *others]
+
+
 def _kept(config: RunConfig, refitted: Mapping[str, float]) -> list[dict[str, Any]]:
     """What the constants that are kept from an earlier calibration were fitted on."""
     fitted = calibration.configured(config)
@@ -163,7 +173,7 @@ def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
     """What `calibration.objective` names.
 
     Raises:
-        ConfigError: step times are asked for and not known.
+        ConfigError: step times are asked for and not known, or none of a step that is planned as measured.
     """
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
@@ -171,7 +181,7 @@ def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
             raise ConfigError(
                 f"calibration.objective=steps: {run.source} does not tell step times; choose statistics or requests"
             )
-        return Objective("RMS relative error of step times, weighted by time", _step_misfit(config, run))
+        return _step_objective(config, run)
     if config.validation.retimed:
         raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
     what, misfit = _LATENCY_MISFITS[name]
@@ -190,21 +200,28 @@ def _latency_misfit(
         engine = SimulatedEngine(config, run.trace, arrivals, cost_model(config, {**others, **constants}))
         engine.run()
         recorded = engine.recorder.tables(run.trace, engine.unfinished())
-        value = compare(measured, simulated_requests(recorded.requests, recorded.steps, config).iloc[rows])
-        return value if math.isfinite(value) else _UNSERVED
+        simulated = simulated_requests(recorded.requests, recorded.steps, config).iloc[rows]
+        wanted, served = (table["num_output_tokens"].to_numpy() for table in (measured, simulated))
+        if unserved := int((wanted != served).sum()):  # whatever the constants: what is left are other requests
+            raise ConfigError(
+                f"task=calibrate: {unserved} of {len(measured)} requests that were served in the measured run are "
+                "refused or cut short in the simulation; check the model, the KV pool and max_model_len"
+            )
+        return compare(measured, simulated)
 
     return misfit
 
 
-def _misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
+def misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
+    """Root mean square of the relative errors of all statistics that were measured and are not 0."""
     found = statistics(simulated)
-    wanted = {key: value for key, value in statistics(measured).items() if key[0] in _FITTED and not np.isnan(value)}
+    wanted = {key: value for key, value in statistics(measured).items() if key[0] in _FITTED and value > 0}
     errors = np.array([found[key] / value - 1 for key, value in wanted.items()])
     return float(np.sqrt(np.mean(errors**2)))
 
 
 def misfit_of_requests(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
-    """Mean of |error| / mean measured of TTFT and of the time from first to last token; NaN if not all are served.
+    """Mean of |error| / mean measured of TTFT and, unless it is 0 throughout, of the time from first to last token.
 
     Absolute and not squared errors, as a few requests are off by a whole prompt step.
     """
@@ -213,28 +230,35 @@ def misfit_of_requests(measured: pd.DataFrame, simulated: pd.DataFrame) -> float
         theirs, ours = (
             (table[until] - (table[since] if since else 0.0)).to_numpy(np.float64) for table in (measured, simulated)
         )
-        misfits.append(float(np.abs(ours - theirs).mean() / theirs.mean()))
+        if theirs.any():
+            misfits.append(float(np.abs(ours - theirs).mean() / theirs.mean()))
     return math.fsum(misfits) / len(misfits)
 
 
 _LATENCY_MISFITS: dict[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], float]]] = {
-    "statistics": ("RMS relative error of TTFT, TPOT, E2EL statistics", _misfit_of_statistics),
+    "statistics": ("RMS relative error of TTFT, TPOT, E2EL statistics", misfit_of_statistics),
     "requests": ("relative mean absolute error of requests' TTFT and decode times", misfit_of_requests),
 }
 
 
-def _step_misfit(config: RunConfig, run: MeasuredRun) -> Misfit:
-    others = _others(config)
+def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
+    others, part = _others(config), config.calibration.part
+
+    def replay(constants: Mapping[str, float]) -> StepReplay:
+        return replay_steps(run, config, cost_model(config, {**others, **constants}), part)
 
     def misfit(constants: Mapping[str, float]) -> float:
-        priced = cost_model(config, {**others, **constants})
-        steps = replay_steps(run, config, priced, config.calibration.part).steps
-        if steps.empty:
-            return _UNSERVED
+        steps = replay(constants).steps
         measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
         return float(np.sqrt(np.average((predicted / measured - 1) ** 2, weights=measured)))
 
-    return misfit
+    first = replay({})  # which steps are planned as measured does not depend on what they are said to cost
+    count, different = len(first.steps), first.first_difference
+    same = "" if different is None else f"plans are as measured up to step {different:,} of {first.num_steps:,} only: "
+    if not count:
+        raise ConfigError(f"calibration.part={part}: {same}no steps to fit to; choose calibration.objective=requests")
+    warnings = (f"{same}fitted to the {count:,} steps of part={part} among them",) if same else ()
+    return Objective("RMS relative error of step times, weighted by time", misfit, count, warnings)
 
 
 @contextmanager

@@ -1,19 +1,19 @@
-"""Derivative-free minimisation in a box: the method of Nelder and Mead on the unit cube, deterministic.
+"""Derivative-free minimisation in a box: SciPy's Nelder-Mead on the unit cube, restarted, deterministic.
 
-J. A. Nelder, R. Mead, "A simplex method for function minimization", The Computer Journal 7 (1965), with the adaptive
-coefficients of F. Gao, L. Han, Computational Optimization and Applications 51 (2012). Points outside are mirrored at
-the limit. Statistics of a simulation are a jagged function of its constants, with several basins and steps on which a
-simplex comes to rest too early: it starts at the best of some points spread over the box, and again around the best so
-far with edges of other lengths and directions.
+Statistics of a simulation are a jagged function of its constants, with several basins and steps on which a simplex
+comes to rest too early: it starts at the best of some points spread over the box, and again around the best so far with
+edges of other lengths and directions. Points outside the box are mirrored at the limit: moved to it, simplices would go
+flat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import NamedTuple
 
 import numpy as np
+from scipy.optimize import minimize
+from scipy.stats.qmc import Halton
 
 from harness.calibration import Constant
 from harness.metrics import Floats
@@ -48,98 +48,45 @@ def minimise(
     low, high = (np.array([getattr(constants[name], key) for name in names]) for key in ("low", "high"))
     start = np.array([constants[name].default for name in names])
     seen: list[float] = []
-    best: list[tuple[float, Floats]] = []
+    best: tuple[float, Floats] = (np.inf, start)
 
     def evaluate(point: Floats) -> float:
-        values = low + point**_POWER * (high - low)
+        nonlocal best
         # the defaults themselves, free of rounding, so that the first value is that of the model as it is
-        given = start if not seen else values
-        value = objective(dict(zip(names, given.tolist(), strict=True)))
-        if not best or value < best[0][0]:
-            best[:] = [(value, given)]
-        seen.append(value)
-        progress(len(seen), best[0][0])
-        return value
+        given = start if not seen else low + _mirrored(point) ** _POWER * (high - low)
+        seen.append(objective(dict(zip(names, given.tolist(), strict=True))))
+        if len(seen) == 1 or seen[-1] < best[0]:
+            best = seen[-1], given
+        progress(len(seen), best[0])
+        return seen[-1]
 
-    def place(values: Floats) -> Floats:
-        return (((values - low) / (high - low)) ** (1 / _POWER)).clip(0, 1)
+    def best_point() -> Floats:
+        return ((best[1] - low) / (high - low)).clip(0, 1) ** (1 / _POWER)  # a default may lie outside the limits
 
-    with suppress(_SpentError):
-        budget = _Budget(evaluate, max_evaluations)
-        for point in [place(start), *_spread(_LOOKS * len(names), len(names))]:
-            budget(point)
-        point, before = place(best[0][1]), np.inf
-        while not best or best[0][0] < (1 - _GAIN) * before:
-            before = best[0][0] if best else np.inf
-            for i, edge in enumerate(_EDGES):
-                _nelder_mead(budget, point, edge if i % 2 == 0 else -edge)
-                point = place(best[0][1])
-    value, point = best[0]
-    return Fit(dict(zip(names, point.tolist(), strict=True)), value, seen[0], len(seen))
-
-
-def _spread(count: int, dimensions: int) -> Floats:
-    """Points spread evenly over the unit cube: the lattice of Roberts' R sequence, [count, dimensions].
-
-    Its steps are the powers of 1 / g with g the root of g^(d+1) = g + 1 (M. Roberts, "The unreasonable effectiveness of
-    quasirandom sequences", 2018).
-    """
-    g = 2.0
-    for _ in range(50):
-        g = (1 + g) ** (1 / (dimensions + 1))
-    steps = g ** -np.arange(1.0, dimensions + 1)
-    return np.mod(0.5 + np.outer(np.arange(1, count + 1), steps), 1.0)
-
-
-class _SpentError(Exception):
-    """The budget of evaluations is used up."""
-
-
-class _Budget:
-    """An objective that can be evaluated a limited number of times; raises _SpentError after that."""
-
-    def __init__(self, evaluate: Callable[[Floats], float], limit: int) -> None:
-        self._evaluate = evaluate
-        self._left = limit
-
-    def __call__(self, point: Floats) -> float:
-        if self._left == 0:
-            raise _SpentError
-        self._left -= 1
-        return self._evaluate(point)
+    looks = Halton(len(names), rng=0).random(_LOOKS * len(names))
+    for point in [best_point(), *looks][:max_evaluations]:
+        evaluate(point)
+    before = np.inf
+    while best[0] < (1 - _GAIN) * before and len(seen) < max_evaluations:
+        before = best[0]
+        for i, edge in enumerate(_EDGES):
+            _descend(evaluate, best_point(), edge if i % 2 == 0 else -edge, max_evaluations - len(seen))
+    return Fit(dict(zip(names, best[1].tolist(), strict=True)), best[0], seen[0], len(seen))
 
 
 def _mirrored(point: Floats) -> Floats:
-    """`point` with what is outside the unit cube mirrored at its faces; moved to a face, simplices would go flat."""
     return 1 - np.abs(1 - np.mod(np.abs(point), 2.0))
 
 
-def _nelder_mead(evaluate: Callable[[Floats], float], start: Floats, edge: float) -> None:
+def _descend(evaluate: Callable[[Floats], float], start: Floats, edge: float, max_evaluations: int) -> None:
     """Evaluate points of the unit cube until the simplex, at first of edges `edge` from `start`, has shrunk to one."""
-    n = len(start)
-    # with one dimension the adaptive coefficients would not contract
-    expand, contract, shrink = (1 + 2 / n, 0.75 - 0.5 / n, 1 - 1 / n) if n > 1 else (2.0, 0.5, 0.5)
-    points = np.tile(start, (n + 1, 1))
-    for i in range(n):
-        points[i + 1, i] += edge if 0 <= start[i] + edge <= 1 else -edge
-    values = np.array([evaluate(point) for point in points])
-    while np.ptp(points, axis=0).max() > _SIZE * abs(edge):
-        order = np.argsort(values, kind="stable")
-        points, values = points[order], values[order]
-        centre = points[:-1].mean(axis=0)
-
-        def at(step: float, centre: Floats = centre, worst: Floats = points[-1]) -> tuple[Floats, float]:
-            point = _mirrored(centre + step * (centre - worst))
-            return point, evaluate(point)
-
-        tried, value = at(1.0)
-        if value < values[0]:
-            further, lower = at(expand)
-            tried, value = (further, lower) if lower < value else (tried, value)
-        elif value >= values[-2]:
-            tried, value = min((tried, value), at(contract if value < values[-1] else -contract), key=lambda t: t[1])
-        if value < values[-1]:
-            points[-1], values[-1] = tried, value
-            continue
-        points[1:] = points[0] + shrink * (points[1:] - points[0])
-        values[1:] = [evaluate(point) for point in points[1:]]
+    edges = np.where((start + edge >= 0) & (start + edge <= 1), edge, -edge)
+    options = {
+        "initial_simplex": np.vstack([start, start + np.diag(edges)]),
+        "adaptive": len(start) > 1,  # with one dimension the adaptive coefficients would not contract
+        "xatol": _SIZE * abs(edge),
+        "fatol": np.inf,
+        "maxfev": max_evaluations,
+        "maxiter": max_evaluations,
+    }
+    minimize(evaluate, start, method="Nelder-Mead", options=options)

@@ -2,7 +2,8 @@
 
 constants     name: value
 cost          the cost model they belong to
-fitted_on     measured run, hash of its data, part and number of requests
+fitted_on     measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
+              model, device, profile and ranks that were simulated
 kept          the same of earlier fits, where constants of theirs were kept
 objective     what was minimised, before and after, and in how many evaluations
 date, command
@@ -23,6 +24,7 @@ from harness.errors import ConfigError
 from harness.results import CALIBRATION, write_whole
 from harness.shapes import model_shape
 from harness.validate_metrics import parts_overlap
+from harness.validate_settings import same_setting
 from simulator import linear
 from simulator.constants import Constant, profiled_constants
 from simulator.hardware import Device
@@ -45,10 +47,45 @@ class Calibration:
 
     def was_fitted_on(self, data_sha256: str, part: str) -> bool:
         """Whether any of its constants was fitted on requests of this part of the data."""
+        return any(data["data_sha256"] == data_sha256 and parts_overlap(data["part"], part) for data in self._fits)
+
+    def was_fitted_on_another_run(self, requests_sha256: str, data_sha256: str, part: str) -> bool:
+        """Whether any was fitted on other data of these requests and on this part of them, as far as the file tells."""
         return any(
-            data["data_sha256"] == data_sha256 and parts_overlap(data["part"], part)
-            for data in (self.fitted_on, *self.kept)
+            data.get("requests_sha256") == requests_sha256
+            and data["data_sha256"] != data_sha256
+            and parts_overlap(data["part"], part)
+            for data in self._fits
         )
+
+    def other_systems(self, config: RunConfig) -> list[str]:
+        """One line for each fit of another model, device, profile or number of ranks, as far as the file tells."""
+        lines = []
+        for data in self._fits:
+            here = {
+                name: value
+                for name, value in system_of(config).items()
+                if name in data and not same_setting(name, data[name], value)
+            }
+            if here:
+                there = ", ".join(f"{name}={data[name]}" for name in here)
+                what = ", ".join(f"{name}={value}" for name, value in here.items())
+                lines.append(f"{self.path}: fitted with {there}; simulated here: {what}")
+        return lines
+
+    @property
+    def _fits(self) -> tuple[Mapping[str, Any], ...]:
+        return (self.fitted_on, *self.kept)
+
+
+def system_of(config: RunConfig) -> dict[str, Any]:
+    """What the constants of a cost model hold for."""
+    return {
+        "model": config.model.name,
+        "device": config.device.name,
+        "profile": getattr(config.cost, "profile", None),
+        "tensor_parallel_size": config.tensor_parallel_size,
+    }
 
 
 def constants_of(config: RunConfig) -> dict[str, Constant]:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,7 +19,7 @@ from harness.recorder import Recorder
 from harness.results import command_line, cpu_model, environment
 from harness.shapes import model_shape
 from simulator.profile import ProfileError, load_profile
-from simulator.profiled import check_fits
+from simulator.profile_checks import check_fits
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
 
 PROFILES = Path(__file__).resolve().parents[1] / "simulator" / "profiles"
@@ -44,7 +43,7 @@ def profile(config: RunConfig, output_dir: Path) -> None:
         folder = profile_folder(config, device)
         _check_overwrite(config, folder)
         with _bar(config.profile.time_budget_s, config.progress, console) as show:
-            outcome = profile_machine(_job(config), device, folder, show)
+            outcome = profile_machine(_job(config), device, folder, show, lambda line: _tell(console, line))
     except (ModelError, ProfilingError) as error:
         raise ConfigError(f"task=profile: {error}") from error
     except KeyboardInterrupt:
@@ -118,7 +117,7 @@ def _bar(budget_s: float, enabled: bool, console: Console) -> Iterator[Callable[
 def _report(outcome: Outcome, folder: Path, console: Console) -> None:
     meta, tables = outcome.profile.meta, outcome.profile.tables
     rows = ", ".join(f"{len(table)} {name}" for name, table in tables.items())
-    lines: list[Any] = [
+    lines = [
         f"profile of {meta.model} on {meta.device}, {meta.tensor_parallel_size} rank(s), block size {meta.block_size}",
         f"{outcome.num_points} points in {outcome.spent_s:,.0f} s; rows: {rows}",
         f"noise: half the interquartile range is {outcome.noise:.1%} of the median at half of the points",
@@ -126,4 +125,8 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"use it with: cost=profiled cost.profile={folder}",
     ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        _tell(console, line)
+
+
+def _tell(console: Console, line: str) -> None:
+    console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -123,9 +123,17 @@ class RealEngine:
 
 
 def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple[ModelConfig, EngineConfig]:
-    """The model and the engine of a configuration; raises ModelError where the model's folder is no good."""
-    shape = config.model.model_dump()
-    model = ModelConfig.load(settings.weights) if settings.weights else ModelConfig.from_shape(shape)
+    """The model and the engine of a configuration.
+
+    Raises:
+        ModelError: the model's folder is no good.
+        ConfigError: it has other sizes than the configured model.
+    """
+    if settings.weights:
+        model = ModelConfig.load(settings.weights)
+        _check_sizes(config, settings.weights, model)
+    else:
+        model = ModelConfig.from_shape(config.model.model_dump())
     return model, EngineConfig(
         device="cuda" if settings.kind == "gpu" else "cpu",
         dtype=config.model.dtype,
@@ -144,6 +152,19 @@ def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple
         seed=config.seed,
         **config.scheduler.model_dump(),
     )
+
+
+def _check_sizes(config: RunConfig, folder: str, model: ModelConfig) -> None:
+    """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
+    ours = config.model.model_dump(exclude={"name", "dtype"})
+    theirs = {name: getattr(model, name) for name, value in ours.items() if getattr(model, name) != value}
+    if theirs:
+        what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())
+        settings = " ".join(f"model.{name}={str(value).lower()}" for name, value in theirs.items())
+        raise ConfigError(
+            f"engine.weights={folder!r}: of other sizes than {config.model.name}: {what}; choose the model= that it is "
+            f"or set model.name=... {settings}"
+        )
 
 
 def check_memory(config: RunConfig) -> None:

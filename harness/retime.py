@@ -28,9 +28,10 @@ from harness.availability import check_engine
 from harness.config import RunConfig
 from harness.errors import MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
+from harness.measured.measured_run import whole_ns
 from harness.metrics import Floats
 from harness.results import RETIMED, STEP_TIMES, command_line, environment, write_whole
-from harness.validate_steps import as_delivered, deviations, first_difference, whole_ns
+from harness.validate_steps import as_delivered, deviations, first_difference
 
 
 def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from simulator.hardware import Device, DeviceTooSmallError, KVPool, size_kv_pool
 from simulator.importers import open_profile
 from simulator.linear import LinearCost
 from simulator.profile import ProfileError
+from simulator.profile_checks import check_units, differences
 from simulator.profiled import ProfiledCost
 from simulator.replica import ImplausibleStepError, Replica
 from simulator.roofline import RooflineCost
@@ -39,7 +40,7 @@ class SimulatedEngine:
         self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess, cost: CostModel | None = None
     ) -> None:
         self.recorder = Recorder()
-        self._device_name = config.device.name
+        self._config = config
         self.pool = kv_pool(config)
         self.num_blocks = self.pool.num_blocks
         self._env = simpy.Environment(initial_time=0)
@@ -62,11 +63,12 @@ class SimulatedEngine:
             ),
             self.recorder,
             compress=config.engine.kind == "sim" and config.engine.compress,
+            max_lookahead_steps=config.engine.max_lookahead_steps,
         )
 
     @property
     def device_name(self) -> str:
-        return self._device_name
+        return self._config.device.name
 
     def describe(self) -> str:
         """The KV pool, for the log."""
@@ -83,7 +85,7 @@ class SimulatedEngine:
         try:
             self._env.run()
         except ImplausibleStepError as error:
-            raise ConfigError(f"device={self._device_name}: {error}") from error
+            raise ConfigError(f"device={self.device_name}: {error}") from error
         finally:
             gc.enable()
 
@@ -95,12 +97,17 @@ class SimulatedEngine:
         return self._scheduler.unfinished
 
     def notes(self) -> list[str]:
-        """Where step times are not from measurement: one line on steps beyond the ranges of the profile."""
-        if not isinstance(self._cost, ProfiledCost) or not (outside := self._cost.outside()):
+        """Where step times are not from measurement: what the profile was not measured for, a line each, and one line
+        on steps beyond its ranges."""
+        if not isinstance(self._cost, ProfiledCost):
             return []
-        share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
-        axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
-        return [f"{share:.1%} of plans or more were priced beyond the profile's ranges: {axes}"]
+        config = self._config
+        found = differences(self._cost.profile, model_shape(config), _device(config), config.block_size)
+        if outside := self._cost.outside():
+            share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
+            axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
+            found.append(f"{share:.1%} of plans or more were priced beyond the profile's ranges: {axes}")
+        return found
 
     def close(self) -> None:
         """Nothing to free."""
@@ -119,7 +126,7 @@ def kv_pool(config: RunConfig) -> KVPool:
     try:
         return size_kv_pool(
             model,
-            Device(**config.device.model_dump()),
+            _device(config),
             block_size=config.block_size,
             tensor_parallel_size=config.tensor_parallel_size,
             gpu_memory_utilization=config.gpu_memory_utilization,
@@ -153,9 +160,16 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
     name, model, ranks = config.cost.profile, model_shape(config), config.tensor_parallel_size
     values = _defaults(config) | dict(constants)
     try:
-        return ProfiledCost(open_profile(name, model, ranks, config.max_num_seqs), model, ranks, values)
+        profile = open_profile(name, model, ranks, config.max_num_seqs)
+        cost = ProfiledCost(profile, model, ranks, values)
+        check_units(profile, model, _device(config))
     except ProfileError as error:
         raise ConfigError(f"cost.profile={name!r}: {error}") from None
+    return cost
+
+
+def _device(config: RunConfig) -> Device:
+    return Device(**config.device.model_dump())
 
 
 def _defaults(config: RunConfig) -> dict[str, float]:

@@ -16,16 +16,16 @@ from harness.calibration import Calibration
 from harness.config import RunConfig, TraceArrival
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
-from harness.measured.measured_run import planned_times, queued_times, with_latencies
+from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.measured.own_run import SAMPLES, sample_steps, with_retimed
 from harness.results import RunResult
 from harness.run import serve
 from harness.simulated import cost_model
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
+from harness.validate_settings import different_settings
 from harness.validate_steps import StepReplay, replay_steps
 
-_COMPARED_SETTINGS = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
 _SAME_IN_REPEATS = {"progress", "plots", "results"}
 
 
@@ -114,7 +114,8 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     update = {name: getattr(config, name) for name in taken}
     update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
     assert config.engine.kind == "sim"
-    theirs = {"cache_outputs": True, "kv_cache_dtype": run.own.config.engine.kv_cache_dtype}
+    shared = ("kv_cache_dtype", "max_lookahead_steps")
+    theirs = {"cache_outputs": True, **{name: getattr(run.own.config.engine, name) for name in shared}}
     update["engine"] = config.engine.model_copy(update=theirs)
     return run.own.config.model_copy(update=update)
 
@@ -122,16 +123,15 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
 def simulated_requests(requests: pd.DataFrame, steps: pd.DataFrame, config: RunConfig) -> pd.DataFrame:
     """The requests table of a simulation with `queued_time`, and its latencies counted as `config` asks for.
 
-    With asynchronous scheduling a request counts as scheduled when its first step was planned, as real engines record.
+    With asynchronous scheduling that counts as the end of the step during which a request comes, as vLLM records it,
+    though the next step is planned by then.
     """
-    arrival, scheduled = (
-        requests[f"{name}_time"].to_numpy(dtype=np.float64) for name in ("arrival", "first_scheduled")
-    )
-    queued = queued_times(arrival, steps)
+    arrival = requests["arrival_time"].to_numpy(dtype=np.float64)
     if config.scheduler.async_scheduling:
-        scheduled = np.maximum(planned_times(scheduled, steps), queued)
-    table = requests.assign(queued_time=queued, first_scheduled_time=scheduled)
-    return with_latencies(table, config.validation.latency_from)
+        queued = queued_times(arrival, steps)
+    else:
+        queued = seen_times(arrival, requests["finish_time"].to_numpy(dtype=np.float64), steps)
+    return with_latencies(requests.assign(queued_time=queued), config.validation.latency_from)
 
 
 def _compare(
@@ -165,8 +165,9 @@ def _compare(
         levels=align(theirs, ours),
         steps=steps,
         fitted=fitted,
-        on_fitted_data=fitted is not None and fitted.was_fitted_on(run.data_sha256(), settings.score),
-        warnings=_warnings(config, run, result),
+        on_fitted_data=fitted is not None
+        and any(fitted.was_fitted_on(each.data_sha256(), settings.score) for each in (run, *repeats)),
+        warnings=_warnings(config, run, result) + (_fit_warnings(config, run, fitted) if fitted else []),
     )
 
 
@@ -187,17 +188,23 @@ def _unfinished(requests: pd.DataFrame, times: np.ndarray) -> np.ndarray:
 
 
 def _warnings(config: RunConfig, run: MeasuredRun, result: RunResult) -> list[str]:
-    warnings = list(run.notes)
-    for name in _COMPARED_SETTINGS:
-        theirs, ours = run.settings.get(name), getattr(config, name)
-        if theirs is not None and theirs != ours:
-            warnings.append(f"{name}={ours} simulated, {theirs} measured")
+    warnings = [*run.notes, *different_settings(run.settings, config)]
     refused = int((result.requests["status"] != "finished").sum())
     if refused:
         warnings.append(f"{refused} requests that were served in the measured run were refused in the simulation")
     short = int((result.requests["num_output_tokens"] < result.requests["num_requested_tokens"]).sum()) - refused
     if short > 0 and run.own is None:
         warnings.append(f"{short} requests were cut short in the simulation, at max_model_len or the pool's size")
+    return warnings
+
+
+def _fit_warnings(config: RunConfig, run: MeasuredRun, fitted: Calibration) -> list[str]:
+    warnings = fitted.other_systems(config)
+    if fitted.was_fitted_on_another_run(run.requests_sha256(), run.data_sha256(), config.validation.score):
+        warnings.append(
+            f"{fitted.path} was fitted on another run of the requests that are scored here: of the same lengths in the "
+            "same order"
+        )
     return warnings
 
 

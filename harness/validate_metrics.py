@@ -58,7 +58,8 @@ def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = 
 
     Columns: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct. `measured` is the median of the
     run and its `repeats`. error_pct = 100 (simulated - measured) / measured, NaN where nothing was measured to compare
-    to. noise_floor_pct is the largest deviation of a measured run from that median; NaN without repeats.
+    to. noise_floor_pct is the largest deviation of a measured run from that median; NaN without repeats, and where one
+    deviates from a median of 0.
     """
     rows = []
     for (metric, statistic), value in measured.items():
@@ -67,6 +68,7 @@ def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = 
         ours = simulated.get((metric, statistic), math.nan)
         runs = np.array([value, *(each.get((metric, statistic), math.nan) for each in repeats)])
         middle = float(np.median(runs))
+        deviations = np.abs([_percent(run, middle) for run in runs.tolist()])
         rows.append(
             {
                 "metric": metric,
@@ -75,7 +77,7 @@ def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = 
                 "measured": middle,
                 "simulated": ours,
                 "error_pct": _percent(ours, middle),
-                "noise_floor_pct": max(abs(_percent(run, middle)) for run in runs.tolist()) if repeats else math.nan,
+                "noise_floor_pct": float(deviations.max()) if repeats else math.nan,  # NaN if any is
             }
         )
     return pd.DataFrame(rows)

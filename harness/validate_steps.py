@@ -18,7 +18,7 @@ from engine.plan import StepPlan
 from harness.arrivals import OpenLoop
 from harness.config import RunConfig
 from harness.config.validation import Part
-from harness.measured.measured_run import MeasuredRun
+from harness.measured.measured_run import MeasuredRun, handover_steps, whole_ns
 from harness.metrics import Floats
 from harness.simulated import SimulatedEngine
 from harness.trace import Trace
@@ -94,7 +94,8 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     measured = run.own.result.steps
     trace, delivered_ns = as_delivered(run)
     cost = _PricedReplay(whole_ns(measured["duration"]), priced)
-    stepwise = config.model_copy(update={"engine": config.engine.model_copy(update={"compress": False})})
+    one_by_one = config.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
+    stepwise = config.model_copy(update={"engine": one_by_one})
     engine = SimulatedEngine(stepwise, trace, OpenLoop(delivered_ns), cost)
     engine.run()
     replayed = engine.recorder.tables(trace, engine.unfinished())
@@ -154,21 +155,15 @@ def _in_part(run: MeasuredRun, start_s: Floats, part: Part) -> npt.NDArray[np.bo
 
 
 def _deliveries(run: MeasuredRun) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """When each request reached the scheduler, in ns, ascending, and the rows of the trace in that order.
-
-    Requests are handed over in the order in which they were issued, always at the start of a step. How many had been by
-    then follows from the step: those that run or wait in it, and those that had finished before.
-    """
+    """When each request reached the scheduler, in ns, ascending, and the rows of the trace in that order, which is the
+    one in which they were issued."""
     assert run.own is not None
     steps, requests = run.own.result.steps, run.own.result.requests.iloc[run.own.rows]
     arrival_ns = whole_ns(requests["arrival_time"])
     issued_ns = arrival_ns + whole_ns(requests["replay_lag"].fillna(0.0))
     order = np.lexsort((run.own.rows, arrival_ns, issued_ns))
-    start_ns = whole_ns(steps["start_time"])
-    finished_before = np.searchsorted(np.sort(whole_ns(requests["finish_time"])), start_ns, side="right")
-    delivered = steps["num_running"].to_numpy() + steps["num_waiting"].to_numpy() + finished_before
-    step = np.searchsorted(np.maximum.accumulate(delivered), np.arange(len(order)), side="right")
-    return start_ns[np.minimum(step, len(start_ns) - 1)], order
+    finish_s = requests["finish_time"].to_numpy(dtype=np.float64)
+    return whole_ns(steps["start_time"])[handover_steps(steps, finish_s)], order
 
 
 def first_difference(measured: pd.DataFrame, replayed: pd.DataFrame) -> int | None:
@@ -195,8 +190,3 @@ def _errors(steps: pd.DataFrame) -> dict[str, float]:
         "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
         **{f"{name}_mape_pct": value for name, value in known.items()},
     }
-
-
-def whole_ns(seconds: pd.Series) -> npt.NDArray[np.int64]:
-    """Whole ns: they were, before the tables turned them into s."""
-    return np.rint(seconds.to_numpy(dtype=np.float64) * 1e9).astype(np.int64)

@@ -67,10 +67,15 @@ class AttentionCost:
         """What the sum over chunks counts too often."""
         return self._fixed * (num_chunks - 1)
 
-    def beside_prefill_ns(self, num_prefill_tokens: int, num_decodes: int, mean: float, deviation: float) -> float:
-        """What `num_decodes` decodes add to a step of `num_prefill_tokens` prompt tokens."""
+    def context_beside_prefill(self, num_prefill_tokens: int, num_decodes: int, mean: float, deviation: float) -> float:
+        """The context as which each of `num_decodes` uneven ones counts in a step of so many prompt tokens."""
         gain = self._mixed_gain.at(num_prefill_tokens)(num_decodes) if self._mixed_gain else 0.0
-        context = mean + gain * deviation
+        return mean + gain * deviation
+
+    def beside_prefill_ns(
+        self, num_prefill_tokens: int, num_decodes: int, context: float, mean: float, deviation: float
+    ) -> float:
+        """What `num_decodes` decodes that count as `context` add to a step of `num_prefill_tokens` prompt tokens."""
         time = self.decode.at(num_decodes)(context)
         if extra_of := self.deviation_batch(num_decodes):
             time += extra_of(mean, deviation)

@@ -25,6 +25,9 @@ class Curve:
         xs: where it was measured, ascending.
         ys: the times there.
         tail: slope beyond the last point.
+
+    Attributes:
+        end: where it was measured last.
     """
 
     __slots__ = ("_array", "end", "slopes", "xs", "ys")
@@ -119,7 +122,9 @@ class Surface:
         below, above = self.at(low), self.at(high)
         xs = sorted({*below.xs, *above.xs})
         ys = [below(x) + weight * (above(x) - below(x)) for x in xs]
-        return Curve(xs, ys, below.slopes[-1] + weight * (above.slopes[-1] - below.slopes[-1]))
+        curve = Curve(xs, ys, below.slopes[-1] + weight * (above.slopes[-1] - below.slopes[-1]))
+        curve.end = min(below.end, above.end)  # from there on one of the two is carried on
+        return curve
 
     def _tail(self, row: float, x: float, y: float) -> float:
         """Slope beyond the last point `x`, `y` of a row: y times the growth of the work per unit of x."""

@@ -8,7 +8,9 @@ microseconds of one call on one rank; `spread_us`, where given, is half their in
     attention.csv    prefill_tokens,prefill_context,num_decodes,decode_context,time_us   one layer
                      prefill_context: tokens before the chunk; decode_context: mean context of the decodes, with the
                      token at hand. Rows with both are of batches that mix a chunk and decodes (optional). Times of
-                     decodes on a CPU include what they add to other operators, by driving weights out of caches.
+                     decodes on a CPU include what they add to other operators, by driving weights out of caches;
+                     with token_buckets our profiler launches decodes as CUDA graphs do: padded to a bucket, and for the
+                     longest context of the engine.
     uneven.csv       prefill_tokens,num_decodes,gain   uneven contexts take as long as if every one were
                      mean + gain·standard deviation (optional)
     deviations.csv   num_decodes,decode_context,deviation_pct,time_us   one layer's decode attention of uneven contexts:
@@ -23,12 +25,14 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pandas as pd
 import yaml
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 FORMAT_VERSION = 1
 META = "meta.yaml"
@@ -44,13 +48,22 @@ _KEYS = {
 }
 _REQUIRED = ("tokens", "sequences", "attention")
 _OPERATORS = {"tokens": ("qkv_proj", "o_proj"), "sequences": ("lm_head",)}
-_MLP = ("down_proj", "experts")  # a dense model has the one, a mixture of experts the other
+_MLP = ("gate_up_proj", "down_proj")  # of a dense model; a mixture of experts has "experts"
 _KINDS = ("decode", "prefill", "mixed")
 _LONGEST_CALL_US = 6e7  # a minute: no single call takes longer, unless its unit is another one
 
 
 class ProfileError(ValueError):
     """A profile is missing, unreadable, incomplete, or was made for something else."""
+
+
+def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    if any(low >= high for low, high in pairwise(sizes)):
+        raise ValueError("must be ascending")
+    return sizes
+
+
+Count = Annotated[int, Field(ge=1, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -74,13 +87,13 @@ class ProfileMeta:
 
     device: str
     model: str
-    tensor_parallel_size: int
-    num_layers: int
-    calls: dict[str, int]
+    tensor_parallel_size: Count
+    num_layers: Count
+    calls: dict[str, Count]
     dtype: str = "bfloat16"
-    block_size: int | None = None
+    block_size: Count | None = None
     shape: dict[str, Any] = field(default_factory=dict)
-    token_buckets: tuple[int, ...] = ()
+    token_buckets: Annotated[tuple[Count, ...], AfterValidator(_ascending)] = ()
     padded_steps: Literal["decode", "all"] = "decode"
     padded_heads: bool = False
     batched_prefill: bool = True
@@ -110,8 +123,8 @@ class Profile:
         for name, required in _OPERATORS.items():
             there = set(self.tables[name]["operator"])
             lacking = [operator for operator in required if operator not in there]
-            if name == "tokens" and not there & set(_MLP):
-                lacking.append(" or ".join(_MLP))
+            if name == "tokens" and "experts" not in there:
+                lacking += [operator for operator in _MLP if operator not in there]
             if lacking:
                 raise ProfileError(f"{name}: no {', '.join(lacking)} (there: {', '.join(sorted(there))})")
             uncounted = sorted(there - set(self.meta.calls))
@@ -252,11 +265,16 @@ def _load_meta(folder: Path) -> ProfileMeta:
         raise ProfileError(f"{META}: units {units}; times must be in microseconds: units: {{time: us}}")
     fields = {entry.name: entry for entry in dataclasses.fields(ProfileMeta)}
     needed = {name for name, entry in fields.items() if _has_no_default(entry)}
-    if unknown := sorted(set(values) - set(fields)):
+    if unknown := sorted(str(name) for name in values if name not in fields):
         raise ProfileError(f"{META}: unknown key {', '.join(unknown)}")
     if missing := sorted(needed - set(values)):
         raise ProfileError(f"{META}: no {', '.join(missing)}")
-    return ProfileMeta(**values | {"token_buckets": tuple(values.get("token_buckets") or ())})
+    try:
+        return TypeAdapter(ProfileMeta).validate_python(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(map(str, first["loc"]))
+        raise ProfileError(f"{META}: {name}: {first['msg']}, not {first['input']!r}") from None
 
 
 def _has_no_default(entry: dataclasses.Field[Any]) -> bool:

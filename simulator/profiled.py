@@ -10,6 +10,7 @@ per layer carry tokens·hidden_size elements each. A few constants stand for wha
 from __future__ import annotations
 
 import bisect
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -24,14 +25,17 @@ from simulator.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
 from simulator.curve import Curve, flat, proportional
 from simulator.deviation_cost import DeviationBatch
 from simulator.hardware import ModelShape
-from simulator.profile import Profile, ProfileError
+from simulator.profile import Profile
+from simulator.profile_checks import check_fits
 
 _US = 1e3  # ns
 _FEW_STEPS = 16  # so many are priced faster one by one than as arrays
+_ABOUT = 8 / 7  # whole steps are profiled at up to an eighth less than the tokens asked for
 
 
 class Outside(NamedTuple):
-    """An axis on which steps lay beyond the measured range: how many plans, and how many times its end at most."""
+    """An axis on which steps lay beyond the measured range: how many plans had such steps, and how many times its end
+    they reached at most."""
 
     plans: int
     factor: float
@@ -54,6 +58,7 @@ class ProfiledCost:
         values: the value of each of `simulator.constants.profiled_constants`.
 
     Attributes:
+        profile: what it was made from.
         unused_constants: those without effect, as the profile measured what they stand for, or has nothing they scale.
 
     Raises:
@@ -68,6 +73,7 @@ class ProfiledCost:
         values: Mapping[str, float],
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
+        self.profile = profile
         self.unused_constants = _unused_constants(profile.tables)
         self.num_plans = 0
         self._meta = profile.meta
@@ -78,6 +84,11 @@ class ProfiledCost:
         self._all_reduce = _all_reduce(profile, model, tensor_parallel_size, values)
         self._copies = _curve(profile.tables.get("copies"), "num_blocks")
         self._rest = _rest(profile.tables.get("steps"))
+        is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.tables
+        self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
+        # a single point holds for all steps
+        self._rest_end = {kind: curve.end for kind, curve in (self._rest or {}).items() if len(curve.xs) > 1}
+        self._tokens_end = min(self._tokens.end, self._reduced_end, *self._rest_end.values())
         self._step_ns = values["step_overhead_us"] * _US
         self._prefill_ns = self._step_ns + values["prefill_layer_us"] * _US * profile.meta.num_layers
         self._tokens_ns: dict[int, float] = {}
@@ -99,12 +110,17 @@ class ProfiledCost:
             time = _decode_time(batch, context, spread)
         if plan.copies and self._copies:
             time += self._copies(len(plan.copies))
+            self._note(("copies", len(plan.copies) / self._copies.end))
         return max(1, round(time))
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
         num_decodes, total = plan.num_decodes, plan.num_context_tokens
         batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
-        _, spread = _contexts(batch, plan)
+        first, spread = _contexts(batch, plan)
+        last, end = first + num_steps - 1, batch.attention.end
+        if last > end:
+            self._farthest["decode context"] = max(last / end, self._farthest.get("decode context", 0.0))
+            self._outside["decode context"] += first <= end  # otherwise `step_ns` has counted the plan
         if num_steps <= _FEW_STEPS:
             ahead = [(total + num_decodes * k) / num_decodes + batch.gain * spread for k in range(num_steps)]
             times = np.array([_decode_time(batch, context, spread) for context in ahead])
@@ -118,7 +134,10 @@ class ProfiledCost:
         return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def outside(self) -> dict[str, Outside]:
-        """Where plans lay beyond the measured ranges so far; a plan counts once however many steps it ran for."""
+        """Where plans lay beyond the measured ranges so far; a plan counts once however many steps it ran for.
+
+        Runs of steps count as far as they were priced, which an arrival may have cut short.
+        """
         return {axis: Outside(count, self._farthest[axis]) for axis, count in sorted(self._outside.items())}
 
     # -- parts of a step ------------------------------------------------------------------------------------------
@@ -130,8 +149,7 @@ class ProfiledCost:
         base += self._rest["decode"](num_decodes) if self._rest else 0.0
         curve = self._attention.decode.at(num_decodes)
         outside = (
-            ("tokens", padded / self._tokens.end),
-            ("sequences", heads / self._sequences.end),
+            *self._beyond("decode", num_decodes, padded, heads),
             ("decode batch", num_decodes / self._attention.decode.end),
         )
         batch = _DecodeBatch(
@@ -162,16 +180,19 @@ class ProfiledCost:
         if num_decodes:
             mean = plan.num_context_tokens / num_decodes
             spread = deviation(num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens)
-            time += attention.beside_prefill_ns(num_prefill_tokens, num_decodes, mean, spread)
+            context = attention.context_beside_prefill(num_prefill_tokens, num_decodes, mean, spread)
+            time += attention.beside_prefill_ns(num_prefill_tokens, num_decodes, context, mean, spread)
             end = attention.decode.at(num_decodes).end
-            if mean > end or num_decodes > attention.decode.end:
-                self._note(("decode context", mean / end), ("decode batch", num_decodes / attention.decode.end))
-        num_tokens = self._padded(num_prefill_tokens + num_decodes, is_decode=False)
-        if num_tokens > self._tokens.end or num_sampled > self._sequences.end:
-            self._note(("tokens", num_tokens / self._tokens.end), ("sequences", num_sampled / self._sequences.end))
+            if context > end or num_decodes > attention.decode.end:
+                self._note(("decode context", context / end), ("decode batch", num_decodes / attention.decode.end))
+        kind = "mixed" if num_decodes else "prefill"
+        num_tokens = num_prefill_tokens + num_decodes
+        padded = self._padded(num_tokens, is_decode=False)
+        if padded > self._tokens_end or num_sampled > self._sequences.end:
+            self._note(*self._beyond(kind, num_tokens, padded, num_sampled))
         if self._rest:
-            time += self._rest["mixed" if num_decodes else "prefill"](num_prefill_tokens + num_decodes)
-        return time + self._layers(num_tokens) + self._heads(num_sampled)
+            time += self._rest[kind](num_tokens)
+        return time + self._layers(padded) + self._heads(num_sampled)
 
     def _padded(self, num_tokens: int, *, is_decode: bool) -> int:
         if not self._buckets or num_tokens > self._buckets[-1] or not (is_decode or self._meta.padded_steps == "all"):
@@ -193,6 +214,16 @@ class ProfiledCost:
         if time is None:
             time = self._heads_ns[num_sequences] = self._sequences.total(num_sequences, round_up=False)
         return time
+
+    def _beyond(self, kind: str, num_tokens: int, padded: int, num_sampled: int) -> list[tuple[str, float]]:
+        """How many times the last measured sizes of all but attention a step has."""
+        rest = num_tokens / self._rest_end.get(kind, math.inf)
+        return [
+            ("tokens", padded / self._tokens.end),
+            ("sequences", num_sampled / self._sequences.end),
+            ("all-reduce", padded / self._reduced_end),
+            ("rest of a step", rest if rest > _ABOUT else 0.0),
+        ]
 
     def _note(self, *axes: tuple[str, float]) -> None:
         for axis, factor in axes:
@@ -271,43 +302,11 @@ def _all_reduce(profile: Profile, model: ModelShape, tensor_parallel_size: int, 
     else:
         sizes = [mib * MIB for mib in ALL_REDUCE_MIB]
         times = [values[all_reduce_name(mib)] for mib in ALL_REDUCE_MIB]
-    tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if len(sizes) > 1 else times[-1] / sizes[-1]
+    # Where noise or a fit made times fall, they grow in proportion again.
+    is_growing = len(sizes) > 1 and times[-1] >= times[-2]
+    tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if is_growing else times[-1] / sizes[-1]
     token_bytes = model.hidden_size * model.dtype_bytes
     calls_us = (2 * model.num_layers + 1) * _US
     return Curve(
         [size / token_bytes for size in sizes], [calls_us * time for time in times], calls_us * tail * token_bytes
     )
-
-
-def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:
-    """Whether the profile can price this model on so many ranks.
-
-    Raises:
-        ProfileError: it cannot, with what it is for.
-    """
-    meta = profile.meta
-    kv_bytes = 1 if meta.source.get("kv_cache_dtype") == "fp8" else model.dtype_bytes
-    if kv_bytes != model.kv_element_bytes:
-        raise ProfileError(
-            f"profiled with a KV cache of {8 * kv_bytes} bits; this run has {8 * model.kv_element_bytes} "
-            "(engine.kv_cache_dtype)"
-        )
-    if meta.tensor_parallel_size != tensor_parallel_size:
-        raise ProfileError(
-            f"profiled with tensor_parallel_size={meta.tensor_parallel_size}, this run has {tensor_parallel_size}"
-        )
-    if meta.shape:
-        differing = {name: value for name, value in meta.shape.items() if getattr(model, name, value) != value}
-        if differing:
-            what = ", ".join(f"{name}={value}" for name, value in differing.items())
-            here = ", ".join(f"{name}={getattr(model, name)}" for name in differing)
-            raise ProfileError(f"profiled for {meta.model} with {what}; {model.name} has {here}")
-    elif _base_name(meta.model) != _base_name(model.name):
-        raise ProfileError(f"profiled for {meta.model}, this run is of {model.name}")
-    if meta.num_layers != model.num_layers:
-        raise ProfileError(f"profiled for {meta.num_layers} layers, {model.name} has {model.num_layers}")
-
-
-def _base_name(name: str) -> str:
-    """A model's name without its owner, in lower case."""
-    return name.rpartition("/")[2].lower()

@@ -48,11 +48,15 @@ class Observer(Protocol):
 class Replica:
     """Serves what arrives until nothing is left or `stop` is called; time is the environment's, in ns.
 
-    An arrival is seen at the end of the step during which it comes. A scheduler with asynchronous scheduling plans a
-    step when the one before it starts: an arrival is then seen one step later, unless there is nothing else to do.
+    An arrival is seen at the end of the plan during which it comes. A plan is a step, or up to `max_lookahead_steps`
+    steps that all only decode. A scheduler with asynchronous scheduling plans a step when the one before it starts: an
+    arrival is then seen one step later, unless there is nothing else to do.
 
-    With `compress`, a run of identical decode steps is one event, cut at the next arrival, exactly as if the steps were
-    taken one by one.
+    With `compress`, a run of identical decode steps is one event, cut where the next arrival is seen, exactly as if the
+    plans were made one by one.
+
+    Raises:
+        ValueError: asynchronous scheduling together with more than one step in a plan.
     """
 
     def __init__(
@@ -65,7 +69,10 @@ class Replica:
         observer: Observer,
         *,
         compress: bool = True,
+        max_lookahead_steps: int = 1,
     ) -> None:
+        if scheduler.async_scheduling and max_lookahead_steps > 1:
+            raise ValueError("async_scheduling: each step is planned on its own")
         self._env = env
         self._scheduler = scheduler
         self._cost_model = cost_model
@@ -74,6 +81,7 @@ class Replica:
         self._observer = observer
         self._compress = compress
         self._async = scheduler.async_scheduling
+        self._lookahead = max_lookahead_steps
         self._stopping = False
         self.process = env.process(self._serve())
 
@@ -127,11 +135,18 @@ class Replica:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         wait = self._arrivals.next_ns - now
-        limit = min(plan.horizon, (wait - 1) // first + 1 + self._async) if self._compress else 1
+        limit = self._whole_plans((wait - 1) // first) if self._compress else self._lookahead
+        limit = min(limit, plan.horizon)
         if limit <= 1:
             return plan, first, first
         durations = self._cost_model.decode_ns(plan, limit)
         ends = durations.cumsum()
-        # The step during which the arrival comes is the last, or the one that was planned when that step began.
-        num_steps = min(limit, int(ends.searchsorted(wait)) + 1 + self._async)
+        num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
         return self._scheduler.extend(plan, num_steps), durations[:num_steps], int(ends[num_steps - 1])
+
+    def _whole_plans(self, step: int) -> int:
+        """How many steps it is to the end of the plan of this step, counted from 0, during which an arrival comes.
+
+        With asynchronous scheduling, to the end of the step that was planned when that step began.
+        """
+        return (step // self._lookahead + 1) * self._lookahead + self._async

@@ -20,12 +20,14 @@ KVCacheDtype = Literal["auto", "fp8"]
 
 class SimEngine(ConfigModel):
     """Discrete-event simulation; `compress` advances runs of identical decode steps as one event; `cache_outputs` lets
-    blocks of generated tokens into the prefix cache, as in the real engine; `kv_cache_dtype` as in the real engine."""
+    blocks of generated tokens into the prefix cache, as in the real engine; `kv_cache_dtype` and `max_lookahead_steps`
+    as in the real engine."""
 
     kind: Literal["sim"] = "sim"
     compress: bool = True
     cache_outputs: bool = False
     kv_cache_dtype: KVCacheDtype = "auto"
+    max_lookahead_steps: PositiveInt = 1
 
 
 class RealEngineConfig(ConfigModel):
@@ -142,9 +144,10 @@ class SchedulerConfig(ConfigModel):
     `allocation` "prompt" gives a prompt all its blocks at admission, "chunk" as its chunks are planned; `eviction`
     "unhashed_first" spares the prefix cache, "lru" reuses whichever block was freed first; `victim` "spare_last" never
     preempts the same sequence twice running, "last" always the last admitted; `full_hit` "copy" computes the last
-    token of a prompt that is cached as a whole, "recompute_block" its last block; `async_scheduling` plans a step while
-    the one before it runs. `max_padding` is for engines that pad the prompts of a step to the longest of them: how many
-    tokens of padding a step may have; None for engines that do not pad.
+    token of a prompt that is cached as a whole, "recompute_block" its last block; `queue` "priority" admits the most
+    urgent first, "fcfs" whoever came first; `reserved_blocks` of the pool are never used; `async_scheduling` plans a
+    step while the one before it runs. `max_padding` is for engines that pad the prompts of a step to the longest of
+    them: how many tokens of padding a step may have; None for engines that do not pad.
     """
 
     policy: Literal["prefill_first", "mixed"] = "mixed"
@@ -154,6 +157,8 @@ class SchedulerConfig(ConfigModel):
     eviction: Literal["unhashed_first", "lru"] = "unhashed_first"
     victim: Literal["spare_last", "last"] = "spare_last"
     full_hit: Literal["copy", "recompute_block"] = "copy"
+    queue: Literal["priority", "fcfs"] = "priority"
+    reserved_blocks: NonNegativeInt = 0
     async_scheduling: bool = False
     max_padding: NonNegativeInt | None = None
 

@@ -11,6 +11,7 @@ arrival, its vLLM column comes out to the last digit.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
@@ -61,8 +62,8 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     )
     check_order(file, requests)
     meta = read_json(path / "meta.json")
-    if not isinstance(meta, dict):
-        raise MeasuredRunError(f"{path / 'meta.json'}: not a JSON object")
+    if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs") or {}, dict):
+        raise MeasuredRunError(f"{path / 'meta.json'}: it, or engine_kwargs in it, is not a JSON object")
     tokens = None if workload is None else _tokens(workload, requests)
     notes = [f"clocks: engine - client = {offset:.6f} s, the least queued_ts - arrival_time of all requests"]
     if tokens is None:
@@ -93,11 +94,18 @@ def _tokens(workload: Path, requests: pd.DataFrame) -> list[Any]:
             f"{workload}: not the workload of this run: {len(lengths)} requests, "
             f"where {len(measured)} of other lengths or in another order were measured"
         )
-    tokens = [np.asarray(records[row].get("input_tok_ids", ()), dtype=np.int32) for row in rows.tolist()]
-    wrong = [row for row, ids in zip(rows.tolist(), tokens, strict=True) if len(ids) != lengths[row, 0]]
-    if wrong:
-        raise MeasuredRunError(f"{workload}: input_tok_ids of line {wrong[0] + 1} do not hold input_toks ids")
-    return tokens
+    given = [record.get("input_tok_ids") for record in records]
+    for row, (ids, length) in enumerate(zip(given, fields["input_toks"], strict=True)):
+        if not isinstance(ids, list) or len(ids) != length or not all(map(_is_token_id, ids)):
+            raise MeasuredRunError(
+                f"{workload}: input_tok_ids of line {row + 1} must be a list of {length:.0f} token ids, not "
+                f"{reprlib.repr(ids)}"
+            )
+    return [np.array(given[row], dtype=np.int32) for row in rows]
+
+
+def _is_token_id(value: Any) -> bool:
+    return type(value) is int and 0 <= value < 1 << 31
 
 
 def _series(path: Path, meta: Mapping[str, Any], first_arrival: float) -> tuple[pd.DataFrame, list[str]]:

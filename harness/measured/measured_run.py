@@ -68,6 +68,11 @@ class MeasuredRun:
                     digest.update(chunk)
         return digest.hexdigest()
 
+    def requests_sha256(self) -> str:
+        """Hash of the requests' lengths in order of arrival, by which another run of the same requests is known."""
+        lengths = self.requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy(dtype="<i8")
+        return hashlib.sha256(lengths.tobytes()).hexdigest()
+
 
 @dataclass(frozen=True, eq=False)
 class OwnRun:
@@ -153,15 +158,32 @@ def queued_times(arrival_s: Floats, steps: pd.DataFrame) -> Floats:
     return np.where(waits, ends[step], arrival_s)
 
 
-def planned_times(scheduled_s: Floats, steps: pd.DataFrame) -> Floats:
-    """When an engine that plans a step at the start of the one before decided on what starts at `scheduled_s`."""
-    starts = steps["start_time"].to_numpy(dtype=np.float64).round(_NS_DIGITS)
-    if not len(starts):
-        return scheduled_s
-    ends = (starts + steps["duration"].to_numpy(dtype=np.float64)).round(_NS_DIGITS)
-    step = np.searchsorted(starts, scheduled_s.round(_NS_DIGITS), side="right") - 1
-    follows = (step > 0) & (ends[step - 1] == starts[step]) & ~np.isnan(scheduled_s)
-    return np.where(follows, starts[step - 1], scheduled_s)
+def seen_times(issued_s: Floats, finish_s: Floats, steps: pd.DataFrame) -> Floats:
+    """When the scheduler of our own engine, real or simulated, first saw requests that were issued at `issued_s`.
+
+    It gets them in order of issue. Those that it refused, which have no finish time, it saw when they were issued.
+    """
+    seen, served = issued_s.copy(), np.flatnonzero(~np.isnan(finish_s))
+    order = served[np.argsort(issued_s[served], kind="stable")]
+    seen[order] = steps["start_time"].to_numpy(dtype=np.float64)[handover_steps(steps, finish_s[served])]
+    return seen
+
+
+def handover_steps(steps: pd.DataFrame, finish_s: Floats) -> npt.NDArray[np.int64]:
+    """The step at whose start the scheduler got the 1st, 2nd, ... of the requests that finished at `finish_s`.
+
+    How many it had got by then follows from the step: those that run or wait in it, and those that had finished before.
+    """
+    start_ns, finish_ns = whole_ns(steps["start_time"]), np.sort(whole_ns(finish_s))
+    handed = np.searchsorted(finish_ns, start_ns, side="right")
+    handed += (steps["num_running"] + steps["num_waiting"]).to_numpy()
+    step = np.searchsorted(np.maximum.accumulate(handed), np.arange(len(finish_ns)), side="right")
+    return np.minimum(step, len(start_ns) - 1)
+
+
+def whole_ns(seconds: npt.ArrayLike) -> npt.NDArray[np.int64]:
+    """Whole ns: they were, before the tables turned them into s."""
+    return np.rint(np.asarray(seconds, dtype=np.float64) * 1e9).astype(np.int64)
 
 
 def read_text(path: Path) -> str:

@@ -16,9 +16,9 @@ from harness.measured.measured_run import (
     MeasuredRun,
     OwnRun,
     check_order,
-    queued_times,
     read_json,
     requests_table,
+    seen_times,
     series_table,
 )
 from harness.metrics import Floats
@@ -99,7 +99,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     requests = requests_table(
         {
             "arrival_time": arrival,
-            "queued_time": queued_times(issued, result.steps),
+            "queued_time": seen_times(issued, finished["finish_time"].to_numpy(dtype=np.float64), result.steps),
             **columns,
             **{name: finished[name].to_numpy() for name in counts},
         }

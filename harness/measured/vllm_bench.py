@@ -2,10 +2,16 @@
 
 Its clock for a request starts when the client sends it, after any wait for its own `--max-concurrency`. TPOT there and
 here is (last - first token) / (n - 1).
+
+`itls` holds the gaps between the chunks in which the tokens of a request came: fewer gaps than tokens where a chunk has
+several. A request that came in one chunk has none and a TPOT of 0, there too; but where all of them did, the backend
+does not stream, and nothing is known of decoding.
 """
 
 from __future__ import annotations
 
+import math
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +27,7 @@ from harness.measured.measured_run import (
     series_table,
     trace_of,
 )
+from harness.metrics import Floats
 
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SETTINGS = ("model_id", "tokenizer_id", "request_rate", "burstiness", "max_concurrency", "num_prompts")
@@ -49,13 +56,16 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         {
             "arrival_time": fields["start_times"],
             "first_token_time": first_tokens,
-            "finish_time": first_tokens + np.array([float(np.sum(gaps)) for gaps in details["itls"]]),
+            "finish_time": first_tokens + _decode_times(path, details["itls"]),
             "num_prompt_tokens": fields["input_lens"],
             "num_output_tokens": fields["output_lens"],
         }
     )
     check_order(path, requests)
     notes = ["prompts have no contents here: the simulated prefix cache finds nothing"]
+    at_once = _count_at_once(path, fields["output_lens"], details["itls"])
+    if at_once:
+        notes.append(f"{at_once} requests with several output tokens came in one piece: their TPOT counts as 0")
     if document.get("max_concurrency"):
         notes.append(f"the client held requests back (max_concurrency={document['max_concurrency']})")
     return MeasuredRun(
@@ -90,3 +100,29 @@ def _details(path: Path, document: dict[str, Any]) -> dict[str, list[Any]]:
             f"{path}: {len(failed)} of {len(details['errors'])} requests failed, first with: {first}"
         )
     return details
+
+
+def _decode_times(path: Path, itls: list[Any]) -> Floats:
+    """The time in s from the first to the last token of each request; raises MeasuredRunError where gaps are none."""
+    for number, gaps in enumerate(itls, 1):
+        if not isinstance(gaps, list):
+            raise MeasuredRunError(f"{path}: itls of request {number}: {reprlib.repr(gaps)} is not a list of gaps")
+        for gap in gaps:
+            if type(gap) not in (int, float) or not 0 <= gap < math.inf:
+                raise MeasuredRunError(
+                    f"{path}: itls of request {number}: {reprlib.repr(gap)} is not a gap in s, a finite number >= 0"
+                )
+    return np.array([float(np.sum(gaps)) for gaps in itls])
+
+
+def _count_at_once(path: Path, num_output_tokens: Floats, itls: list[Any]) -> int:
+    """How many requests of several tokens came in one piece; raises MeasuredRunError where all of them did."""
+    several = num_output_tokens > 1
+    at_once = several & ~np.array([bool(gaps) for gaps in itls])
+    if at_once.any() and (at_once == several).all():
+        first = int(np.flatnonzero(at_once)[0])
+        raise MeasuredRunError(
+            f"{path}: itls of request {first + 1}: no gaps between {num_output_tokens[first]:.0f} output tokens, nor "
+            "in any other request; the backend must stream its answers"
+        )
+    return int(at_once.sum())

@@ -12,7 +12,9 @@ vLLM pads steps to the sizes of its CUDA graphs, decode and mixed ones alike.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -50,7 +52,9 @@ def read_bundle(folder: Path, model: ModelShape, tensor_parallel_size: int, max_
         "attention": attention.rename(columns=_ATTENTION),
     }
     if (ranks / "skew.csv").exists():
-        tables["uneven"] = _gains(read_table(ranks / "skew.csv", _SKEW))
+        gains = _gains(read_table(ranks / "skew.csv", _SKEW))
+        if len(gains):
+            tables["uneven"] = gains
     operators = {*dense["layer"], *heads["layer"]}
     return Profile(
         ProfileMeta(
@@ -59,6 +63,7 @@ def read_bundle(folder: Path, model: ModelShape, tensor_parallel_size: int, max_
             tensor_parallel_size=tensor_parallel_size,
             num_layers=model.num_layers,
             calls={name: _calls(name, model.num_layers) for name in sorted(operators)},
+            block_size=_block_size(meta),
             token_buckets=graph_sizes(max_num_seqs),
             padded_steps="all",
             round_up_tokens=True,
@@ -73,6 +78,13 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     largest = min(2 * max_num_seqs, _LARGEST_GRAPH)
     sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST_GRAPH + 1, 16)]
     return tuple(size for size in sizes if size <= largest)
+
+
+def _block_size(meta: Mapping[str, Any]) -> int | None:
+    """That of the engine whose kernels were timed, None where the bundle does not say."""
+    engine = meta.get("engine_effective")
+    size = engine.get("block_size") if isinstance(engine, Mapping) else None
+    return size if isinstance(size, int) else None
 
 
 def _calls(operator: str, num_layers: int) -> int:

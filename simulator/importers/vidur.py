@@ -31,6 +31,7 @@ _OPERATORS = {  # name there: name here, calls per layer (0: once per step)
     "mlp_down_proj": ("down_proj", 1),
     "add": ("residual_add", 2),
 }
+_REQUIRED = ("attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj")
 _SHAPE = {"n_embd": "hidden_size", "n_kv_head": "num_kv_heads"}
 _DENSE_SHAPE = {**_SHAPE, "n_head": "num_attention_heads", "n_expanded_embd": "intermediate_size"}
 _ATTENTION_SHAPE = {**_SHAPE, "n_q_head": "num_attention_heads"}
@@ -94,21 +95,30 @@ def _select(
 
 
 def _tokens(dense: pd.DataFrame, attention: pd.DataFrame, num_layers: int) -> tuple[pd.DataFrame, dict[str, int]]:
-    """The table of operators by tokens, and how often a step calls each."""
+    """The table of operators by tokens, and how often a step calls each; those that were not measured are left out.
+
+    Raises:
+        ProfileError: a projection was not measured.
+    """
     parts, calls = [], {}
     for theirs, (ours, per_layer) in _OPERATORS.items():
-        if _median(theirs) in dense.columns:
-            parts.append(_median_by(dense, "num_tokens", _median(theirs), ours))
+        part = _median_by(dense, "num_tokens", _median(theirs), ours)
+        if len(part):
+            parts.append(part)
             calls[ours] = per_layer * num_layers or 1
-    if _median("attn_kv_cache_save") in attention.columns:
-        store = attention.assign(num_tokens=attention[["prefill_chunk_size", "batch_size"]].max(axis=1))
-        parts.append(_median_by(store, "num_tokens", _median("attn_kv_cache_save"), "kv_store"))
+        elif theirs in _REQUIRED:
+            raise ProfileError(f"mlp.csv: no {_median(theirs)} above 0 for this model on so many ranks")
+    store = attention.assign(num_tokens=attention[["prefill_chunk_size", "batch_size"]].max(axis=1))
+    part = _median_by(store, "num_tokens", _median("attn_kv_cache_save"), "kv_store")
+    if len(part):
+        parts.append(part)
         calls["kv_store"] = num_layers
-    return pd.concat([part for part in parts if len(part)], ignore_index=True), calls
+    return pd.concat(parts, ignore_index=True), calls
 
 
 def _median_by(table: pd.DataFrame, axis: str, column: str, operator: str) -> pd.DataFrame:
-    times = (table.groupby(axis)[column].median() * _MS).dropna()
+    """Times of an operator over `axis`; none where its column is missing or empty."""
+    times = (table.groupby(axis)[column].median() * _MS).dropna() if column in table else pd.Series(dtype=float)
     times = times[times > 0]
     return pd.DataFrame({"operator": operator, axis: times.index, "time_us": times.to_numpy()})
 

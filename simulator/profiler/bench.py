@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.cuda_graphs import buckets
+from engine.cuda_graphs import bucket_for, buckets
 from engine.engine_config import EngineConfig
 from engine.executor import Rank, longest_sequence
 from engine.llm_engine import Executor, StepReport
@@ -27,7 +27,7 @@ from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Times
 from simulator.profiler.steps import MIDDLE_STEP, Steps
-from simulator.profiler.stopwatch import make_stopwatch
+from simulator.profiler.stopwatch import MakeCalls, make_stopwatch
 
 _VISIT_S = 0.004  # how long operators are timed for in one visit, if a single run is not longer
 _LONE_SHARE = 3  # with several ranks, the KV pool to measure on is one of so many parts of what fits
@@ -165,7 +165,7 @@ class Bench:
     def _decode(self, contexts: Sequence[int]) -> Times:
         """Decode attention; a CPU holds part of the weights and KV in its caches, so there other operators run too."""
         if not self.limits.on_cpu:
-            return self._stopwatch.time(self._operators.decode(contexts), _VISIT_S)
+            return self._stopwatch.time(self._decode_calls(contexts), _VISIT_S)
         return {ATTENTION: self._step_operators(len(contexts), contexts)[ATTENTION]}
 
     def _beside(self, batch: int, context: int) -> Times:
@@ -184,8 +184,19 @@ class Bench:
 
     def _step_operators(self, batch: int, contexts: Sequence[int]) -> dict[str, list[float]]:
         """Operators of a step of so many decodes in their order; without contexts there is no attention."""
-        attention = self._operators.decode(contexts) if contexts else None
-        return self._stopwatch.time(self._operators.tokens(batch, batch, attention), _VISIT_S)
+        num_rows = self._num_rows(batch)
+        attention = self._decode_calls(contexts) if contexts else None
+        return self._stopwatch.time(self._operators.tokens(num_rows, num_rows, attention), _VISIT_S)
+
+    def _decode_calls(self, contexts: Sequence[int]) -> MakeCalls:
+        """Decode attention as the engine launches it: its CUDA graphs are for the longest context it can have."""
+        max_context = self.limits.max_model_len if self.limits.token_buckets else 0
+        return self._operators.decode(contexts, self._num_rows(len(contexts)), max_context)
+
+    def _num_rows(self, batch: int) -> int:
+        """How many rows a step of so many decodes has, padding included."""
+        sizes = self.limits.token_buckets
+        return bucket_for(batch, list(sizes)) if sizes else batch
 
     def _added_up(self, times: Times) -> NDArray[np.float64]:
         """Of all calls of a step, run by run."""

@@ -88,17 +88,24 @@ class Operators:
 
         return calls
 
-    def decode(self, contexts: Sequence[int]) -> MakeCalls:
-        """Decode attention of sequences of these contexts."""
+    def decode(self, contexts: Sequence[int], num_rows: int = 0, max_context: int = 0) -> MakeCalls:
+        """Decode attention of sequences of these contexts.
+
+        A CUDA graph launches it for `num_rows`, of which some are padding, and for contexts of up to `max_context`.
+        """
+        num_rows, max_context = max(num_rows, len(contexts)), max(max_context, *contexts)
         counts = [-(-context // self._block_size) for context in contexts]
-        tables = placed_blocks(counts, self._block_size, self._cache.shape[2])
+        placed = placed_blocks(counts, self._block_size, self._cache.shape[2])
+        tables = np.zeros((num_rows, -(-max_context // self._block_size)), np.int32)
+        tables[: placed.shape[0], : placed.shape[1]] = placed
+        lengths = [*contexts, *[0] * (num_rows - len(contexts))]
         metadata = replace(
             self._nothing(),
-            decode_context_lens=torch.tensor(contexts, dtype=torch.int32, device=self._device),
+            decode_context_lens=torch.tensor(lengths, dtype=torch.int32, device=self._device),
             decode_block_tables=torch.from_numpy(tables).to(self._device),
-            max_decode_context=max(contexts),
+            max_decode_context=max_context,
         )
-        return lambda: self._attention(metadata, len(contexts))
+        return lambda: self._attention(metadata, num_rows)
 
     def prefill(self, chunk: int, start: int) -> MakeCalls:
         """Prefill attention of a chunk of a prompt after `start` tokens of it."""

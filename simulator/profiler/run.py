@@ -86,11 +86,12 @@ def device_name(device: str, cpu_name: str | None) -> str:
     return str(torch.cuda.get_device_name()) if device == "cuda" else cpu_name or "CPU"
 
 
-def profile_machine(job: Job, device: str, folder: Path, progress: Progress) -> Outcome:
+def profile_machine(job: Job, device: str, folder: Path, progress: Progress, tell: Callable[[str], None]) -> Outcome:
     """Measure and write a profile to `folder`, whole or not at all; goes on where an interrupted session stopped.
 
     Args:
         device: its name.
+        tell: gets a line where an earlier session cannot be gone on with.
 
     Raises:
         ProfilingError: the engine cannot be built, or the time budget is too small.
@@ -98,7 +99,7 @@ def profile_machine(job: Job, device: str, folder: Path, progress: Progress) -> 
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
     with _bench(job) as bench:
-        samples = Samples.load(folder / PARTIAL, _signature(job, bench, device))
+        samples = Samples.load(folder / PARTIAL, _signature(job, bench, device), tell)
         session = Session(
             bench.measure,
             families.grids(bench.limits),
@@ -134,14 +135,21 @@ def _bench(job: Job) -> Iterator[Bench]:
 
 
 def _signature(job: Job, bench: Bench, device: str) -> dict[str, Any]:
-    """What makes measurements comparable: those of another signature are of no use to this profile."""
+    """What makes measurements comparable: those of another signature are of no use to this profile.
+
+    A KV pool sized from free memory differs by a few blocks at every start. That decides which points fit, not how long
+    they take.
+    """
     ignored = ("seed", "gpu_memory_utilization", "num_blocks")
+    limits = asdict(bench.limits)
+    if job.engine.num_blocks is None:
+        del limits["num_blocks"]
     return {
         "format_version": FORMAT_VERSION,
         "device": device,
         "shape": asdict(job.shape),
         "engine": {name: value for name, value in asdict(job.engine).items() if name not in ignored},
-        "limits": asdict(bench.limits),
+        "limits": limits,
         "backend": bench.backend_name,
         "num_threads": torch.get_num_threads(),
         "temperature": job.temperature,
@@ -171,6 +179,7 @@ def _meta(job: Job, bench: Bench, device: str, samples: Samples) -> ProfileMeta:
             "kv_cache_dtype": job.engine.kv_cache_dtype,
             "num_threads": torch.get_num_threads(),
             "temperature": job.temperature,
+            "max_model_len": limits.max_model_len,
             "max_lookahead_steps": job.engine.max_lookahead_steps,
             "policy": job.engine.policy,
             "measured_s": round(samples.spent_s, 1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -90,18 +90,37 @@ class Samples:
         os.replace(temporary, path)
 
     @classmethod
-    def load(cls, path: Path, signature: Mapping[str, Any]) -> Samples:
-        """What an earlier session left at `path`; nothing where it left nothing, or measured something else."""
+    def load(cls, path: Path, signature: Mapping[str, Any], tell: Callable[[str], None]) -> Samples:
+        """What an earlier session left at `path`; nothing where it left nothing, or measured something else.
+
+        `tell` gets a line where that which it left is of no use, with the reason.
+        """
         samples = cls(signature)
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except FileNotFoundError:
             return samples
-        if data.get("signature") == json.loads(json.dumps(samples.signature)):
-            for entry in data["points"]:
-                point = Point(entry["family"], tuple(entry["sizes"]))
-                samples._times[point] = entry["times"]
-                samples._visits[point] = entry["visits"]
-                samples._seconds[point] = entry["seconds"]
-            samples.spent_s = sum(samples._seconds.values())
+        except (OSError, ValueError) as error:
+            tell(f"starting over: {path} cannot be read: {error}")
+            return samples
+        differing = list(_differing(data.get("signature", {}), json.loads(json.dumps(samples.signature))))
+        if differing:
+            tell(f"starting over: {path} was measured with {', '.join(differing)}")
+            return samples
+        for entry in data["points"]:
+            point = Point(entry["family"], tuple(entry["sizes"]))
+            samples._times[point] = entry["times"]
+            samples._visits[point] = entry["visits"]
+            samples._seconds[point] = entry["seconds"]
+        samples.spent_s = sum(samples._seconds.values())
         return samples
+
+
+def _differing(before: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> Iterator[str]:
+    """What two nested mappings differ in, with both values."""
+    for name in sorted({*before, *now}):
+        old, new = before.get(name), now.get(name)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differing(old, new, f"{of}{name}.")
+        elif old != new:
+            yield f"{of}{name}={old} instead of {new}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
+from scipy.optimize import isotonic_regression
 
 from engine.plan import PrefillChunk, StepPlan
 from engine.sequence import Sequence
@@ -102,24 +102,9 @@ def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.Da
         return table
     added_us = [samples.median(point, ADDED_BY_ATTENTION) for point in points]
     by_tokens = pd.Series(added_us).groupby([math.prod(point.sizes) for point in points]).mean()
-    growing = np.maximum(increasing(by_tokens), 0.0)
+    growing = np.maximum(isotonic_regression(by_tokens).x, 0.0)
     more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *by_tokens.index], [0.0, *growing])
     return table.assign(time_us=table["time_us"] + more_us / num_layers)
-
-
-def increasing(values: Iterable[float]) -> NDArray[np.float64]:
-    """The nearest values that never fall, by least squares: isotonic regression by pooling adjacent violators."""
-    means: list[float] = []
-    counts: list[int] = []
-    for value in values:
-        mean, count = value, 1
-        while means and means[-1] > mean:
-            last_mean, last_count = means.pop(), counts.pop()
-            mean = (mean * count + last_mean * last_count) / (count + last_count)
-            count += last_count
-        means.append(mean)
-        counts.append(count)
-    return np.repeat(means, counts)
 
 
 def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | None:

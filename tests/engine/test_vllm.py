@@ -62,13 +62,14 @@ def random_case(seed: int) -> Case:
     requests.sort(key=lambda request: request[2])
     most = max(-(-len(tokens) // block_size) for tokens, *_ in requests)
     num_blocks = most + rng.choice([0, 1, 2, most // 2, most, 10 * most])
+    pool_tokens = num_blocks * block_size
     max_num_seqs = rng.choice([1, 2, 8, 32])
     limits = {
-        "num_blocks": num_blocks,
+        "num_blocks": num_blocks + 1,  # vLLM's null block is one of them
         "block_size": block_size,
         "max_num_seqs": max_num_seqs,
         "max_num_batched_tokens": max_num_seqs + rng.choice([0, 1, 10, 100, 1000]),
-        "max_model_len": min(num_blocks * block_size, rng.choice([10**6, 1 + max(n for _, n, *_ in requests)])),
+        "max_model_len": min(pool_tokens, rng.choice([10**6, 1 + max(n for _, n, *_ in requests)])),
     }
     return Case(requests, limits, caching=rng.random() < 0.85, async_scheduling=rng.random() < 0.7)
 
@@ -97,7 +98,8 @@ class Log:
 
     def on_commit(self, outcome: StepOutcome) -> None:
         for s in outcome.finished:
-            self.finished[s.request_id] = (s.finish_time, s.num_cached_tokens, s.num_preemptions)
+            times = (s.first_scheduled_time, s.finish_time)
+            self.finished[s.request_id] = (*times, s.num_cached_tokens, s.num_preemptions)
 
 
 class UnitCost:
@@ -119,7 +121,8 @@ def simulate(case: Case, *, compress: bool, **changed: Any) -> Log:
         hashes: list[int] = []
         extend_hashes(hashes, tokens, scheduler.blocks.block_size, len(tokens) // scheduler.blocks.block_size)
         hashes_if_known = hashes if has_content else None
-        return Sequence(row, num_prompt, len(tokens) - num_prompt, arrival, block_hashes=hashes_if_known)
+        num_output = len(tokens) - num_prompt
+        return Sequence(row, num_prompt, num_output, arrival, block_hashes=hashes_if_known, priority=row % 3)
 
     log, env = Log(), simpy.Environment(initial_time=0)
     arrivals = OpenLoop(np.array([arrival for *_, arrival, _ in case.requests]))
@@ -151,7 +154,8 @@ def check(case: Case, *, compress: bool, **changed: Any) -> None:
     for ours, theirs in zip(log.steps, expected, strict=False):
         assert ours == theirs
     assert len(log.steps) == len(expected)
-    assert log.finished == {r.request_id: (r.finish, r.num_cached, r.num_preemptions) for r in requests}
+    results = {r.request_id: (r.scheduled, r.finish, r.num_cached, r.num_preemptions) for r in requests}
+    assert log.finished == results
 
 
 @pytest.mark.parametrize("compress", [False, True])
@@ -173,7 +177,7 @@ def test_the_cases_preempt_hit_the_cache_and_cut_prompts() -> None:
     assert any(len(step.sampled) < len(step.chunks) for steps, _ in results for step in steps)
 
 
-@pytest.mark.parametrize("name", [*(name for name in ALTERNATIVES if name != "max_padding"), "watermark"])
+@pytest.mark.parametrize("name", [*sorted({*ALTERNATIVES} - {"max_padding"}), "watermark", "reserved_blocks"])
 def test_each_option_of_the_preset_matters(name: str) -> None:
     default = getattr(SchedulerOptions(), name)
     assert PRESET[name] != default

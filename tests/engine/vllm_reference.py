@@ -27,6 +27,7 @@ class Request:
     num_registered: int = 0
     num_cached: int | None = None  # at the first admission
     num_preemptions: int = 0
+    scheduled: int | None = None  # when its first step was planned
     finish: int | None = None
 
 
@@ -43,11 +44,14 @@ class Step:
 
 
 class Pool:
-    """Blocks in one queue of free ones, oldest first; a key is all tokens up to the end of a block."""
+    """Blocks in one queue of free ones, oldest first; a key is all tokens up to the end of a block.
+
+    The first block is the null block, which is never free.
+    """
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self.free = list(range(num_blocks))
+        self.free = list(range(1, num_blocks))
         self.references = [0] * num_blocks
         self.key_of: dict[int, tuple[int, ...]] = {}
         self.blocks_of: dict[tuple[int, ...], list[int]] = {}
@@ -103,7 +107,7 @@ class VllmScheduler:
 
     @property
     def state(self) -> tuple[int, int, int]:
-        return self.pool.num_blocks - len(self.pool.free), len(self.running), len(self.waiting)
+        return self.pool.num_blocks - 1 - len(self.pool.free), len(self.running), len(self.waiting)
 
     def schedule(self) -> Step:
         step = Step()
@@ -221,6 +225,8 @@ def run(scheduler: VllmScheduler, requests: list[Request]) -> list[Step]:
         if scheduler.has_requests:
             step = scheduler.schedule()
             step.state = scheduler.state
+            for request, *_ in step.chunks:
+                request.scheduled = now if request.scheduled is None else request.scheduled
             queue.append(step)
             if step.chunks and scheduler.is_async and len(queue) < 2:
                 continue

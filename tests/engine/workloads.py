@@ -14,6 +14,7 @@ ALTERNATIVES: dict[str, Any] = {
     "eviction": "lru",
     "victim": "last",
     "full_hit": "recompute_block",
+    "queue": "fcfs",
     "async_scheduling": True,
     "max_padding": 4,
 }

@@ -11,13 +11,14 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness import calibration
-from harness.calibrate import misfit_of_requests
+from harness.calibrate import misfit_of_requests, misfit_of_statistics
 from harness.calibrate_fit import Fit, minimise
 from harness.calibration import Constant
 from harness.errors import ConfigError
+from harness.measured import load_measured
 from harness.profiling import PROFILES
 from harness.results import CALIBRATION, read_results
-from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
+from tests.harness.measured_files import execute_in, made_up, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.test_run import config
 
 WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
@@ -60,6 +61,18 @@ def test_the_budget_is_kept_and_the_best_so_far_returned() -> None:
 
 def test_equal_searches_take_equal_steps() -> None:
     assert fit({"a": 9.0, "b": 9.0}, {"a": 2.0, "b": 3.0}) == fit({"a": 9.0, "b": 9.0}, {"a": 2.0, "b": 3.0})
+
+
+def test_a_default_below_its_limit_is_tried_first_and_left_for_the_limits() -> None:
+    tried: list[float] = []
+
+    def objective(values: Mapping[str, float]) -> float:
+        tried.append(values["a"])
+        return values["a"]
+
+    found = minimise(objective, {"a": Constant(0.03, 0.05, 1.0)}, 60, lambda count, best: None)
+    assert tried[0] == 0.03 and all(0.05 <= value <= 1 for value in tried[1:])
+    assert found.values == {"a": 0.03} and min(tried[1:]) == pytest.approx(0.05)
 
 
 # -- fits -------------------------------------------------------------------------------------------------------------
@@ -119,6 +132,13 @@ def test_the_misfit_of_requests_weighs_ttft_and_decode_time_alike() -> None:
     assert math.isnan(misfit_of_requests(measured, simulated))
 
 
+def test_what_was_measured_as_0_does_not_count() -> None:
+    table = made_up()
+    assert misfit_of_statistics(table.assign(tpot=0.0), table) == 0
+    assert misfit_of_statistics(table, table.assign(tpot=0.1)) > 0
+    assert misfit_of_requests(table.assign(e2el=table["ttft"]), table) == 0
+
+
 def test_single_requests_give_back_the_constants_of_a_linear_model(tmp_path: Path) -> None:
     on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}
     truth = {"step_s": 0.012, "context_token_s": 3e-7, "prefill_step_s": 0.015, "prompt_token_s": 9e-5}
@@ -149,6 +169,56 @@ def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_p
     assert found.constants == pytest.approx(TRUTH, rel=1e-3)
     assert [data["data_sha256"] for data in found.kept] == ["0"] and found.fitted_on["data_sha256"] != "0"
     assert found.was_fitted_on("0", "first_half") and not found.was_fitted_on("1", "first_half")
+
+
+@pytest.mark.parametrize("objective", ["statistics", "requests"])
+def test_requests_that_the_simulation_does_not_serve_end_the_fit(objective: str, tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK)
+    requests = read_results(tmp_path / "a")[0].requests
+    path = write_distserve(tmp_path / "m.exp", requests)
+    prompts, outputs = requests["num_prompt_tokens"], requests["num_output_tokens"]
+    refusing, cutting = int(prompts.median()), int(prompts.max()) + 2
+    assert cutting < (prompts + outputs).max()
+    for limit in (refusing, cutting):
+        settings = [f"max_model_len={limit}", f"calibration.objective={objective}"]
+        unserved = int((prompts + outputs > limit).sum())
+        with pytest.raises(ConfigError, match=f"{unserved} of 40 requests .* are refused or cut short"):
+            calibrate(tmp_path / "out", f"distserve:{path}", *WORK, *settings)
+
+
+def test_a_fit_says_to_how_many_steps(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pretend_measured(tmp_path / "a", "trace=shared_prefix", "trace.num_requests=60", "arrival.rate=60")
+    total = len(read_results(tmp_path / "a")[0].steps)
+    name, settings = f"run:{tmp_path / 'a'}", "calibration.max_evaluations=2"
+    assert calibrate(tmp_path / "all", name, settings).fitted_on["num_steps"] == total
+    assert "as measured up to" not in capsys.readouterr().out
+    path = tmp_path / "a" / "config.yaml"
+    path.write_text(path.read_text().replace("enable_prefix_caching: true", "enable_prefix_caching: false"))
+    count = calibrate(tmp_path / "some", name, settings).fitted_on["num_steps"]
+    assert 0 < count < total
+    said = f"! plans are as measured up to step {count:,} of {total:,} only: fitted to the {count:,} steps"
+    assert said in capsys.readouterr().out
+
+
+def test_a_part_without_steps_is_refused(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", "trace.num_requests=40", "arrival=all_at_once")
+    with pytest.raises(ConfigError, match="calibration.part=first_half: no steps to fit to"):
+        calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", "calibration.part=first_half")
+
+
+def test_a_fit_says_what_differs_from_the_measured_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = write_llmservingsim(tmp_path / "vllm")
+    settings = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=2"]
+    found = calibrate(tmp_path / "out", f"llmservingsim:{folder}", *settings)
+    out = capsys.readouterr().out
+    assert "! max_num_seqs=256 simulated, 128 measured" in out and "simulated prefix cache finds nothing" in out
+    assert found.other_systems(config()) == []
+    run = load_measured(f"llmservingsim:{folder}")
+    assert found.was_fitted_on_another_run(run.requests_sha256(), "another run's", "all")
+    assert not found.was_fitted_on_another_run(run.requests_sha256(), run.data_sha256(), "all")
+    calibrate(tmp_path / "again", f"llmservingsim:{folder}", *settings, f"cost.calibration={found.path}", "device=h200")
+    (warning,) = found.other_systems(config("device=h200"))
+    assert f"! {warning}" in capsys.readouterr().out
 
 
 def test_an_unknown_constant_is_refused_with_those_there_are(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (
             ["+engine.compres=true"],
             "engine.compres: unknown key; did you mean 'compress'? "
-            "(allowed here: compress, cache_outputs, kv_cache_dtype)",
+            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps)",
         ),
         (["+cost.x=1"], "cost.x: unknown key (allowed here: calibration)"),
         (
@@ -120,6 +120,12 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "scheduler.async_scheduling=true: engine=cpu plans a step when the one before it has ended; "
             "use engine=sim or scheduler.async_scheduling=false",
         ),
+        (
+            ["scheduler=vllm", "engine.max_lookahead_steps=2"],
+            "engine.max_lookahead_steps=2: must be 1 with scheduler.async_scheduling=true, which plans each step "
+            "on its own",
+        ),
+        (["scheduler=vllm", "num_blocks=1"], "num_blocks=1: must be > 1, scheduler.reserved_blocks"),
         (["results=[a]"], "results: read by task=report only; add task=report to compare earlier results"),
         (["block_size=0", "seed=-1"], f"block_size=0: {BLOCK_SIZE} (and 1 more)"),
     ],

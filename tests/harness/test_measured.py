@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import reprlib
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from harness.errors import MeasuredRunError
 from harness.measured import READERS, load_measured
-from harness.measured.measured_run import planned_times, queued_times, with_latencies
+from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.validate_metrics import statistics
 from tests.harness.measured_files import change_summary, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.test_run import ROOT
@@ -96,12 +97,23 @@ def test_llmservingsim_refuses_what_is_not_whole(tmp_path: Path) -> None:
     edit_lines(workload, 0, output_toks=6)
     assert "not the workload of this run" in refusal(name, workload)
     edit_lines(workload, 0, output_toks=5, input_tok_ids=[1])
-    assert "input_tok_ids of line 1 do not hold" in refusal(name, workload)
+    assert "input_tok_ids of line 1 must be a list of 100" in refusal(name, workload)
+    (folder / "meta.json").write_text(json.dumps({"engine_kwargs": [1]}))
+    assert "meta.json: it, or engine_kwargs in it, is not a JSON object" in refusal(name)
     (folder / "meta.json").write_text("{}")
     assert "started_at in meta.json" in refusal(name)
     (folder / "meta.json").unlink()
     assert "meta.json: cannot be read: No such file" in refusal(name)
     assert "no such folder" in refusal(f"llmservingsim:{folder}/x")
+
+
+@pytest.mark.parametrize("ids", [None, "remove", "text", [1], [0.5] * 100, [None] * 100, [-1] * 100, [2**40] * 100])
+def test_llmservingsim_refuses_prompts_that_are_no_token_ids(ids: Any, tmp_path: Path) -> None:
+    folder, workload = write_llmservingsim(tmp_path)
+    edit_lines(workload, 0, input_tok_ids=ids)
+    message = refusal(f"llmservingsim:{folder}", workload)
+    there = "None" if ids == "remove" else reprlib.repr(ids)
+    assert message == f"{workload}: input_tok_ids of line 1 must be a list of 100 token ids, not {there}"
 
 
 @needs_ground_truth
@@ -206,6 +218,30 @@ def test_vllm_bench_refuses_what_is_not_whole(tmp_path: Path) -> None:
     assert "not readable as JSON" in refusal(f"vllm_bench:{path}")
 
 
+@pytest.mark.parametrize(
+    ("itls", "message"),
+    [
+        ([[None, 0.1], []], "itls of request 1: None is not a gap in s"),
+        ([[0.1, float("nan")], []], "itls of request 1: nan is not a gap in s"),
+        ([[0.1], [float("inf")]], "itls of request 2: inf is not a gap in s"),
+        ([[0.1, -0.1], []], "itls of request 1: -0.1 is not a gap in s"),
+        ([["0.1"], []], "itls of request 1: '0.1' is not a gap in s"),
+        ([0.1, 0.2], "itls of request 1: 0.1 is not a list of gaps"),
+        ([[0.1], None], "itls of request 2: None is not a list of gaps"),
+        ([[], []], "itls of request 1: no gaps between 3 output tokens"),
+    ],
+    ids=str,
+)
+def test_vllm_bench_refuses_gaps_that_are_none(itls: list[Any], message: str, tmp_path: Path) -> None:
+    assert message in refusal(bench(tmp_path / "b.json", itls=itls))
+
+
+def test_vllm_bench_tokens_may_come_several_in_a_chunk(tmp_path: Path) -> None:
+    run = load_measured(bench(tmp_path / "b.json", output_lens=[3, 4], itls=[[0.4], []]))
+    assert run.requests["tpot"].tolist() == pytest.approx([0, 0.2])
+    assert "1 requests with several output tokens came in one piece: their TPOT counts as 0" in run.notes
+
+
 # -- result folders ---------------------------------------------------------------------------------------------------
 
 
@@ -254,7 +290,9 @@ def test_requests_are_queued_at_once_or_at_the_end_of_the_step() -> None:
     assert queued_times(arrivals, steps).tolist() == [0.5, 1.0, 2.0, 2.0, 4.0, 4.0, 4.5, 7.0]
 
 
-def test_a_step_planned_ahead_was_decided_at_the_start_of_the_one_before() -> None:
-    steps = pd.DataFrame({"start_time": [1.0, 2.0, 5.0], "duration": [1.0, 2.0, 1.0]})
-    assert planned_times(np.array([1.0, 2.0, 5.0]), steps).tolist() == [1.0, 1.0, 5.0]
-    assert np.isnan(planned_times(np.array([np.nan]), steps)).all()
+def test_requests_are_seen_at_the_start_of_the_step_in_which_they_first_run_or_wait() -> None:
+    """Two come while a plan of two steps runs, one is refused, and one comes when the engine is idle."""
+    steps = pd.DataFrame({"start_time": [1.0, 2.0, 3.0, 4.0, 9.0], "duration": [1.0] * 5})
+    steps = steps.assign(num_running=[1, 1, 2, 1, 1], num_waiting=[0, 0, 1, 0, 0])
+    issued, finish = np.array([2.5, 1.0, 1.5, 1.2, 9.0]), np.array([5.0, 4.0, 4.0, np.nan, 10.0])
+    assert seen_times(issued, finish, steps).tolist() == [3.0, 1.0, 3.0, 1.2, 9.0]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.model_config import ModelConfig, hf_config  # noqa: E402
 from harness.arrivals import ClosedLoop, OpenLoop  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
+from harness.profiling import profile  # noqa: E402
 from harness.prompts import PromptSource  # noqa: E402
+from harness.real import engine_settings  # noqa: E402
 from harness.replay import Clock, IssueThread  # noqa: E402
 from harness.results import read_results  # noqa: E402
 from harness.run import run  # noqa: E402
@@ -61,6 +66,58 @@ def test_a_model_that_cannot_run_is_one_line(tmp_path: Path) -> None:
         run(config("engine=cpu", "model=llama-3.1-70b"), tmp_path)
     with pytest.raises(ConfigError, match="attention backend 'flash'"):
         run(config(*TINY, "engine.attention_backend=flash"), tmp_path)
+
+
+def weights_folder(folder: Path, **fields: Any) -> str:
+    """A model folder without its weights: config.json alone, of a `conf/model` with these fields."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(hf_config(fields)))
+    return f"engine.weights={folder}"
+
+
+def model_of(*overrides: str) -> ModelConfig:
+    """The model that the real engine would load."""
+    settings = config("engine=cpu", *overrides)
+    assert settings.engine.kind == "cpu"
+    return engine_settings(settings, settings.engine)[0]
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "value"),
+    [
+        ("tiny", "num_layers", 3),
+        ("tiny", "hidden_size", 128),
+        ("tiny", "num_attention_heads", 8),
+        ("tiny", "num_kv_heads", 4),
+        ("tiny", "head_dim", 32),
+        ("tiny", "intermediate_size", 512),
+        ("tiny", "vocab_size", 1000),
+        ("tiny", "tie_word_embeddings", True),
+        ("tiny", "max_position_embeddings", 2048),
+        ("qwen3-30b-a3b", "num_experts", 64),
+        ("qwen3-30b-a3b", "num_experts_per_token", 4),
+        ("qwen3-30b-a3b", "moe_intermediate_size", 512),
+    ],
+)
+def test_weights_of_other_sizes_are_refused_with_what_to_set(model: str, name: str, value: Any, tmp_path: Path) -> None:
+    shape = config(f"model={model}").model.model_dump()
+    assert model_of(f"model={model}", weights_folder(tmp_path / "same", **shape)) == ModelConfig.from_shape(shape)
+    settings = [f"model={model}", weights_folder(tmp_path / "other", **shape | {name: value})]
+    with pytest.raises(ConfigError, match=f"of other sizes than .*{name} is {value} and not {shape[name]}") as caught:
+        model_of(*settings)
+    assert "\n" not in str(caught.value)
+    advice = [word for word in str(caught.value).split() if word.startswith(f"model.{name}=")]
+    assert getattr(model_of(*settings, *advice), name) == value
+
+
+def test_weights_of_another_model_are_neither_run_nor_profiled(tmp_path: Path) -> None:
+    shape = config("model=tiny").model.model_dump() | {"num_layers": 2}
+    settings = [*TINY, weights_folder(tmp_path / "weights", **shape)]
+    with pytest.raises(ConfigError, match="set model.name=... model.num_layers=2$"):
+        run(config(*settings), tmp_path / "out")
+    with pytest.raises(ConfigError, match="set model.name=... model.num_layers=2$"):
+        profile(config("task=profile", *settings, f"profile.out={tmp_path / 'profile'}"), tmp_path / "out")
+    assert not (tmp_path / "profile").exists()
 
 
 def test_arrivals_are_issued_on_time_while_the_engine_is_busy() -> None:

@@ -40,18 +40,19 @@ DECISIONS = [
 
 
 class LoggingRecorder(Recorder):
-    """Keeps when each request reached the engine, how long each plan took, and every token."""
+    """Keeps when each request was issued, how long each plan took, and every token."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.delivered: list[tuple[int, int]] = []
+        self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.sequences: dict[int, Sequence] = {}
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         super().on_issued(issued, now_ns)
         assert issued.arrival_ns <= issued.issued_ns <= now_ns
-        self.delivered.append((now_ns, issued.row))
+        while_idle = issued.issued_ns > self.now_ns  # then it takes the engine a moment to wake up
+        self.issued.append((now_ns if while_idle else issued.issued_ns, issued.row))
 
     def on_report(self, report: StepReport) -> None:
         super().on_report(report)
@@ -60,16 +61,19 @@ class LoggingRecorder(Recorder):
 
 
 class MeasuredCost:
-    """Hands out the measured durations, one per step, in order."""
+    """Hands out the measured durations, one per plan, in order, shared among its steps as they are recorded."""
 
     def __init__(self, durations: list[int]) -> None:
         self._left = iter(durations)
+        self._last = 0
 
     def step_ns(self, plan: StepPlan) -> int:
-        return next(self._left)
+        self._last = next(self._left)
+        return self._last
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> Any:
-        raise AssertionError("the replay takes every step on its own")
+        each, rest = divmod(self._last, num_steps)
+        return each + (np.arange(num_steps) < rest)
 
 
 def make_trace() -> Trace:
@@ -81,9 +85,9 @@ def make_trace() -> Trace:
     return Trace("t", trace_table(columns), "made", 8)
 
 
-def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int) -> LoggingRecorder:
-    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=1, load_format="random",
-                          **LIMITS, **asdict(options))  # type: ignore[arg-type]  # fmt: skip
+def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int) -> LoggingRecorder:
+    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
+                          load_format="random", **LIMITS, **asdict(options))  # type: ignore[arg-type]  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder()
@@ -97,13 +101,13 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int) -> Loggin
     return recorder
 
 
-def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int) -> Recorder:
-    """Simulate the same requests, handed over when the real engine got them, with its step times."""
+def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int) -> Recorder:
+    """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
     env = simpy.Environment(initial_time=0)
     scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
 
     def make(order: int, arrival_ns: int) -> Sequence:
-        row = real.delivered[order][1]
+        row = real.issued[order][1]
         before = real.sequences[row]
         tokens = before.token_ids or []
         hashes: list[int] = []
@@ -111,9 +115,9 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int) 
         return Sequence(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
 
     recorder = Recorder()
-    arrivals = OpenLoop(np.array([now for now, _ in real.delivered]))
+    arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
-    Replica(env, scheduler, cost, arrivals, make, recorder, compress=False)
+    Replica(env, scheduler, cost, arrivals, make, recorder, compress=False, max_lookahead_steps=lookahead)
     env.run()
     return recorder
 
@@ -126,12 +130,14 @@ OPTIONS["vllm"] = SchedulerOptions(
 
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("num_blocks", [40, 400])
-def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int) -> None:
+@pytest.mark.parametrize("lookahead", [1, 8])
+def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead: int) -> None:
     torch.set_num_threads(1)
     trace = make_trace()
-    real = run_real(trace, OPTIONS[name], num_blocks)
-    twin = run_twin(real, OPTIONS[name], num_blocks).tables(trace, [])
+    real = run_real(trace, OPTIONS[name], num_blocks, lookahead)
+    twin = run_twin(real, OPTIONS[name], num_blocks, lookahead).tables(trace, [])
     measured = real.tables(trace, [])
+    assert (len(real.durations) == len(measured.steps)) == (lookahead == 1)
     pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
     columns = [c for c in measured.requests if c != "replay_lag"]
     pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)

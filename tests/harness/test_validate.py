@@ -13,6 +13,7 @@ from rich.console import Console
 
 from harness import calibration
 from harness.errors import ConfigError, MeasuredRunError
+from harness.measured import load_measured
 from harness.results import read_results
 from harness.validate import validate
 from tests.harness.measured_files import (
@@ -133,7 +134,8 @@ def test_other_engines_are_compared_by_what_they_tell(tmp_path: Path) -> None:
     queued = ["validation.latency_from=queued", f"validation.workload={workload}"]
     found = compare(f"llmservingsim:{folder}", tmp_path / "out", "plots=true", *queued)
     assert {"num_running", "num_waiting", "num_unfinished"} == set(found["levels"]) and found["steps"] is None
-    assert "max_num_seqs=256 simulated, 128 measured" in found["warnings"]
+    other = {"max_num_seqs=256 simulated, 128 measured", "model=Qwen/Qwen3-8B simulated, m measured"}
+    assert other <= set(found["warnings"])
     measured = {(row["metric"], row["statistic"]): row["measured"] for row in found["errors"]}
     assert measured["ttft", "mean"] == pytest.approx(300) and ("preemptions", "total") not in measured
     for name in ("validation_latency.png", "validation_levels.png", "errors.csv", "summary.json", "requests.parquet"):
@@ -182,6 +184,63 @@ def test_constants_fitted_on_what_is_scored_are_called_so(tmp_path: Path) -> Non
     assert scored(path, "all", "all") and scored(path, "first_half", "first_half")
     assert scored(path, "first_half", "all") and scored(path, "all", "second_half")
     assert not scored(path, "first_half", "second_half") and not scored(other, "all", "all")
+
+
+def fitted_on(path: Path, **on: Any) -> Path:
+    """A calibration file that says to have been fitted on this."""
+    known = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 2}
+    calibration.write(path, {"constants": {"flops_efficiency": 0.5}, "cost": "roofline", "fitted_on": known | on})
+    return path
+
+
+def test_a_repeat_that_was_fitted_on_is_scored_too(tmp_path: Path) -> None:
+    table = made_up()
+    one = f"distserve:{write_distserve(tmp_path / 'm.exp', table)}"
+    other = f"distserve:{write_distserve(tmp_path / 'n.exp', table.assign(finish_time=table['finish_time'] + 1))}"
+    fitted = fitted_on(tmp_path / "calibration.yaml", data_sha256=load_measured(one).data_sha256())
+    settings = [f"cost.calibration={fitted}"]
+    assert not compare(other, tmp_path / "out", *settings)["scored_on_fitted_data"]
+    assert compare(other, tmp_path / "out", *settings, f"validation.repeats=[{one}]")["scored_on_fitted_data"]
+
+
+def test_constants_fitted_on_another_run_of_the_same_requests_are_called_so(tmp_path: Path) -> None:
+    path = write_distserve(tmp_path / "m.exp", made_up())
+    other = write_distserve(tmp_path / "n.exp", made_up().assign(num_prompt_tokens=9))
+    sha = load_measured(f"distserve:{path}").requests_sha256()
+
+    def is_warned(measured: Path, score: str, **on: Any) -> bool:
+        settings = [f"cost.calibration={fitted_on(tmp_path / 'calibration.yaml', **on)}", f"validation.score={score}"]
+        found = compare(f"distserve:{measured}", tmp_path / "out", *settings)
+        assert not found["scored_on_fitted_data"]
+        return any("was fitted on another run of the requests" in warning for warning in found["warnings"])
+
+    assert is_warned(path, "all", requests_sha256=sha)
+    assert is_warned(path, "first_half", requests_sha256=sha)
+    assert not is_warned(path, "second_half", requests_sha256=sha, part="first_half")
+    assert not is_warned(other, "all", requests_sha256=sha) and not is_warned(path, "all")
+
+
+@pytest.mark.parametrize(
+    ("system", "warning"),
+    [
+        ({}, None),
+        ({"model": "qwen3-8b", "device": "NVIDIA H100 80GB HBM3", "profile": None, "tensor_parallel_size": 1}, None),
+        ({"model": "a/b"}, "fitted with model=a/b; simulated here: model=Qwen/Qwen3-8B"),
+        (
+            {"device": "A100", "tensor_parallel_size": 2},
+            "fitted with device=A100, tensor_parallel_size=2; simulated here: device=NVIDIA H100 80GB HBM3, "
+            "tensor_parallel_size=1",
+        ),
+        ({"profile": "x"}, "fitted with profile=x; simulated here: profile=None"),
+    ],
+    ids=str,
+)
+def test_constants_of_another_system_are_called_so(system: dict[str, Any], warning: str | None, tmp_path: Path) -> None:
+    path = write_distserve(tmp_path / "m.exp", made_up())
+    fitted = fitted_on(tmp_path / "calibration.yaml", **system)
+    found = compare(f"distserve:{path}", tmp_path / "out", f"cost.calibration={fitted}")
+    expected = [] if warning is None else [f"{fitted}: {warning}"]
+    assert [each for each in found["warnings"] if "fitted with" in each] == expected
 
 
 def test_the_table_fits_a_terminal_and_says_what_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -49,6 +50,16 @@ def test_the_noise_floor_is_the_largest_deviation_from_the_median_of_the_repeats
     key = ("ttft", "mean")
     table = comparison({key: 110.0}, {key: 100.0}, [{key: 100.0}, {key: 80.0}])
     assert table["noise_floor_pct"].item() == pytest.approx(20)
+
+
+@pytest.mark.parametrize("counts", sorted(set(itertools.permutations([0.0, 3.0, 0.0]))))
+def test_the_noise_of_what_mostly_does_not_happen_is_unknown(counts: tuple[float, ...]) -> None:
+    key = ("preemptions", "total")
+    runs = [{key: count} for count in counts]
+    table = comparison(runs[0], {key: 0.0}, runs[1:])
+    assert table["measured"].item() == 0 and math.isnan(table["noise_floor_pct"].item())
+    never = comparison({key: 0.0}, {key: 0.0}, [{key: 0.0}])
+    assert never["noise_floor_pct"].item() == 0
 
 
 def test_with_repeats_the_simulation_is_compared_to_the_median_run() -> None:

@@ -14,7 +14,8 @@ from simulator.hardware import ModelShape
 from simulator.profile import Profile, ProfileMeta
 
 MODEL = ModelShape("test", 3, 64, 4, 2, 16, 128, 1000, False, 4096, "bf16", 2)
-META = ProfileMeta("device", "test", 1, 3, {"qkv_proj": 3, "o_proj": 3, "down_proj": 3, "lm_head": 1})
+OPERATORS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+META = ProfileMeta("device", "test", 1, 3, {**dict.fromkeys(OPERATORS, 3), "lm_head": 1})
 
 
 def plan(chunks: list[tuple[int, int, bool]], contexts: list[int]) -> StepPlan:
@@ -28,8 +29,8 @@ def plan(chunks: list[tuple[int, int, bool]], contexts: list[int]) -> StepPlan:
 
 
 def by_tokens(token_us: float, sizes: tuple[int, ...] = (1, 8, 64, 512)) -> pd.DataFrame:
-    """Three operators that take 10 us and `token_us` per token."""
-    rows = [(name, n, 10 + token_us * n) for name in ("qkv_proj", "o_proj", "down_proj") for n in sizes]
+    """The operators of a layer take 10 us and `token_us` per token each."""
+    rows = [(name, n, 10 + token_us * n) for name in OPERATORS for n in sizes]
     return pd.DataFrame(rows, columns=["operator", "num_tokens", "time_us"])
 
 

@@ -65,6 +65,7 @@ def test_rows_measured_at_different_points_are_joined() -> None:
     for x in (0, 2.5, 5, 8, 10):
         assert curve(x) == pytest.approx((x + 2 * x) / 2)
     assert curve(20) == pytest.approx((10 + 40) / 2)
+    assert [surface.at(row).end for row in (1, 2, 3, 4)] == [10, 10, 20, 20]  # the sooner of two rows
 
 
 def test_curves_need_as_many_values_as_points() -> None:

@@ -16,7 +16,7 @@ from simulator.importers.llmservingsim import graph_sizes, read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.profile import Profile, ProfileError, save_profile
 from simulator.profiled import ProfiledCost
-from tests.simulator.shapes import MODEL, attention, by_tokens, plan, profile
+from tests.simulator.shapes import MODEL, OPERATORS, attention, by_tokens, plan, profile
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
@@ -58,7 +58,7 @@ def test_layers_are_called_as_often_as_a_model_has_them(bundle: Path) -> None:
     extra = pd.DataFrame({"layer": ["layernorm", "embedding"], "tokens": 1, "time_us": 1.0})
     pd.concat([pd.read_csv(path), extra]).to_csv(path, index=False)
     calls = read_bundle(bundle, MODEL, 1, 256).meta.calls
-    assert calls == {"qkv_proj": 3, "o_proj": 3, "down_proj": 3, "layernorm": 6, "embedding": 1, "lm_head": 1}
+    assert calls == {**dict.fromkeys(OPERATORS, 3), "layernorm": 6, "embedding": 1, "lm_head": 1}
 
 
 def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> None:
@@ -70,6 +70,30 @@ def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> No
     slope, deviation = 18.0 / 225, 129.9038
     assert uneven["prefill_tokens"].tolist() == [0, 64]
     assert uneven["gain"].tolist() == pytest.approx([2.6 / slope / deviation, 10.4 / slope / deviation], rel=1e-4)
+
+
+def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -> None:
+    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
+    pd.DataFrame([(4, 1, 0, 0, 100, 400, 175, 10.0, 10.5, 10.2)], columns=names).to_csv(
+        bundle / "tp1" / "skew.csv", index=False
+    )
+    assert "uneven" not in read_bundle(bundle, MODEL, 1, 256).tables
+
+
+@pytest.mark.parametrize(
+    ("engine", "block_size"), [({"block_size": 16}, 16), ({}, None), (None, None), ({"block_size": "auto"}, None)]
+)
+def test_the_block_size_of_a_bundle_is_that_of_its_engine(bundle: Path, engine: object, block_size: int | None) -> None:
+    (bundle / "meta.yaml").write_text(yaml.safe_dump({"engine_effective": engine}))
+    assert read_bundle(bundle, MODEL, 1, 256).meta.block_size == block_size
+
+
+def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
+    path = bundle / "tp1" / "dense.csv"
+    dense = pd.read_csv(path)
+    dense[dense["layer"] != "gate_up_proj"].to_csv(path, index=False)
+    with pytest.raises(ProfileError, match="tokens: no gate_up_proj .there: down_proj, o_proj, qkv_proj"):
+        read_bundle(bundle, MODEL, 1, 256)
 
 
 def test_sizes_of_cuda_graphs() -> None:
@@ -158,6 +182,27 @@ def test_what_vidur_lacks_is_named(profiling: Path) -> None:
     (profiling / "attention.csv").unlink()
     with pytest.raises(ProfileError, match="no attention.csv .*mlp.csv"):
         read_profiling(profiling, MODEL, 1, 256)
+
+
+@pytest.mark.parametrize("operator", ["attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"])
+@pytest.mark.parametrize("time_ms", [None, float("nan"), 0.0])
+def test_vidur_projections_that_were_not_measured_are_named(
+    profiling: Path, operator: str, time_ms: float | None
+) -> None:
+    column = f"time_stats.{operator}.median"
+    dense = pd.read_csv(profiling / "mlp.csv").drop(columns=column)
+    (dense if time_ms is None else dense.assign(**{column: time_ms})).to_csv(profiling / "mlp.csv", index=False)
+    with pytest.raises(ProfileError, match=rf"mlp.csv.*{column}"):
+        read_profiling(profiling, MODEL, 1, 256)
+
+
+@pytest.mark.parametrize("time_ms", [float("nan"), 0.0])
+def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Path, time_ms: float) -> None:
+    for name, operator in (("mlp", "emb"), ("attention", "attn_kv_cache_save")):
+        table = pd.read_csv(profiling / f"{name}.csv").assign(**{f"time_stats.{operator}.median": time_ms})
+        table.to_csv(profiling / f"{name}.csv", index=False)
+    read = read_profiling(profiling, MODEL, 1, 256)
+    assert not {"embedding", "kv_store"} & {*read.meta.calls, *read.tables["tokens"]["operator"]}
 
 
 # -- ours -------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+CALLS = "calls:\n  qkv_proj: 3\n  o_proj: 3\n  gate_up_proj: 3\n  down_proj: 3\n  lm_head: 1\n"
+
+
 def edit(path: Path, old: str, new: str) -> None:
     text = path.read_text()
     assert old in text
@@ -45,8 +48,9 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
     ("file", "old", "new", "message"),
     [
         ("tokens.csv", "time_us", "time_ms", "no column time_us .there: operator, num_tokens, time_ms"),
-        ("tokens.csv", "qkv_proj", "query", "tokens: no qkv_proj .there: down_proj, o_proj, query"),
-        ("tokens.csv", "down_proj", "down", "tokens: no down_proj or experts"),
+        ("tokens.csv", "qkv_proj", "query", "tokens: no qkv_proj .there: down_proj, gate_up_proj, o_proj, query"),
+        ("tokens.csv", "down_proj", "down", "tokens: no down_proj .there"),
+        ("tokens.csv", "gate_up_proj", "gate_proj", "tokens: no gate_up_proj .there"),
         ("tokens.csv", "down_proj,8,14.0", "down_proj,8,-14.0", "time_us must be above 0"),
         ("tokens.csv", "down_proj,8,14.0", "down_proj,8,140000000000", "are these microseconds"),
         ("tokens.csv", "down_proj,8,14.0", "down_proj,1,14.0", "operator=down_proj, num_tokens=1 is there twice"),
@@ -59,6 +63,17 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
         ("meta.yaml", "num_layers: 3\n", "", "no num_layers"),
         ("meta.yaml", "lm_head: 1", "sampler: 1", "calls of lm_head missing"),
         ("meta.yaml", "lm_head: 1", "lm_head: 1\n  rotary: 3", "rotary: in the calls of meta.yaml, but not measured"),
+        ("meta.yaml", "  lm_head: 1", "  lm_head: 0", "calls.lm_head: .* greater than or equal to 1, not 0"),
+        ("meta.yaml", "  lm_head: 1", "  lm_head: once", "calls.lm_head: .* valid integer, not 'once'"),
+        ("meta.yaml", CALLS, "calls: null\n", "meta.yaml: calls: .* dictionary, not None"),
+        ("meta.yaml", "source:\n  date: '2026-01-01'", "source: null", "source: .* dictionary, not None"),
+        ("meta.yaml", "num_layers: 3", "num_layers: three", "num_layers: .* integer, not 'three'"),
+        ("meta.yaml", "block_size: null", "block_size: 0", "block_size: .* greater than or equal to 1, not 0"),
+        ("meta.yaml", "- 1\n- 2\n- 4", "- 1\n- 4\n- 2", "token_buckets: .* must be ascending"),
+        ("meta.yaml", "token_buckets:\n- 1\n- 2\n- 4", "token_buckets: 4", "token_buckets: .* tuple, not 4"),
+        ("meta.yaml", "padded_steps: decode", "padded_steps: al", "padded_steps: .* 'decode' or 'all', not 'al'"),
+        ("meta.yaml", "round_up_tokens: false", "round_up_tokens: 8", "round_up_tokens: .* boolean"),
+        ("meta.yaml", "dtype: bfloat16", "7: bfloat16", "unknown key 7"),
         ("meta.yaml", "meta", "meta", None),
     ],
 )

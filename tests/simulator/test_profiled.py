@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from simulator.constants import profiled_constants as constants
 from simulator.hardware import Device
 from simulator.profile import Profile, ProfileError
-from simulator.profiled import ProfiledCost, check_fits
-from tests.simulator.shapes import MODEL, attention_us, by_tokens, plan, profile
+from simulator.profile_checks import check_fits
+from simulator.profiled import ProfiledCost
+from tests.simulator.shapes import MODEL, OPERATORS, attention_us, by_tokens, plan, profile
 
 DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
 LAYERS = MODEL.num_layers
@@ -31,8 +32,8 @@ def with_tables(measured: Profile, **tables: pd.DataFrame) -> Profile:
 
 
 def linear_us(num_tokens: float) -> float:
-    """The three operators of every layer."""
-    return 3 * LAYERS * (10 + 0.5 * num_tokens)
+    """The operators of every layer."""
+    return len(OPERATORS) * LAYERS * (10 + 0.5 * num_tokens)
 
 
 def test_a_decode_step_at_measured_points() -> None:
@@ -50,7 +51,7 @@ def test_a_decode_step_between_them_lies_on_the_line() -> None:
 def test_a_prefill_step_counts_the_fixed_cost_of_attention_once() -> None:
     step = plan([(256, 128, True), (0, 512, False)], [])
     attention = attention_us(128, 256, 0, 0) + attention_us(512, 0, 0, 0) - attention_us(16, 0, 0, 0)
-    expected = 3 * LAYERS * (10 + 0.5 * 512) * 640 / 512 * 1  # beyond 512 tokens in proportion to the last point
+    expected = linear_us(512) * 640 / 512  # beyond 512 tokens in proportion to the last point
     found = cost().step_ns(step)
     assert found == pytest.approx((expected + 20 + LAYERS * attention) * 1e3, rel=1e-6)
     apart = cost(profile(batched_prefill=False)).step_ns(step)
@@ -173,21 +174,6 @@ def test_constants_are_unused_where_the_profile_measured_what_they_stand_for() -
         assert plain.unused_constants == expected
         changed = {name for name in names if cost(measured, 2, **{name: 1.7}).step_ns(step) != plain.step_ns(step)}
         assert not changed & expected
-
-
-def test_it_says_where_it_went_beyond_the_profile() -> None:
-    model = cost()
-    model.step_ns(plan([], [256] * 64))
-    assert model.outside() == {}
-    model.step_ns(plan([], [8192] * 16))
-    model.step_ns(plan([], [16] * 128))
-    model.step_ns(plan([(4096, 1024, True)], []))
-    outside = model.outside()
-    assert model.num_plans == 4
-    assert {name: (axis.plans, axis.factor) for name, axis in outside.items()} == {
-        "decode context": (1, 2), "decode batch": (1, 2), "prefill chunk": (1, 2), "prefill context": (1, 2),
-        "tokens": (1, 2),
-    }  # fmt: skip
 
 
 def test_beyond_the_grid_the_work_decides() -> None:

@@ -16,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from engine.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
+from kernels.torch_attention import TorchBackend  # noqa: E402
 from simulator.profile import load_profile  # noqa: E402
 from simulator.profiler import families  # noqa: E402
 from simulator.profiler.bench import Bench, Limits, uneven_contexts  # noqa: E402
@@ -101,10 +102,12 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_machine(job(10.0), "test CPU", folder, interrupt)
+        profile_machine(job(10.0), "test CPU", folder, interrupt, print)
     assert [path.name for path in folder.iterdir()] == [PARTIAL]
     told.clear()
-    outcome = profile_machine(job(10.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)))
+    outcome = profile_machine(
+        job(10.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)), print
+    )
     profile = load_profile(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
         ["meta.yaml", *(f"{name}.csv" for name in profile.tables)]
@@ -126,7 +129,34 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
 
 def test_too_small_a_budget_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ProfilingError, match=r"of the coarse grid are not measured yet; about \d+ s are needed"):
-        profile_machine(job(0.05), "test CPU", tmp_path / "tp1", lambda spent_s, doing: None)
+        profile_machine(job(0.05), "test CPU", tmp_path / "tp1", lambda spent_s, doing: None, print)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, None),  # but the free memory, which makes it a block less
+        ({"max_num_seqs": 3}, "engine.max_num_seqs=4 instead of 3"),
+        ({"num_blocks": 63}, "limits.num_blocks=None instead of 63"),
+    ],
+)
+def test_a_profile_is_resumed_with_another_pool_that_fits_but_not_with_other_settings(
+    changes: dict[str, Any], reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, told = list[float](), list[str]()
+
+    def interrupt(spent_s: float, doing: str) -> None:
+        calls.append(spent_s)
+        if len(calls) % 5 == 0:
+            raise KeyboardInterrupt
+
+    unsized = replace(ENGINE, num_blocks=None)
+    for engine, num_blocks in ((unsized, 64), (replace(unsized, **changes), 63)):
+        monkeypatch.setattr(Rank, "fitting_blocks", lambda rank, fitting=num_blocks: fitting)
+        with pytest.raises(KeyboardInterrupt):
+            profile_machine(replace(job(10.0), engine=engine), "test CPU", tmp_path, interrupt, told.append)
+    assert (calls[5] > 0) == (reason is None)
+    assert len(told) == (reason is not None) and all(str(reason) in line for line in told)
 
 
 @pytest.mark.parametrize(("batch", "percent"), [(2, 50), (2, 100), (8, 150), (256, 25), (256, 150)])
@@ -169,6 +199,31 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
     assert whole == [13.0 * (sum(bench.calls.values()) + 2)] * 2
     bench.limits = replace(bench.limits, tensor_parallel_size=2)  # steps wait for other ranks, and operators do not
     assert ALL_OPERATORS not in bench.measure(Point("step_decode", (2, 24)))
+
+
+@pytest.mark.parametrize("on_cpu", [True, False])
+@pytest.mark.parametrize(("graphs", "launched"), [(False, (3, 24, (3, 2))), (True, (4, 96, (4, 6)))])
+def test_decode_attention_is_profiled_as_the_engine_launches_it(
+    graphs: bool, launched: tuple[object, ...], on_cpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows, bound of the contexts and shape of the block table: under CUDA graphs those of the bucket and the model."""
+    seen, forward = set[tuple[object, ...]](), TorchBackend.forward
+
+    def see(*args: Any, **kwargs: Any) -> Any:
+        _, q, *_, step, _ = args
+        assert (step.decode_context_lens > 0).sum() == 3
+        seen.add((len(q), step.max_decode_context, tuple(step.decode_block_tables.shape)))
+        return forward(*args, **kwargs)
+
+    bench = Bench(replace(ENGINE, cuda_graphs=graphs), FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
+    bench.limits = replace(bench.limits, on_cpu=on_cpu)
+    monkeypatch.setattr(TorchBackend, "forward", see)
+    bench.measure(Point("decode", (3, 24)))
+    assert seen == {launched}
+    seen.clear()
+    bench.measure(Point("uneven", (3, 32, 25)))
+    bench.measure(Point("step_decode", (3, 24)))
+    assert not graphs or seen == {launched}
 
 
 def test_each_layer_has_its_own_attention_among_the_operators() -> None:

@@ -130,7 +130,9 @@ def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path, mon
     assert len({point for point in before}) > 3, "it had begun to refine"
 
     made_up.fails_after = None
-    samples = Samples.load(path, {"of": 1})
+    told: list[str] = []
+    samples = Samples.load(path, {"of": 1}, told.append)
+    assert not told
     assert samples.spent_s == pytest.approx(8)
     grid = Grid("g", [[1, 16, 256]])
     resumed = session(made_up, [grid], samples, path, monkeypatch)
@@ -140,13 +142,24 @@ def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path, mon
     assert samples.spent_s == pytest.approx(60, abs=1)
 
 
-def test_samples_of_something_else_are_not_taken_up(tmp_path: Path) -> None:
-    samples = Samples({"model": "a"})
+def test_samples_of_something_else_are_not_taken_up_and_what_differs_is_told(tmp_path: Path) -> None:
+    path, told = tmp_path / "partial.json", list[str]()
+    samples = Samples({"model": "a", "limits": {"num_seqs": 4, "buckets": (1, 2)}})
+    assert not Samples.load(path, samples.signature, told.append).points("g") and not told
     samples.add(Point("g", (1,)), {"op": [1.0, 2.0, 4.0]}, 0.5)
-    samples.save(tmp_path / "partial.json")
-    assert not Samples.load(tmp_path / "partial.json", {"model": "b"}).points("g")
-    same = Samples.load(tmp_path / "partial.json", {"model": "a"})
+    samples.save(path)
+    other = {"model": "b", "limits": {"num_seqs": 8, "buckets": (1, 2)}, "backend": "torch"}
+    assert not Samples.load(path, other, told.append).points("g")
+    assert told.pop() == (
+        f"starting over: {path} was measured with backend=None instead of torch, limits.num_seqs=4 instead of 8, "
+        "model=a instead of b"
+    )
+    same = Samples.load(path, samples.signature, told.append)
+    assert not told
     assert same.median(Point("g", (1,)), "op") == 2.0 and same.spread(Point("g", (1,)), "op") == pytest.approx(0.75)
+    path.write_text("{")
+    assert not Samples.load(path, samples.signature, told.append).points("g")
+    assert "cannot be read" in told.pop()
 
 
 def test_dear_points_do_not_take_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

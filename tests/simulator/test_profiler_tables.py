@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 pytest.importorskip("torch")
 
 from simulator.profile import ProfileMeta  # noqa: E402
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Samples  # noqa: E402
-from simulator.profiler.tables import increasing, make_profile  # noqa: E402
+from simulator.profiler.tables import make_profile  # noqa: E402
 from tests.simulator.small_model import MODEL_SHAPE  # noqa: E402
 
 
@@ -19,7 +16,7 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     """Samples of a machine whose times are known: steps of 36, 50 or 90 us beyond their operators, 2 layers."""
     samples = Samples({})
     for size in (1, 8, 64):
-        times = {"qkv_proj": [10.0 + size], "o_proj": [5.0], "down_proj": [7.0]}
+        times = {"qkv_proj": [10.0 + size], "o_proj": [5.0], "gate_up_proj": [3.0], "down_proj": [4.0]}
         heads = {"lm_head": [20.0 + size], "sampler": [3.0]} if size <= 8 else {}
         samples.add(Point("tokens", (size,)), times | heads, 1.0)
     for batch in (1, 8):
@@ -35,7 +32,7 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
     layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
     samples.add(Point("step_prefill", (8,)), {"8": [layers + 21 + 3 + 36] * 3}, 1.0)
-    calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
+    calls = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
     meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
     profile = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
     (uneven,) = profile.tables["deviations"].to_dict("records")
@@ -53,7 +50,7 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
 def test_decodes_carry_what_they_add_to_other_operators() -> None:
     """Two layers; the samples of 512 tokens say less than those of 64, which cannot be but noise."""
     samples = Samples({})
-    calls = {"qkv_proj": 2, "o_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
+    calls = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
     samples.add(Point("tokens", (1,)), {operator: [10.0] for operator in calls}, 1.0)
     for batch, context in ((1, 64), (8, 64), (8, 1024)):
         samples.add(Point("decode", (batch, context)), {ATTENTION: [5.0]}, 1.0)
@@ -65,14 +62,3 @@ def test_decodes_carry_what_they_add_to_other_operators() -> None:
     tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
     assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
-
-
-@given(st.lists(st.integers(-50, 50), min_size=1, max_size=12))
-def test_increasing_values_are_the_nearest(values: list[int]) -> None:
-    """By the known formula: the largest over starts up to a place of the smallest mean from there to ends after it."""
-    count = len(values)
-    expected = [
-        max(min(np.mean(values[start : end + 1]) for end in range(i, count)) for start in range(i + 1))
-        for i in range(count)
-    ]
-    assert increasing(values) == pytest.approx(expected)

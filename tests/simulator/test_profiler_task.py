@@ -13,6 +13,7 @@ from harness import profiling  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from simulator.profile import META, Profile, ProfileMeta, save_profile  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError  # noqa: E402
+from tests.simulator.shapes import OPERATORS  # noqa: E402
 from tests.test_conf_tree import compose_and_parse  # noqa: E402
 
 TINY = ("task=profile", "engine=cpu", "model=tiny", "progress=false")
@@ -21,7 +22,7 @@ TINY = ("task=profile", "engine=cpu", "model=tiny", "progress=false")
 def other_profile(folder: Path) -> None:
     """A profile of a model with one layer."""
     tables = {
-        "tokens": pd.DataFrame({"operator": ["qkv_proj", "o_proj", "down_proj"], "num_tokens": 1, "time_us": 1.0}),
+        "tokens": pd.DataFrame({"operator": list(OPERATORS), "num_tokens": 1, "time_us": 1.0}),
         "sequences": pd.DataFrame({"operator": ["lm_head", "sampler"], "num_sequences": 1, "time_us": 1.0}),
         "attention": pd.DataFrame(
             {
@@ -30,7 +31,7 @@ def other_profile(folder: Path) -> None:
             }
         ),
     }  # fmt: skip
-    calls = dict.fromkeys(("qkv_proj", "o_proj", "down_proj", "lm_head", "sampler"), 1)
+    calls = dict.fromkeys((*OPERATORS, "lm_head", "sampler"), 1)
     save_profile(Profile(ProfileMeta("cpu", "tiny", 1, 1, calls), tables), folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -42,6 +42,7 @@ class Case:
     max_num_batched_tokens: int
     arrivals: str
     contents: str
+    max_lookahead_steps: int
     seed: int
 
 
@@ -63,6 +64,7 @@ CASES = st.builds(
     max_num_batched_tokens=st.sampled_from([16, 64, 500]),
     arrivals=st.sampled_from(["open", "burst", "closed", "sessions"]),
     contents=st.sampled_from(["none", "hash_ids", "sessions"]),
+    max_lookahead_steps=st.sampled_from([1, 1, 2, 7]),
     seed=st.integers(0, 10**6),
 )
 
@@ -142,7 +144,11 @@ def simulate(case: Case, observer: object, *, compress: bool) -> Trace:
     env = simpy.Environment(initial_time=0)
     make = sequence_factory(trace, case.block_size)
     arrivals = make_arrivals(case, trace)
-    Replica(env, scheduler, RooflineCost(MODEL, DEVICE), arrivals, make, observer, compress=compress)  # type: ignore[arg-type]
+    lookahead = 1 if case.options.async_scheduling else case.max_lookahead_steps
+    Replica(
+        env, scheduler, RooflineCost(MODEL, DEVICE), arrivals, make, observer,  # type: ignore[arg-type]
+        compress=compress, max_lookahead_steps=lookahead,
+    )  # fmt: skip
     env.run()
     assert not scheduler.unfinished and arrivals.next_ns == NEVER
     return trace
@@ -171,6 +177,7 @@ def test_compressed_equals_stepped_to_the_last_bit(case: Case) -> None:
 @given(CASES)
 def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     log, recorder = TokenLog(), Recorder()
+    case = replace(case, max_lookahead_steps=1)
     trace = simulate(case, Both(log, recorder), compress=False)
     run = recorder.tables(trace, [])
     requests = run.requests.set_index("request_id")
@@ -194,8 +201,11 @@ def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     assert recorder.num_done == len(trace.table) and recorder.now_ns == log.end
 
 
-@pytest.mark.parametrize("async_scheduling", [False, True])
-def test_an_arrival_is_seen_at_the_end_of_its_step_or_one_later_and_cuts_the_run_there(async_scheduling: bool) -> None:
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(("async_scheduling", "lookahead"), [(False, 1), (True, 1), (False, 7), (False, 64)])
+def test_an_arrival_is_seen_at_the_end_of_its_plan_or_a_step_later_and_cuts_the_run_there(
+    async_scheduling: bool, lookahead: int, compress: bool
+) -> None:
     times = np.array([0, 50_000_000])
     trace = Trace("t", trace_table({"num_prompt_tokens": [10, 10], "num_output_tokens": [2000, 1]}), "made")
     plans: list[tuple[int, NDArray[np.int64], int]] = []
@@ -208,14 +218,34 @@ def test_an_arrival_is_seen_at_the_end_of_its_step_or_one_later_and_cuts_the_run
         async_scheduling=async_scheduling,
     )  # fmt: skip
     make = sequence_factory(trace, 4)
-    Replica(env, scheduler, RooflineCost(MODEL, DEVICE), OpenLoop(times), make, observer)
+    cost = RooflineCost(MODEL, DEVICE)
+    Replica(
+        env, scheduler, cost, OpenLoop(times), make, observer, compress=compress, max_lookahead_steps=lookahead
+    )  # fmt: skip
     env.run()
-    _, (start, durations, num_steps), mixed, rest = plans
+    start, durations = plans[1][0], np.concatenate([durations for _, durations, _ in plans[1:]])
     ends = start + durations.cumsum()
-    seen = np.searchsorted(ends, times[1])  # the step during which it comes
-    assert num_steps == seen + 1 + async_scheduling
-    assert mixed[2] == 1
-    assert num_steps + mixed[2] + rest[2] == 1999
+    during = int(np.searchsorted(ends, times[1]))  # the step during which it comes, counted from 0
+    num_before = (during // lookahead + 1) * lookahead + async_scheduling
+    mixed = next(i for i, (started, *_) in enumerate(plans) if started == ends[num_before - 1])
+    assert plans[mixed][2] == 1 and len(durations) == 1999
+    if compress:
+        assert [num_steps for *_, num_steps in plans] == [1, num_before, 1, 1998 - num_before]
+    else:
+        assert {num_steps for *_, num_steps in plans[1:mixed]} == {lookahead}
+    assert durations[num_before] > durations[num_before - 1]  # the prompt is in this step, and was in none before
+
+
+def test_steps_that_are_planned_one_by_one_are_not_planned_several_at_a_time() -> None:
+    scheduler = Scheduler(
+        BlockManager(9, 4), POLICIES["mixed"](), max_num_seqs=2, max_num_batched_tokens=9, async_scheduling=True
+    )
+    trace = Trace("t", trace_table({"num_prompt_tokens": [1], "num_output_tokens": [1]}), "made")
+    with pytest.raises(ValueError, match="planned on its own"):
+        Replica(
+            simpy.Environment(), scheduler, RooflineCost(MODEL, DEVICE), OpenLoop(np.array([0])),
+            sequence_factory(trace, 4), Recorder(), max_lookahead_steps=2,
+        )  # fmt: skip
 
 
 def test_an_arrival_in_an_idle_engine_is_served_at_once_and_one_beside_it_a_step_later() -> None:
