@@ -99,7 +99,7 @@ class Lab:
 
     def calibrate(self, name: str, *settings: str) -> Path:
         """Fit constants; the file is kept beside the figures."""
-        folder = self.run(name, "task=calibrate", "calibration.max_evaluations=250", *settings)
+        folder = self.run(name, "task=calibrate", "calibration.max_evaluations=1000", *settings)
         return Path(shutil.copy(folder / "calibration.yaml", self.figures / f"{name}.yaml"))
 
     def scaled(self, constants: Path, factor: float) -> Path:
@@ -188,11 +188,14 @@ def vllm(lab: Lab, data: Path) -> None:
             f"validation.measured=llmservingsim:{measured}", f"validation.workload={folder / workload}",
         ]  # fmt: skip
         theirs[case] = published_errors(measured / "llmservingsim_vs_vllm_summary.txt")
-    fitted = lab.calibrate("llama_constants", *settings["llama"])
     all_reduce = "calibration.constants=[all_reduce_0mib_us,all_reduce_1mib_us,all_reduce_16mib_us]"
-    both = lab.calibrate(
-        "qwen_constants", *settings["qwen"], f"cost.calibration={fitted}", all_reduce, "calibration.part=first_half"
-    )
+
+    def fit(suffix: str, *more: str) -> tuple[Path, Path]:
+        llama = lab.calibrate(f"llama_constants{suffix}", *settings["llama"], *more)
+        first = [f"cost.calibration={llama}", all_reduce, "calibration.part=first_half"]
+        return llama, lab.calibrate(f"qwen_constants{suffix}", *settings["qwen"], *first)
+
+    fitted, both = fit("")
     plain = lab.validate("llama_uncalibrated", *settings["llama"])
     llama = lab.validate("llama", *settings["llama"], f"cost.calibration={fitted}", figures=True)
     use_both = f"cost.calibration={both}"
@@ -207,6 +210,12 @@ def vllm(lab: Lab, data: Path) -> None:
     print_errors(
         "from the arrival", {"Llama, no constants": plain, "Llama": llama, "Qwen": qwen, "its 2nd half": second}
     )
+    wide_llama, wide_both = fit("_wide", "calibration.widths={step_overhead_us:2000}")
+    wide = {
+        "Llama": lab.validate("llama_wide", *settings["llama"], f"cost.calibration={wide_llama}"),
+        "Qwen": lab.validate("qwen_wide", *settings["qwen"], f"cost.calibration={wide_both}"),
+    }
+    print_errors("from the arrival, with a step_overhead_us of up to 2 ms as likely as of 0.5 ms", wide)
     for case, scored in queued.items():
         print_errors(f"{case}, from the queue", {"TwinServe": scored}, {"LLMServingSim": theirs[case]})
     lab.write(llmservingsim=theirs)

@@ -74,7 +74,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
     with _progress(config, console) as report:
         fit = minimise(
-            _with_prior(objective.misfit, calibration.constants_of(config)),
+            _with_prior(objective.misfit, _known(config)),
             constants,
             config.calibration.max_evaluations,
             report,
@@ -99,6 +99,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         "kept": _kept(config, fit.values),
         "objective": {
             "minimised": f"{objective.what}, in quadrature with the prior of the constants",
+            "widths": {name: constant.width for name, constant in constants.items()},
             "before": misfit_before,
             "after": misfit_after,
             "evaluations": fit.num_evaluations,
@@ -114,9 +115,19 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     return document
 
 
+def _known(config: RunConfig) -> dict[str, Constant]:
+    """The constants of the cost model, with the widths that the configuration gives them."""
+    known = calibration.constants_of(config)
+    for name, width in config.calibration.widths.items():
+        if name not in known:
+            raise ConfigError(f"calibration.widths: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
+        known[name] = known[name]._replace(width=width)
+    return known
+
+
 def _chosen(config: RunConfig) -> dict[str, Constant]:
     """The constants to fit, starting from those of an earlier calibration if there is one."""
-    known = calibration.constants_of(config)
+    known = _known(config)
     fitted = calibration.configured(config)
     for name, value in (fitted.constants if fitted else {}).items():
         known[name] = known[name]._replace(default=value)

@@ -5,7 +5,7 @@ cost          the cost model they belong to
 fitted_on     measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
               model, device, profile and ranks that were simulated
 kept          the same of earlier fits, where constants of theirs were kept
-objective     what was minimised, before and after, and in how many evaluations
+objective     what was minimised, before and after, and in how many evaluations; widths of the constants
 date, command
 """
 
@@ -96,7 +96,7 @@ def constants_of(config: RunConfig) -> dict[str, Constant]:
     """
     device, ranks = Device(**config.device.model_dump()), config.tensor_parallel_size
     if config.cost.kind == "profiled":
-        return profiled_constants(device, ranks)
+        return profiled_constants(device, ranks, async_scheduling=config.scheduler.async_scheduling)
     if config.cost.kind == "linear":
         return linear.constants(model_shape(config), device, ranks)
     constants = {

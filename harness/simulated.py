@@ -97,12 +97,14 @@ class SimulatedEngine:
         return self._scheduler.unfinished
 
     def notes(self) -> list[str]:
-        """Where step times are not from measurement: what the profile was not measured for, a line each, and one line
-        on steps beyond its ranges."""
-        if not isinstance(self._cost, ProfiledCost):
-            return []
+        """Where step times are not from measurement: constants fitted for something else and what the profile was not
+        measured for, a line each, and one line on steps beyond its ranges."""
         config = self._config
-        found = differences(self._cost.profile, model_shape(config), _device(config), config.block_size)
+        fitted = calibration.configured(config)
+        found = fitted.other_systems(config) if fitted else []
+        if not isinstance(self._cost, ProfiledCost):
+            return found
+        found += differences(self._cost.profile, model_shape(config), _device(config), config.block_size)
         if outside := self._cost.outside():
             share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
             axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())

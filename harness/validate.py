@@ -167,7 +167,7 @@ def _compare(
         fitted=fitted,
         on_fitted_data=fitted is not None
         and any(fitted.was_fitted_on(each.data_sha256(), settings.score) for each in (run, *repeats)),
-        warnings=_warnings(config, run, result) + (_fit_warnings(config, run, fitted) if fitted else []),
+        warnings=_warnings(config, run, result, fitted),
     )
 
 
@@ -187,20 +187,16 @@ def _unfinished(requests: pd.DataFrame, times: np.ndarray) -> np.ndarray:
     return np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")
 
 
-def _warnings(config: RunConfig, run: MeasuredRun, result: RunResult) -> list[str]:
-    warnings = [*run.notes, *different_settings(run.settings, config)]
+def _warnings(config: RunConfig, run: MeasuredRun, result: RunResult, fitted: Calibration | None) -> list[str]:
+    warnings = [*run.notes, *result.meta["notes"], *different_settings(run.settings, config)]
     refused = int((result.requests["status"] != "finished").sum())
     if refused:
         warnings.append(f"{refused} requests that were served in the measured run were refused in the simulation")
     short = int((result.requests["num_output_tokens"] < result.requests["num_requested_tokens"]).sum()) - refused
     if short > 0 and run.own is None:
         warnings.append(f"{short} requests were cut short in the simulation, at max_model_len or the pool's size")
-    return warnings
-
-
-def _fit_warnings(config: RunConfig, run: MeasuredRun, fitted: Calibration) -> list[str]:
-    warnings = fitted.other_systems(config)
-    if fitted.was_fitted_on_another_run(run.requests_sha256(), run.data_sha256(), config.validation.score):
+    score = config.validation.score
+    if fitted and fitted.was_fitted_on_another_run(run.requests_sha256(), run.data_sha256(), score):
         warnings.append(
             f"{fitted.path} was fitted on another run of the requests that are scored here: of the same lengths in the "
             "same order"

@@ -26,17 +26,19 @@ class Constant(NamedTuple):
     width: float = math.inf
 
 
-def profiled_constants(device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
+def profiled_constants(
+    device: Device, tensor_parallel_size: int, *, async_scheduling: bool = False
+) -> dict[str, Constant]:
     """What stands for that which a profile of kernels cannot show.
 
-    step_overhead_us      of every step: the host
+    step_overhead_us      of every step: the host, well below a millisecond where asynchronous scheduling hides it
     prefill_layer_us      of every layer in a step with prompt tokens
     mixing_factor         of what a batch of prompt chunks and decodes takes beyond its parts
     all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; where several ranks have no all_reduce table.
                           Unless fitted, a ring over the device's link: latency + 2·(TP-1)/TP·bytes / bandwidth.
     """
     named = {
-        "step_overhead_us": Constant(0.0, 0.0, 5e3, 2e3),
+        "step_overhead_us": Constant(0.0, 0.0, 5e3, 500.0 if async_scheduling else 2e3),
         "prefill_layer_us": Constant(0.0, 0.0, 500.0, 200.0),
         "mixing_factor": Constant(1.0, 0.0, 2.0, 0.5),
     }

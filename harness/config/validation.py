@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.config.base import ConfigModel, PositiveInt, Text
+from harness.config.base import ConfigModel, PositiveFloat, PositiveInt, Text
 
 Part = Literal["all", "first_half", "second_half"]
 Objective = Literal["steps", "statistics", "requests"]
@@ -37,9 +37,11 @@ class CalibrationConfig(ConfigModel):
     """What is fitted to the measured run of `validation.measured`: `constants` of the cost model, all it has when
     empty, to the `part` of the requests, with at most `max_evaluations` simulations. `objective` is what counts: the
     errors of the "steps" one by one, known of our own engine, of "statistics" of the latencies, or of the latencies of
-    "requests" one by one. None takes steps where they are known, and else statistics."""
+    "requests" one by one. None takes steps where they are known, and else statistics. `widths` replaces how far from
+    their defaults constants may well be, which a fit weighs against the misfit."""
 
     constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     part: Part = "all"
     objective: Objective | None = None
+    widths: dict[str, PositiveFloat] = {}
     max_evaluations: PositiveInt = 400
