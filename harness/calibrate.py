@@ -118,7 +118,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 def _known(config: RunConfig) -> dict[str, Constant]:
     """The constants of the cost model, with the widths that the configuration gives them."""
     known = calibration.constants_of(config)
-    for name, width in config.calibration.widths.items():
+    for name, width in (config.calibration.widths or {}).items():
         if name not in known:
             raise ConfigError(f"calibration.widths: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
         known[name] = known[name]._replace(width=width)

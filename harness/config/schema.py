@@ -48,8 +48,10 @@ def tag_of(model: type[BaseModel]) -> str | None:
 def item_type(annotation: Any) -> Any:
     """Type of what a list or dict holds, None for anything that holds no items."""
     arguments = {tuple: 0, dict: 1}
-    origin = get_origin(annotation)
-    return get_args(annotation)[arguments[origin]] if origin in arguments else None
+    for member in union_members(annotation):
+        if get_origin(member) in arguments:
+            return get_args(member)[arguments[get_origin(member)]]
+    return None
 
 
 def item_keys(annotation: Any) -> list[str]:

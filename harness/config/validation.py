@@ -43,5 +43,5 @@ class CalibrationConfig(ConfigModel):
     constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     part: Part = "all"
     objective: Objective | None = None
-    widths: dict[str, PositiveFloat] = {}
+    widths: dict[str, PositiveFloat] | None = None
     max_evaluations: PositiveInt = 400

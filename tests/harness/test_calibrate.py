@@ -115,6 +115,27 @@ def test_latencies_of_our_own_runs_can_be_fitted_to(tmp_path: Path) -> None:
         calibrate(tmp_path / "out", f"distserve:{path}", *WORK, "calibration.objective=steps")
 
 
+def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=60", *TRUE[:2]]
+    width = "calibration.widths={step_overhead_s:1e-7}"
+    found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, width)
+    default = config().device.step_overhead_s
+    assert abs(found.constants["step_overhead_s"] - default) < 0.1 * (TRUTH["step_overhead_s"] - default)
+    assert OmegaConf.load(found.path).objective.widths == {"step_overhead_s": 1e-7}
+    with pytest.raises(ConfigError, match="calibration.widths: cost=roofline has no 'x' .*step_overhead_s"):
+        calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, "calibration.widths={x:1}")
+
+
+def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less(tmp_path: Path) -> None:
+    profiled = ["cost=profiled", "cost.profile=x"]
+    widths = [
+        calibration.constants_of(config(*profiled, f"scheduler={name}"))["step_overhead_us"].width
+        for name in ("mixed", "vllm")
+    ]
+    assert widths == [2000, 500]
+
+
 def test_constants_without_effect_are_not_fitted(tmp_path: Path) -> None:
     cost = ["device=laptop-cpu", "cost=profiled", f"cost.profile={PROFILES / 'amd-epyc' / 'tiny'}"]
     pretend_measured(tmp_path / "a", *WORK, "model=tiny", *cost)

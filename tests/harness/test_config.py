@@ -125,6 +125,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "engine.max_lookahead_steps=2: must be 1 with scheduler.async_scheduling=true, which plans each step "
             "on its own",
         ),
+        (["calibration.widths={a:-3}"], "calibration.widths.a=-3: must be a number > 0"),
         (["scheduler=vllm", "num_blocks=1"], "num_blocks=1: must be > 1, scheduler.reserved_blocks"),
         (["results=[a]"], "results: read by task=report only; add task=report to compare earlier results"),
         (["block_size=0", "seed=-1"], f"block_size=0: {BLOCK_SIZE} (and 1 more)"),

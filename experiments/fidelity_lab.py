@@ -1,0 +1,145 @@
+"""What the cases of fidelity.py share: jobs of run.py in a scratch folder, what is kept of them, tables of errors."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+import signal
+import subprocess
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from harness.results import environment
+
+DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
+RESULTS = Path("experiments/results")
+SCRATCH = Path("outputs/fidelity")
+FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+LATENCIES = ("ttft", "tpot", "e2el")
+_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "calibration")
+
+
+class Scored(NamedTuple):
+    """One validation: what was compared, the table of errors, and the whole document."""
+
+    name: str
+    errors: pd.DataFrame
+    document: dict[str, Any]
+
+    def error(self, metric: str, statistic: str, column: str = "error_pct") -> float:
+        found = self.errors[(self.errors["metric"] == metric) & (self.errors["statistic"] == statistic)]
+        return float(found[column].iloc[0])
+
+
+class Lab:
+    """Runs tasks of run.py in a scratch folder and keeps what the documentation shows."""
+
+    def __init__(self, case: str, keep: bool) -> None:
+        self.case, self.scratch = case, SCRATCH / case
+        if not keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+        self.figures = DOCS / case
+        self.scored: list[Scored] = []
+        shutil.rmtree(self.figures, ignore_errors=True)
+        self.figures.mkdir(parents=True)
+
+    def run(self, name: str, *settings: str) -> Path:
+        """One job of run.py; returns its folder."""
+        folder = self.scratch / name
+        command = [sys.executable, "run.py", "progress=false", *settings, f"hydra.run.dir={folder}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(settings)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+        return folder
+
+    def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
+        """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted.
+
+        A shell makes jobs in the background deaf to interrupts, and so their children: the signal is switched on again.
+        """
+        command = [sys.executable, "run.py", "progress=false", "task=profile", *settings, f"profile.out={folder}"]
+        command.append(f"hydra.run.dir={self.scratch / 'profiling'}")
+        listen = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, preexec_fn=listen
+        ) as job:
+            try:
+                printed, _ = job.communicate(timeout=patience_s)
+            except subprocess.TimeoutExpired:
+                job.send_signal(signal.SIGINT)
+                printed, _ = job.communicate()
+        if job.returncode not in (0, 130):
+            raise SystemExit(f"{' '.join(settings)}\n{printed[-2000:]}")
+
+    def calibrate(self, name: str, *settings: str) -> Path:
+        """Fit constants; the file is kept beside the figures."""
+        folder = self.run(name, "task=calibrate", "calibration.max_evaluations=1000", *settings)
+        return Path(shutil.copy(folder / "calibration.yaml", self.figures / f"{name}.yaml"))
+
+    def scaled(self, constants: Path, factor: float) -> Path:
+        """A calibration file with all constants times `factor`."""
+        document = yaml.safe_load(constants.read_text())
+        document["constants"] = {name: factor * value for name, value in document["constants"].items()}
+        path = self.scratch / f"scaled_{factor}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    def validate(self, name: str, *settings: str, figures: bool = False) -> Scored:
+        folder = self.run(name, "task=validate", f"plots={figures}".lower(), *settings)
+        for figure in FIGURES:
+            if figures and (folder / figure).exists():
+                shutil.copy(folder / figure, self.figures / f"{name}_{figure.removeprefix('validation_')}")
+        document = json.loads((folder / "validation.json").read_text())
+        scored = Scored(name, pd.read_csv(folder / "errors.csv"), document)
+        self.scored.append(scored)
+        return scored
+
+    def write(self, **more: Any) -> None:
+        command = " ".join(["python", "experiments/fidelity.py", *sys.argv[1:]])
+        record = {"command": command, "environment": environment(), **more}
+        record["validations"] = {scored.name: {key: scored.document[key] for key in _KEPT} for scored in self.scored}
+        path = RESULTS / f"fidelity_{self.case}.json"
+        path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def print_errors(title: str, columns: dict[str, Scored], theirs: dict[str, dict[str, float]] | None = None) -> None:
+    """Errors in percent, a row per latency and statistic, a column per validation."""
+    table = Table("", *columns, *(theirs or {}), box=None, title=title)
+    for metric in LATENCIES:
+        for statistic in STATISTICS:
+            row = [f"{scored.error(metric, statistic):+.2f} %" for scored in columns.values()]
+            row += [f"{errors[f'{metric} {statistic}']:+.1f} %" for errors in (theirs or {}).values()]
+            table.add_row(f"{metric.upper()} {statistic}", *row)
+    Console().print(table)
+
+
+def print_noise(columns: dict[str, Scored]) -> None:
+    """Spread of the repeated real runs, and the error of single steps, in percent."""
+    table = Table("", *columns, box=None, title="largest difference of a repeat from the median of all, and step times")
+    for metric in LATENCIES:
+        for statistic in ("mean", "p90"):
+            row = [f"{scored.error(metric, statistic, 'noise_floor_pct'):.1f} %" for scored in columns.values()]
+            table.add_row(f"{metric.upper()} {statistic}", *row)
+    figures = {
+        "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from the median": "single_mape_pct",
+        "half of the executions from the others": "halves_mape_pct",
+    }  # fmt: skip
+    for kind in ("decode", "mixed"):
+        for name, figure in figures.items():
+            errors = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
+            sign = "+" if name == "bias" else ""
+            table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, math.nan):{sign}.1f} %" for each in errors))
+    same = ("plans_identical", "preemptions_identical", "cache_hits_identical")
+    replays = [[scored.document["steps"], *scored.document["steps_of_repeats"]] for scored in columns.values()]
+    equal = [all(steps[key] for key in same for steps in each) for each in replays]
+    table.add_row("decisions with measured times", *("all equal" if each else "different" for each in equal))
+    Console().print(table)
