@@ -20,6 +20,7 @@ from harness.metrics import Floats
 
 _POWER = 3  # of a side of the cube: fine steps near the lower limit, as the limits of a time may span decades
 _LOOKS = 8  # points per constant at which to look first
+_STARTS = 4  # of these points from which to descend
 _EDGES = (0.1, 0.04, 0.1, 0.01)  # of the simplices to start with, in the unit cube
 _SIZE = 2e-3  # a simplex is done when it is this small beside the one that it started as
 _GAIN = 1e-3  # a round over all edges is the last when it lowers the objective by less, relatively
@@ -63,9 +64,10 @@ def minimise(
     def best_point() -> Floats:
         return ((best[1] - low) / (high - low)).clip(0, 1) ** (1 / _POWER)  # a default may lie outside the limits
 
-    looks = Halton(len(names), rng=0).random(_LOOKS * len(names))
-    for point in [best_point(), *looks][:max_evaluations]:
-        evaluate(point)
+    looks = [best_point(), *Halton(len(names), rng=0).random(_LOOKS * len(names))][:max_evaluations]
+    values = [evaluate(point) for point in looks]
+    for i in np.argsort(values, kind="stable")[:_STARTS]:
+        _descend(evaluate, looks[i], _EDGES[0], max_evaluations - len(seen))
     before = np.inf
     while best[0] < (1 - _GAIN) * before and len(seen) < max_evaluations:
         before = best[0]
