@@ -1,9 +1,9 @@
 """Derivative-free minimisation in a box: SciPy's Nelder-Mead on the unit cube, restarted, deterministic.
 
 Statistics of a simulation are a jagged function of its constants, with several basins and steps on which a simplex
-comes to rest too early: it starts at the best of some points spread over the box, and again around the best so far with
-edges of other lengths and directions. Points outside the box are mirrored at the limit: moved to it, simplices would go
-flat.
+comes to rest too early: it starts at each of the best of some points spread over the box, and then again around the best
+so far with edges of other lengths and directions. Points outside the box are mirrored at the limit: moved to it,
+simplices would go flat.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from harness.metrics import Floats
 
 _POWER = 3  # of a side of the cube: fine steps near the lower limit, as the limits of a time may span decades
 _LOOKS = 8  # points per constant at which to look first
-_STARTS = 4  # of these points from which to descend
+_STARTS = 4  # of these points, the best, from which to descend
 _EDGES = (0.1, 0.04, 0.1, 0.01)  # of the simplices to start with, in the unit cube
 _SIZE = 2e-3  # a simplex is done when it is this small beside the one that it started as
 _GAIN = 1e-3  # a round over all edges is the last when it lowers the objective by less, relatively
