@@ -1,8 +1,8 @@
 """Derivative-free minimisation in a box: SciPy's Nelder-Mead on the unit cube, restarted, deterministic.
 
 Statistics of a simulation are a jagged function of its constants, with several basins and steps on which a simplex
-comes to rest too early: it starts at each of the best of some points spread over the box, and then again around the best
-so far with edges of other lengths and directions. Points outside the box are mirrored at the limit: moved to it,
+comes to rest too early: it starts at each of the best of some points spread over the box, and then again around the
+best so far with edges of other lengths and directions. Points outside the box are mirrored at the limit: moved to it,
 simplices would go flat.
 """
 
