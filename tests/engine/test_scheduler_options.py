@@ -117,6 +117,17 @@ def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it
     assert chunks(step(scheduler, 4)) == [(1, 8, 1)]
 
 
+def test_what_a_sequence_will_generate_is_not_known_to_its_plan() -> None:
+    """A real engine cannot know that token 7 will not fill the block that the waiting prompt lacks, and looks then."""
+    scheduler = make(num_blocks=3)
+    scheduler.add(Sequence(0, 4, 8, block_hashes=[1, 2, 3]))
+    step(scheduler)
+    step(scheduler)
+    scheduler.add(Sequence(1, 9, 1, block_hashes=[1, 7]))
+    plan = scheduler.schedule(2)
+    assert plan is not None and not plan.admitted and plan.horizon == 2
+
+
 def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_plan() -> None:
     plans: dict[bool, list[StepPlan]] = {}
     for async_scheduling in (False, True):

@@ -59,3 +59,12 @@ def test_published_bundles_fit_the_runs_they_were_measured_for(
 ) -> None:
     options = ("device=rtx-pro-6000", "scheduler=vllm", f"tensor_parallel_size={ranks}", "max_num_batched_tokens=2048")
     assert told(tmp_path, f"llmservingsim:{BUNDLES / folder / 'profile'}", f"model={model}", *options) == []
+
+
+def test_who_comes_while_an_engine_plans_several_steps_waits_for_their_end(tmp_path: Path) -> None:
+    waits = {}
+    for lookahead in (1, 32):
+        overrides = ("trace.num_requests=20", "arrival.rate=5", "plots=false", "progress=false")
+        run(compose_and_parse(*overrides, f"engine.max_lookahead_steps={lookahead}"), tmp_path / str(lookahead))
+        waits[lookahead] = read_results(tmp_path / str(lookahead))[0].requests["queue_time"].mean()
+    assert waits[32] > 4 * waits[1] > 0

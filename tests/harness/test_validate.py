@@ -44,8 +44,9 @@ def compare(measured: str, out: Path, *overrides: str) -> dict[str, Any]:
         ["trace=sharegpt_multiturn", "trace.num_requests=80", "arrival=sessions", "arrival.rate=5"],
         ["trace.num_requests=60", "arrival=closed_loop", "arrival.concurrency=6"],
         ["trace.num_requests=80", "arrival.rate=30", "max_model_len=300"],
+        ["trace.num_requests=80", "arrival.rate=20", "engine.max_lookahead_steps=6"],
     ],
-    ids=["starved", "starved, by step", "prefixes", "sessions", "closed loop", "refused and cut short"],
+    ids=["starved", "starved, by step", "prefixes", "sessions", "closed loop", "refused and cut short", "lookahead"],
 )
 def test_a_run_with_the_cost_model_itself_has_no_error(overrides: list[str], tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *overrides)
