@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from simulator.profile_checks import base_name
+
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
@@ -38,7 +40,7 @@ def same_setting(name: str, one: Any, other: Any) -> bool:
 
 def _plain(name: str, value: Any) -> Any:
     if name == "model":
-        return str(value).rstrip("/").rpartition("/")[2].lower()
+        return base_name(str(value))
     if name == "dtype":
         dtype = str(value).removeprefix("torch.")
         return _DTYPES.get(dtype, dtype)

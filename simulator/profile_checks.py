@@ -32,7 +32,7 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
             what = ", ".join(f"{name}={value}" for name, value in differing.items())
             here = ", ".join(f"{name}={getattr(model, name)}" for name in differing)
             raise ProfileError(f"profiled for {meta.model} with {what}; {model.name} has {here}")
-    elif _base_name(meta.model) != _base_name(model.name):
+    elif base_name(meta.model) != base_name(model.name):
         raise ProfileError(f"profiled for {meta.model}, this run is of {model.name}")
     if meta.num_layers != model.num_layers:
         raise ProfileError(f"profiled for {meta.num_layers} layers, {model.name} has {model.num_layers}")
@@ -80,6 +80,6 @@ def _is_other_gpu(profiled: str, configured: str) -> bool:
     return all(name.startswith("nvidia") for name in names) and names[0] not in names[1] and names[1] not in names[0]
 
 
-def _base_name(name: str) -> str:
-    """A model's name without its owner, in lower case."""
-    return name.rpartition("/")[2].lower()
+def base_name(model: str) -> str:
+    """A model's name without its owner or folder, in lower case."""
+    return model.rstrip("/").rpartition("/")[2].lower()
