@@ -10,7 +10,7 @@ by top-k or top-p need a sort of the vocabulary, and are captured when a request
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -29,7 +29,7 @@ def buckets(max_num_seqs: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
-def bucket_for(num_decodes: int, sizes: list[int]) -> int:
+def bucket_for(num_decodes: int, sizes: Sequence[int]) -> int:
     """The smallest of the ascending `sizes` that holds a batch."""
     return next(size for size in sizes if size >= num_decodes)
 

@@ -131,7 +131,10 @@ class DecodeSet:
 
 
 def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:
-    """What it will generate nobody knows, though a simulation may have been told: it plans like the real engine."""
+    """Whether `sequence` may come to hold the block `index` of `hashes`, as far as an engine can know.
+
+    What it will generate a simulation may have been told, but plans as if it had not.
+    """
     known, num_registered = sequence.block_hashes or [], sequence.num_registered_blocks
     can_fill = num_registered <= index and (sequence.token_ids is not None or index < len(known))
     return can_fill and known[:num_registered] == hashes[:num_registered]

@@ -77,10 +77,10 @@ def vllm(lab: Lab, data: Path) -> None:
         "from the arrival", {"Llama, no constants": plain, "Llama": llama, "Qwen": qwen, "its 2nd half": second}
     )
     for width in (700, 2000):  # us, where 500 is what the cost model says
-        fitted, both = fit(f"_{width}", f"calibration.widths={{step_overhead_us:{width}}}")
+        wider_fitted, wider_both = fit(f"_{width}", f"calibration.widths={{step_overhead_us:{width}}}")
         wider = {
-            "Llama": lab.validate(f"llama_{width}", *settings["llama"], f"cost.calibration={fitted}"),
-            "Qwen": lab.validate(f"qwen_{width}", *settings["qwen"], f"cost.calibration={both}"),
+            "Llama": lab.validate(f"llama_{width}", *settings["llama"], f"cost.calibration={wider_fitted}"),
+            "Qwen": lab.validate(f"qwen_{width}", *settings["qwen"], f"cost.calibration={wider_both}"),
         }
         print_errors(f"from the arrival, fitted with a width of {width} us for step_overhead_us", wider)
     for case, scored in queued.items():

@@ -22,12 +22,11 @@ from yaml import YAMLError
 
 from harness.errors import ConfigError
 from harness.results import CALIBRATION, write_whole
-from harness.shapes import model_shape
+from harness.shapes import device_rates, model_shape
 from harness.validate_metrics import parts_overlap
 from harness.validate_settings import same_setting
 from simulator import linear
 from simulator.constants import Constant, profiled_constants
-from simulator.hardware import Device
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
@@ -94,7 +93,7 @@ def constants_of(config: RunConfig) -> dict[str, Constant]:
     Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism, what
     concerns communication has no effect and is left out.
     """
-    device, ranks = Device(**config.device.model_dump()), config.tensor_parallel_size
+    device, ranks = device_rates(config), config.tensor_parallel_size
     if config.cost.kind == "profiled":
         return profiled_constants(device, ranks, async_scheduling=config.scheduler.async_scheduling)
     if config.cost.kind == "linear":

@@ -1,9 +1,9 @@
-"""What the configured model is to the simulator."""
+"""What the configured model and device are to the simulator."""
 
 from __future__ import annotations
 
 from harness.config import RunConfig
-from simulator.hardware import ModelShape
+from simulator.hardware import Device, ModelShape
 
 
 def model_shape(config: RunConfig) -> ModelShape:
@@ -14,3 +14,8 @@ def model_shape(config: RunConfig) -> ModelShape:
         "kv_dtype_bytes": 1 if config.engine.kv_cache_dtype == "fp8" else None,
     }
     return ModelShape(**fields)
+
+
+def device_rates(config: RunConfig) -> Device:
+    """The device of a configuration as the simulator sees it."""
+    return Device(**config.device.model_dump())

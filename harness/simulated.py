@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
 
 import simpy
 
@@ -15,10 +17,10 @@ from harness.config import RunConfig
 from harness.content import sequence_factory
 from harness.errors import ConfigError
 from harness.recorder import Recorder
-from harness.shapes import model_shape
+from harness.shapes import device_rates, model_shape
 from harness.trace import Trace
 from simulator.cost import CostModel
-from simulator.hardware import Device, DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.hardware import DeviceTooSmallError, KVPool, size_kv_pool
 from simulator.importers import open_profile
 from simulator.linear import LinearCost
 from simulator.profile import ProfileError
@@ -104,7 +106,7 @@ class SimulatedEngine:
         found = fitted.other_systems(config) if fitted else []
         if not isinstance(self._cost, ProfiledCost):
             return found
-        found += differences(self._cost.profile, model_shape(config), _device(config), config.block_size)
+        found += differences(self._cost.profile, model_shape(config), device_rates(config), config.block_size)
         if outside := self._cost.outside():
             share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
             axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
@@ -128,7 +130,7 @@ def kv_pool(config: RunConfig) -> KVPool:
     try:
         return size_kv_pool(
             model,
-            _device(config),
+            device_rates(config),
             block_size=config.block_size,
             tensor_parallel_size=config.tensor_parallel_size,
             gpu_memory_utilization=config.gpu_memory_utilization,
@@ -153,7 +155,8 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
     if config.cost.kind == "linear":
         values = _defaults(config) | dict(constants)
         return LinearCost(values, pads_prompts=config.scheduler.max_padding is not None)
-    device = Device(**config.device.model_dump() | dict(constants))
+    fitted_rates: dict[str, Any] = dict(constants)
+    device = replace(device_rates(config), **fitted_rates)
     return RooflineCost(model_shape(config), device, config.tensor_parallel_size)
 
 
@@ -164,14 +167,10 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
     try:
         profile = open_profile(name, model, ranks, config.max_num_seqs)
         cost = ProfiledCost(profile, model, ranks, values)
-        check_units(profile, model, _device(config))
+        check_units(profile, model, device_rates(config))
     except ProfileError as error:
         raise ConfigError(f"cost.profile={name!r}: {error}") from None
     return cost
-
-
-def _device(config: RunConfig) -> Device:
-    return Device(**config.device.model_dump())
 
 
 def _defaults(config: RunConfig) -> dict[str, float]:

@@ -196,7 +196,7 @@ class Bench:
     def _num_rows(self, batch: int) -> int:
         """How many rows a step of so many decodes has, padding included."""
         sizes = self.limits.token_buckets
-        return bucket_for(batch, list(sizes)) if sizes else batch
+        return bucket_for(batch, sizes) if sizes else batch
 
     def _added_up(self, times: Times) -> NDArray[np.float64]:
         """Of all calls of a step, run by run."""

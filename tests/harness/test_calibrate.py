@@ -127,7 +127,7 @@ def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> Non
         calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, "calibration.widths={x:1}")
 
 
-def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less(tmp_path: Path) -> None:
+def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less() -> None:
     profiled = ["cost=profiled", "cost.profile=x"]
     widths = [
         calibration.constants_of(config(*profiled, f"scheduler={name}"))["step_overhead_us"].width
