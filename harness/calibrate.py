@@ -34,7 +34,7 @@ from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.results import CALIBRATION, command_line
-from harness.simulated import SimulatedEngine, cost_model
+from harness.simulated import SimulatedEngine, cost_model, median_cost_model
 from harness.validate import load_run, simulated_requests, simulation_config
 from harness.validate_metrics import part_of, statistics
 from harness.validate_settings import different_settings
@@ -256,7 +256,7 @@ def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
     others, part = _others(config), config.calibration.part
 
     def replay(constants: Mapping[str, float]) -> StepReplay:
-        return replay_steps(run, config, cost_model(config, {**others, **constants}), part)
+        return replay_steps(run, config, median_cost_model(config, {**others, **constants}), part)
 
     def misfit(constants: Mapping[str, float]) -> float:
         steps = replay(constants).steps

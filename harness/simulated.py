@@ -160,13 +160,24 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
     return RooflineCost(model_shape(config), device, config.tensor_parallel_size)
 
 
+def median_cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) -> CostModel:
+    """As `cost_model`, at the medians of step times where it knows them: what medians of measured steps compare with.
+
+    Raises:
+        ConfigError: as `cost_model`.
+    """
+    if config.cost.kind == "profiled":
+        config = config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": "median"})})
+    return cost_model(config, constants)
+
+
 def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> ProfiledCost:
     assert config.cost.kind == "profiled"
     name, model, ranks = config.cost.profile, model_shape(config), config.tensor_parallel_size
     values = _defaults(config) | dict(constants)
     try:
         profile = open_profile(name, model, ranks, config.max_num_seqs)
-        cost = ProfiledCost(profile, model, ranks, values)
+        cost = ProfiledCost(profile, model, ranks, values, of_means=config.cost.statistic == "mean")
         check_units(profile, model, device_rates(config))
     except ProfileError as error:
         raise ConfigError(f"cost.profile={name!r}: {error}") from None

@@ -20,7 +20,7 @@ from harness.measured.measured_run import queued_times, seen_times, with_latenci
 from harness.measured.own_run import SAMPLES, sample_steps, with_retimed
 from harness.results import RunResult
 from harness.run import serve
-from harness.simulated import cost_model
+from harness.simulated import median_cost_model
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
 from harness.validate_settings import different_settings
@@ -79,7 +79,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         raise KeyboardInterrupt
     score = config.validation.score
     own = [each for each in (run, *repeats) if each.own is not None]
-    steps = [replay_steps(each, simulation_config(config, each), cost_model(config), score) for each in own]
+    steps = [replay_steps(each, simulation_config(config, each), median_cost_model(config), score) for each in own]
     validation = _compare(config, run, repeats, served.result, steps, fitted)
     document = write_validation(validation, output_dir)
     if config.plots:

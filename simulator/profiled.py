@@ -2,6 +2,7 @@
 
     step = operators by tokens + operators by sequences + attention + all-reduces + copies + the rest of a step
 
+That is a median, as a profile holds; its mean over median makes a mean of it, of which latencies are sums.
 Tokens are padded to the profile's buckets where the engine replays CUDA graphs. What lies between measured points is
 interpolated (`simulator.curve`), attention as `simulator.attention_cost` says; an all-reduce of the embedding and two
 per layer carry tokens·hidden_size elements each. A few constants stand for what a profile of kernels cannot show.
@@ -56,6 +57,7 @@ class ProfiledCost:
 
     Args:
         values: the value of each of `simulator.constants.profiled_constants`.
+        of_means: price steps at their mean instead of their median.
 
     Attributes:
         profile: what it was made from.
@@ -71,12 +73,15 @@ class ProfiledCost:
         model: ModelShape,
         tensor_parallel_size: int,
         values: Mapping[str, float],
+        *,
+        of_means: bool = True,
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
         self.profile = profile
         self.unused_constants = _unused_constants(profile.tables)
         self.num_plans = 0
         self._meta = profile.meta
+        self._factor = profile.meta.mean_over_median if of_means else 1.0
         self._buckets = profile.meta.token_buckets
         self._tokens = _operators(profile, "tokens", "num_tokens")
         self._sequences = _operators(profile, "sequences", "num_sequences")
@@ -111,7 +116,7 @@ class ProfiledCost:
         if plan.copies and self._copies:
             time += self._copies(len(plan.copies))
             self._note(("copies", len(plan.copies) / self._copies.end))
-        return max(1, round(time))
+        return max(1, round(self._factor * time))
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
         num_decodes, total = plan.num_decodes, plan.num_context_tokens
@@ -131,7 +136,7 @@ class ProfiledCost:
                 times += batch.uneven.many(contexts, spread)
         if plan.copies and self._copies:
             times[0] += self._copies(len(plan.copies))
-        return np.maximum(np.rint(times), 1).astype(np.int64)
+        return np.maximum(np.rint(self._factor * times), 1).astype(np.int64)
 
     def outside(self) -> dict[str, Outside]:
         """Where plans lay beyond the measured ranges so far; a plan counts once however many steps it ran for.

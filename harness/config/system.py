@@ -172,11 +172,13 @@ class RooflineCost(ConfigModel):
 
 class ProfiledCost(ConfigModel):
     """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants."""
+    another tool measured; `calibration` a file with fitted constants. `statistic` is what steps are priced at, where
+    the profile tells both."""
 
     kind: Literal["profiled"] = "profiled"
     profile: Text
     calibration: Text | None = None
+    statistic: Literal["mean", "median"] = "mean"
 
 
 class LinearCost(ConfigModel):

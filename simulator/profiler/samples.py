@@ -13,6 +13,7 @@ import numpy as np
 ATTENTION = "attention"
 ADDED_BY_ATTENTION = "added_by_attention"  # to the times of all other operators of a step
 ALL_OPERATORS = "all_operators"  # of a step
+DISTURBED = "disturbed"  # whole steps during which another process ran, if there were others too
 
 Times = Mapping[str, list[float]]
 """Times in microseconds of one call, by operator."""
@@ -57,7 +58,11 @@ class Samples:
         return self._seconds[point] / visits if visits else None
 
     def operators(self, point: Point) -> list[str]:
-        return list(self._times[point])
+        return [operator for operator in self._times[point] if operator != DISTURBED]
+
+    def times(self, point: Point, operator: str) -> list[float]:
+        """All times in microseconds, in the order in which they were measured."""
+        return self._times[point].get(operator, [])
 
     def median(self, point: Point, operator: str) -> float:
         return float(np.median(self._times[point][operator]))
@@ -69,7 +74,7 @@ class Samples:
 
     def total(self, point: Point, calls: Mapping[str, int]) -> float:
         """Time of all calls of a step at this point, one call of operators without a number."""
-        return sum(calls.get(operator, 1) * self.median(point, operator) for operator in self._times[point])
+        return sum(calls.get(operator, 1) * self.median(point, operator) for operator in self.operators(point))
 
     def save(self, path: Path) -> None:
         """Write the file as a whole or not at all."""

@@ -14,6 +14,7 @@ from engine.model_runner import StepTokens
 from engine.sequence import Sequence as Request
 from engine.step_inputs import StepInputs
 from simulator.profiler.operators import placed_blocks
+from simulator.profiler.samples import DISTURBED
 from simulator.profiler.stopwatch import Undisturbed
 
 _NUM_DECODE_PLANS = 8
@@ -78,14 +79,15 @@ class Steps:
         self._num_requests = self._num_drawn = 0
 
     def decode(self, batch: int, context: int) -> dict[str, list[float]]:
-        """Times in us of decode steps of `batch` sequences that are about `context` long, under its number."""
+        """Times in us of decode steps of `batch` sequences that are about `context` long, under its number; those
+        during which another process ran apart."""
         run = self._begin(batch, context)
         run.step()  # the rows join
         kept = Undisturbed()
         for _ in range(_NUM_DECODE_PLANS):
             kept.begin()
             kept.add({str(batch): run.step()})
-        return kept.times
+        return {**kept.times, DISTURBED: kept.disturbed(str(batch))}
 
     def with_prompts(self, batch: int, context: int, num_tokens: int) -> dict[str, list[float]]:
         """Times in us of steps of prompts of about `num_tokens` beside `batch` decodes of `context`, or alone.

@@ -56,6 +56,10 @@ class Undisturbed:
     def times(self) -> dict[str, list[float]]:
         return self._clean or self._disturbed
 
+    def disturbed(self, name: str) -> list[float]:
+        """The times of this name that are left out of `times`."""
+        return self._disturbed.get(name, []) if self._clean else []
+
 
 def _num_preemptions() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

@@ -16,11 +16,12 @@ from engine.sequence import Sequence
 from simulator.hardware import ModelShape
 from simulator.profile import Profile, ProfileMeta
 from simulator.profiled import ProfiledCost
-from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Samples
+from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, DISTURBED, Point, Samples
 from simulator.profiler.steps import MIDDLE_STEP
 
 _HEADS = ("lm_head", "sampler")
 _NOTHING_FITTED = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0}
+_LONGEST_STALL = 3.0  # times the median of a step: longer ones count as this, so that a single one decides nothing
 
 Split = Callable[[int], list[int]]
 """How so many prompt tokens of a step were divided among prompts."""
@@ -36,10 +37,22 @@ def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: 
         "all_reduce": _plain_table(samples, "all_reduce", "num_bytes"),
         "copies": _plain_table(samples, "copies", "num_blocks"),
     }
+    meta = replace(meta, mean_over_median=round(mean_over_median(samples), 4))
     operators = Profile(meta, {name: table for name, table in tables.items() if table is not None and len(table)})
-    cost = ProfiledCost(operators, model, meta.tensor_parallel_size, _NOTHING_FITTED)
+    cost = ProfiledCost(operators, model, meta.tensor_parallel_size, _NOTHING_FITTED, of_means=False)
     steps = _step_table(samples, cost, split)
     return replace(operators, tables=operators.tables | ({"steps": steps} if len(steps) else {}))
+
+
+def mean_over_median(samples: Samples) -> float:
+    """How much longer decode steps take in the mean than in the median, all that was timed included: a latency is a sum
+    of steps, and the moments in which a machine is slow are part of it."""
+    ratios = []
+    for point in samples.points("step_decode"):
+        name = str(point.sizes[0])
+        every = np.array(samples.times(point, name) + samples.times(point, DISTURBED)) / samples.median(point, name)
+        ratios.append(np.minimum(every, _LONGEST_STALL).mean())
+    return float(np.mean(ratios)) if ratios else 1.0
 
 
 def noise(samples: Samples, families: Iterable[str]) -> float:

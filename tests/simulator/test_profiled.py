@@ -41,6 +41,21 @@ def test_a_decode_step_at_measured_points() -> None:
     assert cost().step_ns(plan([], [256] * 64)) == round(expected * 1e3)
 
 
+def test_steps_are_priced_at_their_mean_unless_asked_for_medians() -> None:
+    shared = Profile(replace(profile().meta, mean_over_median=1.25), profile().tables)
+    values = {name: constant.default for name, constant in constants(DEVICE, 1).items()}
+    medians = ProfiledCost(shared, MODEL, 1, values, of_means=False)
+    decodes = plan([], [100, 300])
+    for step in (decodes, plan([(0, 64, True)], [100])):
+        assert medians.step_ns(step) == cost().step_ns(step)
+        assert cost(shared).step_ns(step) == pytest.approx(1.25 * cost().step_ns(step), abs=1)
+    for num_steps in (3, 40):
+        assert medians.decode_ns(decodes, num_steps).tolist() == cost().decode_ns(decodes, num_steps).tolist()
+        assert cost(shared).decode_ns(decodes, num_steps).tolist() == [
+            cost(shared).step_ns(plan([], [100 + k, 300 + k])) for k in range(num_steps)
+        ]
+
+
 def test_a_decode_step_between_them_lies_on_the_line() -> None:
     found = cost().step_ns(plan([], [100] * 10))
     head = 20 + (30 - 20) * 9 / 63

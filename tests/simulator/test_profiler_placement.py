@@ -42,9 +42,9 @@ class SeeBlocks:
 def test_blocks_lie_as_in_a_pool_in_use() -> None:
     """Prompts in one piece each, and what is generated in turns: of three sequences, and of five that have ended."""
     assert placed_blocks([5, 1, 9], 128, 1000).tolist() == [
-        [0, 1, 2, 9, 16, 0, 0, 0, 0],
-        [3, 0, 0, 0, 0, 0, 0, 0, 0],
-        [4, 5, 6, 7, 8, 10, 17, 23, 29],
+        [0, 1, 8, 15, 22, 0, 0, 0, 0],
+        [2, 0, 0, 0, 0, 0, 0, 0, 0],
+        [3, 4, 5, 6, 7, 9, 16, 23, 29],
     ]
     assert placed_blocks([9, 4], 256, 13).tolist() == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
 

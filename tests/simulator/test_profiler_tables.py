@@ -7,8 +7,15 @@ import pytest
 pytest.importorskip("torch")
 
 from simulator.profile import ProfileMeta  # noqa: E402
-from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Samples  # noqa: E402
-from simulator.profiler.tables import make_profile  # noqa: E402
+from simulator.profiler.samples import (  # noqa: E402
+    ADDED_BY_ATTENTION,
+    ALL_OPERATORS,
+    ATTENTION,
+    DISTURBED,
+    Point,
+    Samples,
+)
+from simulator.profiler.tables import make_profile, mean_over_median  # noqa: E402
 from tests.simulator.small_model import MODEL_SHAPE  # noqa: E402
 
 
@@ -62,3 +69,15 @@ def test_decodes_carry_what_they_add_to_other_operators() -> None:
     tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
     assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
+
+
+def test_a_mean_counts_disturbed_steps_and_stalls_up_to_three_medians() -> None:
+    samples = Samples({})
+    assert mean_over_median(samples) == 1.0
+    samples.add(Point("step_decode", (2, 64)), {"2": [9.0, 10.0, 14.0], DISTURBED: []}, 1.0)
+    assert mean_over_median(samples) == pytest.approx(1.1)
+    samples.add(Point("step_decode", (2, 64)), {"2": [10.0], DISTURBED: [17.0, 1e6]}, 1.0)
+    assert mean_over_median(samples) == pytest.approx((9 + 10 + 14 + 10 + 17 + 30) / 60)
+    samples.add(Point("step_decode", (8, 64)), {"8": [20.0], DISTURBED: []}, 1.0)
+    assert mean_over_median(samples) == pytest.approx((90 / 60 + 1) / 2)
+    assert samples.operators(Point("step_decode", (2, 64))) == ["2"]  # the disturbed are in no table
