@@ -32,7 +32,7 @@ def profiled_constants(
     """What stands for that which a profile of kernels cannot show.
 
     step_overhead_us      of every step: the host, well below a millisecond where asynchronous scheduling hides it
-    prefill_layer_us      of every layer in a step with prompt tokens
+    prefill_layer_us      of every layer in a step with prompt tokens that no CUDA graph serves
     mixing_factor         of what a batch of prompt chunks and decodes takes beyond its parts
     all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; where several ranks have no all_reduce table.
                           Unless fitted, a ring over the device's link: latency + 2·(TP-1)/TP·bytes / bandwidth.

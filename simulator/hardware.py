@@ -78,7 +78,7 @@ class Device:
 
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32". The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
-    all-reduce, `step_overhead_s` the host time of one engine step.
+    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` how many a GPU has, if known.
     """
 
     name: str
@@ -90,6 +90,7 @@ class Device:
     link_bandwidth: float
     link_latency_s: float
     step_overhead_s: float
+    multiprocessors: int | None = None
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ class ProfiledCost:
         self._rest_end = {kind: curve.end for kind, curve in (self._rest or {}).items() if len(curve.xs) > 1}
         self._tokens_end = min(self._tokens.end, self._reduced_end, *self._rest_end.values())
         self._step_ns = values["step_overhead_us"] * _US
-        self._prefill_ns = self._step_ns + values["prefill_layer_us"] * _US * profile.meta.num_layers
+        self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers
         self._tokens_ns: dict[int, float] = {}
         self._heads_ns: dict[int, float] = {}
         self._decodes: dict[int, _DecodeBatch] = {}
@@ -104,6 +104,8 @@ class ProfiledCost:
 
     def step_ns(self, plan: StepPlan) -> int:
         self.num_plans += 1
+        if plan.prefills and self._meta.padded_steps == "all":
+            plan = _of_decodes(plan)
         num_decodes = plan.num_decodes
         if plan.prefills:
             time = self._with_prefills(plan)
@@ -169,7 +171,7 @@ class ProfiledCost:
 
     def _with_prefills(self, plan: StepPlan) -> float:
         attention, num_decodes = self._attention, plan.num_decodes
-        num_prefill_tokens, num_sampled, time = 0, num_decodes, self._prefill_ns
+        num_prefill_tokens, num_sampled, time = 0, num_decodes, self._step_ns
         farthest = longest = 0.0
         for _, start, chunk, is_last in plan.prefills:
             num_prefill_tokens += chunk
@@ -193,6 +195,8 @@ class ProfiledCost:
         kind = "mixed" if num_decodes else "prefill"
         num_tokens = num_prefill_tokens + num_decodes
         padded = self._padded(num_tokens, is_decode=False)
+        if not self._is_captured(num_tokens):
+            time += self._prefill_layers_ns
         if padded > self._tokens_end or num_sampled > self._sequences.end:
             self._note(*self._beyond(kind, num_tokens, padded, num_sampled))
         if self._rest:
@@ -200,9 +204,14 @@ class ProfiledCost:
         return time + self._layers(padded) + self._heads(num_sampled)
 
     def _padded(self, num_tokens: int, *, is_decode: bool) -> int:
-        if not self._buckets or num_tokens > self._buckets[-1] or not (is_decode or self._meta.padded_steps == "all"):
+        if not self._is_captured(num_tokens, is_decode=is_decode):
             return num_tokens
         return self._buckets[bisect.bisect_left(self._buckets, num_tokens)]
+
+    def _is_captured(self, num_tokens: int, *, is_decode: bool = False) -> bool:
+        """Whether a CUDA graph serves a step of so many tokens."""
+        is_kind = is_decode or self._meta.padded_steps == "all"
+        return is_kind and bool(self._buckets) and num_tokens <= self._buckets[-1]
 
     def _layers(self, num_tokens: int) -> float:
         """The operators by tokens and the all-reduces."""
@@ -235,6 +244,19 @@ class ProfiledCost:
             if factor > 1:
                 self._outside[axis] += 1
                 self._farthest[axis] = max(factor, self._farthest.get(axis, 0.0))
+
+
+def _of_decodes(plan: StepPlan) -> StepPlan:
+    """A step in which every prompt computes a single token, as one of decodes: so it is batched and captured."""
+    if any(chunk.num_tokens > 1 for chunk in plan.prefills):
+        return plan
+    contexts = [chunk.start + 1 for chunk in plan.prefills]
+    return plan._replace(
+        prefills=[],
+        num_decodes=plan.num_decodes + len(contexts),
+        num_context_tokens=plan.num_context_tokens + sum(contexts),
+        num_squared_context_tokens=plan.num_squared_context_tokens + sum(context**2 for context in contexts),
+    )
 
 
 def _contexts(batch: _DecodeBatch, plan: StepPlan) -> tuple[float, float]:

@@ -117,7 +117,8 @@ class DeviceConfig(ConfigModel):
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
     bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
     device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
+    many streaming multiprocessors a GPU has, for profiles whose kernels share them out.
     """
 
     name: Text
@@ -129,6 +130,7 @@ class DeviceConfig(ConfigModel):
     link_bandwidth: PositiveFloat
     link_latency_s: NonNegativeFloat
     step_overhead_s: NonNegativeFloat
+    multiprocessors: PositiveInt | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:

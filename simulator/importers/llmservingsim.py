@@ -8,10 +8,16 @@
 
 Sizes of matrix products were measured in strides of a tile or less, so a size in between takes the next one's time.
 vLLM pads steps to the sizes of its CUDA graphs, decode and mixed ones alike.
+
+FlashAttention 2, by its num_splits_heuristic, splits the contexts of a decode batch among thread blocks only as long as
+sequences x KV heads are below 0.8 x 2 x the GPU's multiprocessors. With splits uneven contexts hardly matter; without,
+the longest one's thread blocks go on alone. Batches were measured in powers of two, so what lies between the last batch
+with splits and the first without is known and not on a line between the two.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,10 +39,18 @@ _PER_LAYER = {"layernorm": 2}  # others once
 _PER_STEP = ("embedding", "final_layernorm", "lm_head", "sampler")
 _SKEW = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
 _LARGEST_GRAPH = 512
+_FILLED_SHARE = 0.8  # of twice the multiprocessors, from which FlashAttention 2 splits no more
 
 
-def read_bundle(folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int) -> Profile:
-    """Read the bundle of one device and model for so many ranks; vLLM's graphs depend on `max_num_seqs`.
+def read_bundle(
+    folder: Path,
+    model: ModelShape,
+    tensor_parallel_size: int,
+    max_num_seqs: int,
+    multiprocessors: int | None = None,
+) -> Profile:
+    """Read the bundle of one device and model for so many ranks; vLLM's graphs depend on `max_num_seqs`, and which
+    decode batches are split, on the `multiprocessors` of the GPU.
 
     Raises:
         ProfileError: something is missing or cannot be read.
@@ -54,7 +68,9 @@ def read_bundle(folder: Path, model: ModelShape, tensor_parallel_size: int, max_
     if (ranks / "skew.csv").exists():
         gains = _gains(read_table(ranks / "skew.csv", _SKEW))
         if len(gains):
-            tables["uneven"] = gains
+            filled = _FILLED_SHARE * 2 * multiprocessors if multiprocessors else math.inf
+            first = _padded_from(filled / model.kv_heads_per_rank(tensor_parallel_size), graph_sizes(max_num_seqs))
+            tables["uneven"] = gains if first is None else _with_splits_until(gains, first)
     operators = {*dense["layer"], *heads["layer"]}
     return Profile(
         ProfileMeta(
@@ -103,3 +119,28 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     table = gains.groupby(["pc", "n"])["gain"].median().reset_index()
     table["gain"] = table["gain"].clip(lower=0)
     return table.rename(columns={"pc": "prefill_tokens", "n": "num_decodes"})
+
+
+def _padded_from(batch: float, sizes: tuple[int, ...]) -> int | None:
+    """The least batch that is padded to one of `sizes` of `batch` or more; None where there is none."""
+    i = next((i for i, size in enumerate(sizes) if size >= batch), 0)
+    return sizes[i - 1] + 1 if i else None
+
+
+def _with_splits_until(gains: pd.DataFrame, first: int) -> pd.DataFrame:
+    """`gains` with rows between the last measured batch of decodes before `first`, whose gain holds up to it, and the
+    next: from there on the longest context takes the same time beyond the others. As the time of a token in all
+    contexts grows with the batch, the gain falls with it.
+
+    Nothing is changed where gains do not rise the most between these two batches: then other kernels were measured.
+    """
+    alone = gains[gains["prefill_tokens"] == 0]
+    batches, values = alone["num_decodes"].to_numpy(), alone["gain"].to_numpy()
+    i = int(np.searchsorted(batches, first))
+    if not 0 < i < len(batches) or np.argmax(np.diff(values)) != i - 1:
+        return gains
+    between = [first, *range(-(-(first + 1) // 8) * 8, int(batches[i]), 8)]
+    rows = [(0, n, values[i] * batches[i] / n) for n in between]
+    if batches[i - 1] < first - 1:
+        rows.append((0, first - 1, values[i - 1]))
+    return pd.concat([gains, pd.DataFrame(rows, columns=gains.columns)], ignore_index=True)

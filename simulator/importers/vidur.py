@@ -38,7 +38,9 @@ _ATTENTION_SHAPE = {**_SHAPE, "n_q_head": "num_attention_heads"}
 _RANKS = "num_tensor_parallel_workers"
 
 
-def read_profiling(folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int) -> Profile:
+def read_profiling(
+    folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, multiprocessors: int | None = None
+) -> Profile:
     """Read the files of one device and model for so many ranks.
 
     Raises:

@@ -52,6 +52,18 @@ def test_a_minimum_outside_is_sought_at_the_limits() -> None:
     assert found.values["a"] == pytest.approx(10.0) and all(0 <= value <= 10 for value in found.values.values())
 
 
+def test_points_beyond_a_limit_come_back_from_it() -> None:
+    """Moved to the limit instead, simplices would go flat: they would look at the same point again and again."""
+    seen: list[tuple[float, ...]] = []
+
+    def objective(values: Mapping[str, float]) -> float:
+        seen.append(tuple(values.values()))
+        return (values["a"] + 1) ** 2 + (values["b"] - 5) ** 2  # falls towards the limit of a
+
+    minimise(objective, {name: Constant(5.0, 0.0, 10.0) for name in "ab"}, 300, lambda count, best: None)
+    assert sum(a == 0.0 for a, _ in seen) <= 2
+
+
 def test_the_budget_is_kept_and_the_best_so_far_returned() -> None:
     target = {"a": 2.0, "b": 3.0}
     assert fit({"a": 2.0, "b": 3.0}, target, budget=1).values == target

@@ -108,6 +108,27 @@ def test_copies_are_priced_once_and_not_in_the_steps_that_follow() -> None:
     assert (model.decode_ns(copying, 3) - model.decode_ns(step, 3)).tolist() == [9_000, 0, 0]
 
 
+def test_layers_with_prompts_take_longer_only_outside_of_graphs() -> None:
+    captured = profile(token_buckets=(64,), padded_steps="all")
+    extra = LAYERS * 100_000
+    for measured, num_tokens, takes_longer in (
+        (captured, 64, False), (captured, 65, True), (profile(token_buckets=(64,)), 64, True), (profile(), 64, True)
+    ):  # fmt: skip
+        step = plan([(0, num_tokens, True)], [])
+        found = cost(measured, prefill_layer_us=100.0).step_ns(step) - cost(measured).step_ns(step)
+        assert found == (extra if takes_longer else 0)
+
+
+def test_prompts_of_one_token_are_decodes_where_all_steps_are_captured() -> None:
+    captured = profile(token_buckets=(8, 64), padded_steps="all")
+    ones = plan([(200, 1, True), (31, 1, False)], [100, 300])
+    assert cost(captured).step_ns(ones) == cost(captured).step_ns(plan([], [100, 300, 201, 32]))
+    more = plan([(200, 1, True), (31, 2, True)], [100, 300])
+    assert cost(captured).step_ns(more) != cost(captured).step_ns(plan([], [100, 300, 201, 32, 33]))
+    ours = profile(token_buckets=(8, 64))
+    assert cost(ours).step_ns(ones) != cost(ours).step_ns(plan([], [100, 300, 201, 32]))
+
+
 @pytest.mark.parametrize(("padded_steps", "padded_heads"), [("decode", False), ("decode", True), ("all", False)])
 def test_steps_are_padded_to_the_graphs(padded_steps: Any, padded_heads: bool) -> None:
     padded = cost(profile(token_buckets=(1, 8, 64), padded_steps=padded_steps, padded_heads=padded_heads))
