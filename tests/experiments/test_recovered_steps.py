@@ -71,7 +71,12 @@ def steps_of(spans: list[Span]) -> list[Step]:
 
 @pytest.mark.parametrize(
     "overrides",
-    [[], ["max_num_seqs=8"], ["trace=shared_prefix", "trace.num_requests=40"], ["arrival.rate=1", "trace.num_requests=9"]],
+    [
+        [],
+        ["max_num_seqs=8"],
+        ["trace=shared_prefix", "trace.num_requests=40"],
+        ["arrival.rate=1", "trace.num_requests=9"],  # idle at times
+    ],
 )
 def test_all_steps_are_found_and_the_core_repeats_them(overrides: list[str]) -> None:
     settings, run, cost = real_run(*overrides)
@@ -93,10 +98,10 @@ def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytes
 
 def test_a_log_that_no_steps_agree_with_is_refused() -> None:
     settings, run, _ = real_run()
-    longer = run.requests["num_output_tokens"].to_numpy().copy()
-    longer[7] += 1  # others that decode beside it have as many steps as before
+    shorter = run.requests["num_output_tokens"].to_numpy().copy()
+    shorter[7] //= 2  # others that decode beside it have as many steps as before
     with pytest.raises(NoWayError, match="no steps agree with the log up to its moment"):
-        recover(settings, replace(run, requests=run.requests.assign(num_output_tokens=longer)), SIZES)
+        recover(settings, replace(run, requests=run.requests.assign(num_output_tokens=shorter)), SIZES)
 
 
 def test_other_decisions_of_the_core_show_in_its_replay() -> None:
