@@ -39,6 +39,7 @@ _ABSURD_SHARE, _ABSURD_NS = 0.12, 1_000_000  # by which it may not, beside half 
 _LINEAR = 3.0  # from as many times what may well be, misfits count linearly
 _WIDTH = 60  # ways kept for each number of steps so far
 _MOST_PASSES = 8
+_NEVER_NS = 10**13
 
 
 class Chunk(NamedTuple):
@@ -344,13 +345,13 @@ def _plan(step: Step) -> StepPlan:
 
 
 class _Given:
-    """Cost model that hands out the given times of steps in order."""
+    """Cost model that hands out the given times of steps in order, and then one that is longer than any run."""
 
     def __init__(self, times_ns: Iterable[int]) -> None:
         self._times = iter(times_ns)
 
     def step_ns(self, plan: StepPlan) -> int:
-        return next(self._times)
+        return next(self._times, _NEVER_NS)
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> Ints:
         raise AssertionError("every step is taken on its own")
@@ -361,9 +362,6 @@ def replay(config: RunConfig, run: MeasuredRun, requests: Requests, spans: Itera
     as recovered (those of a span in proportion to their prices).
 
     Returns: int64[2, requests], how much later than measured first and last tokens came, in ns.
-
-    Raises:
-        StopIteration: the core takes more steps.
     """
     price, times = priced_by(cost_model(config)), list[int]()
     for span in spans:

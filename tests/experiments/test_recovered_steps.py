@@ -107,7 +107,6 @@ def test_a_log_that_no_steps_agree_with_is_refused() -> None:
 def test_other_decisions_of_the_core_show_in_its_replay() -> None:
     settings, run, _ = real_run()
     requests, spans = recover(settings, run, SIZES)
-    seen = requests.seen_ns.copy()
-    seen[20] = seen[21]  # taken in one moment later
-    late = replay(settings, run, replace(requests, seen_ns=seen), spans)
-    assert np.abs(late).max() > 1_000_000
+    fewer = settings.model_copy(update={"max_num_seqs": settings.max_num_seqs - 1})
+    assert np.abs(replay(fewer, run, requests, spans)).max() > 1_000_000
+    assert np.abs(replay(settings, run, requests, spans)).max() <= 1
