@@ -5,12 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 from numpy.typing import NDArray
 
 from engine.plan import StepPlan
 from experiments import recovered_steps
-from experiments.recovered_steps import NoWayError, Span, Step, recover, replay
+from experiments.recovered_replay import replay
+from experiments.recovered_steps import Chunk, NoWayError, Span, Step, recover
+from experiments.request_log import LogError, read_log
+from experiments.vllm_steps import errors
 from harness.arrivals import make_arrivals
 from harness.config import RunConfig
 from harness.measured import MeasuredRun
@@ -53,16 +57,23 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[R
         "max_num_batched_tokens=1024", "trace.num_requests=60", "arrival.rate=25", "max_num_seqs=24", *overrides,
     )  # fmt: skip
     trace = load_trace(settings.trace, seed=settings.seed)
+    trace = replace(trace, table=trace.table.assign(num_output_tokens=one_of_ten_ends_at_once))
     arrivals = make_arrivals(trace, settings.arrival, np.random.default_rng(settings.seed))
     cost = Uneven(cost_model(settings), noise, slow)
     engine = SimulatedEngine(settings, trace, arrivals, cost)
     engine.run()
     served = engine.recorder.tables(trace, engine.unfinished())
     sent = served.requests["arrival_time"].to_numpy()
-    requests = served.requests.assign(queued_time=queued_times(sent, served.steps))
+    seen = queued_times(sent, served.steps)
+    noted = np.maximum.accumulate(seen + np.random.default_rng(2).uniform(40e-6, 280e-6, len(seen)))
+    requests = served.requests.assign(queued_time=noted)
     sent_trace = replace(trace, table=trace.table.assign(arrival_time=sent))
     settings = settings.model_copy(update={"arrival": config("arrival=trace").arrival})
     return settings, MeasuredRun("", "", "", (), sent_trace, requests, series_table({}), {}, ()), cost
+
+
+def one_of_ten_ends_at_once(table: pd.DataFrame) -> pd.Series[int]:
+    return table["num_output_tokens"].where(table["request_id"] % 10 != 5, 1)
 
 
 def steps_of(spans: list[Span]) -> list[Step]:
@@ -80,33 +91,81 @@ def steps_of(spans: list[Span]) -> list[Step]:
 )
 def test_all_steps_are_found_and_the_core_repeats_them(overrides: list[str]) -> None:
     settings, run, cost = real_run(*overrides)
-    requests, spans = recover(settings, run, SIZES)
-    assert steps_of(spans) == cost.steps
-    assert np.abs(replay(settings, run, requests, spans)).max() <= 1
+    log = read_log(run)
+    spans, margin = recover(settings, run, log, SIZES)
+    assert steps_of(spans) == cost.steps and margin > 1
+    late = np.abs([*replay(settings, run, log, spans).values()])
+    assert late.max() <= 300_000  # when a request reached an idle engine is not known better
+    assert np.median(late) <= 1
     ends = np.cumsum([span.time_ns for span in spans])
-    assert ends[-1] == pytest.approx(1e9 * (run.requests["finish_time"].max() - run.requests["queued_time"].min()))
+    served_s = run.requests["finish_time"].max() - run.requests["queued_time"].min()
+    assert ends[-1] == pytest.approx(1e9 * served_s, abs=1e6)
 
 
 def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, run, cost = real_run("max_num_seqs=16", "arrival.rate=60", slow=1.2)
     with monkeypatch.context() as patched, pytest.raises(NoWayError):
         patched.setattr(recovered_steps, "_MOST_PASSES", 1)
-        recover(settings, run, SIZES)
-    _, spans = recover(settings, run, SIZES)
-    assert steps_of(spans) == cost.steps
+        recover(settings, run, read_log(run), SIZES)
+    assert steps_of(recover(settings, run, read_log(run), SIZES).spans) == cost.steps
 
 
 def test_a_log_that_no_steps_agree_with_is_refused() -> None:
     settings, run, _ = real_run()
     shorter = run.requests["num_output_tokens"].to_numpy().copy()
     shorter[7] //= 2  # others that decode beside it have as many steps as before
+    run = replace(run, requests=run.requests.assign(num_output_tokens=shorter))
     with pytest.raises(NoWayError, match="no steps agree with the log up to its moment"):
-        recover(settings, replace(run, requests=run.requests.assign(num_output_tokens=shorter)), SIZES)
+        recover(settings, run, read_log(run), SIZES)
+
+
+def test_logs_that_do_not_tell_enough_are_refused() -> None:
+    settings, run, _ = real_run("trace.num_requests=5")
+    without = replace(run, requests=run.requests.assign(queued_time=np.nan))
+    with pytest.raises(LogError, match="no queued_time of some requests"):
+        read_log(without)
+    turned = replace(run, requests=run.requests.assign(queued_time=run.requests["queued_time"].to_numpy()[::-1]))
+    with pytest.raises(LogError, match="in another order than they came"):
+        read_log(turned)
+    with pytest.raises(LogError, match="5 requests are refused or cut short in the simulation"):
+        recover(settings.model_copy(update={"max_model_len": 20}), run, read_log(run), SIZES)
+    with pytest.raises(LogError, match="by the rules of scheduler=vllm"):
+        recover(config("scheduler=mixed"), run, read_log(run), SIZES)
+
+
+def test_what_the_search_does_not_know_shows_in_the_replay() -> None:
+    """Requests that wait for KV blocks: no steps are found, or the core, which has blocks, does otherwise."""
+    settings, run, _ = real_run("num_blocks=200", "trace.num_requests=30")
+    log = read_log(run)
+    try:
+        spans, _ = recover(settings, run, log, SIZES)
+    except NoWayError:
+        return
+    assert np.abs([*replay(settings, run, log, spans).values()]).max() > 1_000_000
 
 
 def test_other_decisions_of_the_core_show_in_its_replay() -> None:
     settings, run, _ = real_run()
-    requests, spans = recover(settings, run, SIZES)
+    log = read_log(run)
+    spans, _ = recover(settings, run, log, SIZES)
     fewer = settings.model_copy(update={"max_num_seqs": settings.max_num_seqs - 1})
-    assert np.abs(replay(fewer, run, requests, spans)).max() > 1_000_000
-    assert np.abs(replay(settings, run, requests, spans)).max() <= 1
+    assert np.abs([*replay(fewer, run, log, spans).values()]).max() > 1_000_000
+
+
+def test_errors_are_those_of_spans_of_one_kind() -> None:
+    decodes, more = Step(3, 300, 30_000, ()), Step(5, 500, 50_000, ())
+    prompt = Step(3, 303, 31_000, (Chunk(7, 0, 300, True),))
+    spans = [
+        Span((decodes, decodes), 20_000_000),
+        Span((decodes,), 12_000_000),
+        Span((decodes, more), 50_000_000),  # padded to 4 and to 8
+        Span((decodes, prompt), 40_000_000),
+        Span((), 5_000_000),
+    ]
+    found = errors(spans, lambda step: 9e6 if step is decodes else 30e6, (1, 2, 4, 8)).to_dict("records")
+    assert found == [
+        {"kind": "decode", "tokens_up_to": 4, "count": 3, "measured_ms": 32.0, "priced_ms": 27.0,
+         "error_ms": -1.667, "error_pct": -15.625},
+        {"kind": "with prompts", "tokens_up_to": 512, "count": 1, "measured_ms": 40.0, "priced_ms": 39.0,
+         "error_ms": -1.0, "error_pct": -2.5},
+    ]  # fmt: skip

@@ -1,0 +1,116 @@
+"""What a per-request log of a real engine tells of its steps: moments at which one of them ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.measured import MeasuredRun
+from harness.measured.measured_run import whole_ns
+
+Ints = npt.NDArray[np.int64]
+Token = tuple[int, bool]
+"""A request's first (False) or last (True) token."""
+
+_TOGETHER_NS = 600_000  # events this close belong to the end of the same step: no step is as short
+
+
+class LogError(ValueError):
+    """The log does not tell enough, or tells of something that a search for steps does not know."""
+
+
+class Moment(NamedTuple):
+    """The end of a step, unless the engine was idle.
+
+    Attributes:
+        time_ns: since the first of them.
+        tokens: those that came.
+        num_seen: how many requests the engine had taken in by then.
+    """
+
+    time_ns: int
+    tokens: frozenset[Token]
+    num_seen: int
+
+
+@dataclass(frozen=True)
+class RequestLog:
+    """Requests in order of arrival.
+
+    Attributes:
+        num_prompt_tokens, num_output_tokens: by request.
+        moments: in order.
+        seen_ns: int64[requests], the moment at which each was taken in.
+        scheduled_ns, first_token_ns, last_token_ns: int64[requests], measured, in the clock of the moments; a request
+            counts as scheduled when the step with its first chunk is planned.
+    """
+
+    num_prompt_tokens: list[int]
+    num_output_tokens: list[int]
+    moments: list[Moment]
+    seen_ns: Ints
+    scheduled_ns: Ints
+    first_token_ns: Ints
+    last_token_ns: Ints
+
+
+def read_log(run: MeasuredRun) -> RequestLog:
+    """What `run` tells.
+
+    The engine takes requests in after the tokens of a step are out: a request that was queued within 0.6 ms after a
+    token counts as taken in at its time, any other as much earlier than it was queued as is usual. Requests that reach
+    an idle engine within that time count as taken in together.
+
+    Raises:
+        LogError: a time is missing, or requests were taken in in another order than they came.
+    """
+    table = run.requests
+    names = ("queued_time", "first_scheduled_time", "first_token_time", "finish_time")
+    if lacking := [name for name in names if table[name].isna().any()]:
+        raise LogError(f"{run.source}: no {', '.join(lacking)} of some requests")
+    queued, scheduled, first, last = (whole_ns(table[name]) for name in names)
+    if (np.diff(queued) < 0).any():
+        raise LogError(f"{run.source}: requests were taken in in another order than they came")
+    groups = _together(_seen(queued, np.unique(np.concatenate([first, last]))), first, last)
+    start = groups[0][0]
+    moments = [Moment(time - start, tokens, num_seen) for time, tokens, num_seen in groups]
+    num_new = np.diff([0, *(moment.num_seen for moment in moments)])
+    return RequestLog(
+        table["num_prompt_tokens"].tolist(),
+        table["num_output_tokens"].tolist(),
+        moments,
+        np.repeat(np.array([moment.time_ns for moment in moments], np.int64), num_new),
+        scheduled - start,
+        first - start,
+        last - start,
+    )
+
+
+def _seen(queued_ns: Ints, token_ns: Ints) -> Ints:
+    """When requests that were queued at `queued_ns` were taken in, given the times of tokens, ascending."""
+    before = token_ns[np.maximum(np.searchsorted(token_ns, queued_ns, side="right") - 1, 0)]
+    delays = queued_ns - before
+    follows = (delays >= 0) & (delays < _TOGETHER_NS)
+    usual = int(np.median(delays[follows])) if follows.any() else 0
+    seen: Ints = np.where(follows, before, queued_ns - usual)
+    return seen
+
+
+def _together(seen_ns: Ints, first_ns: Ints, last_ns: Ints) -> list[tuple[int, frozenset[Token], int]]:
+    """Time, tokens and number of requests seen so far of each moment."""
+    events: list[tuple[int, Token | None]] = [(int(time), None) for time in seen_ns]
+    events += [(int(time), (i, False)) for i, time in enumerate(first_ns)]
+    events += [(int(time), (i, True)) for i, time in enumerate(last_ns)]
+    events.sort(key=lambda event: event[0])
+    starts = [i for i, (time, _) in enumerate(events) if i == 0 or time - events[i - 1][0] > _TOGETHER_NS]
+    found, num_seen = [], 0
+    for i, j in zip(starts, [*starts[1:], len(events)], strict=True):
+        group: Sequence[tuple[int, Token | None]] = events[i:j]
+        num_seen += sum(token is None for _, token in group)
+        time = next((time for time, token in group if token is not None), group[0][0])
+        found.append((time, frozenset(token for _, token in group if token is not None), num_seen))
+    return found
