@@ -6,7 +6,7 @@ What is minimised is `calibration.objective`:
     requests    mean of the absolute errors of single requests' TTFT and decode times, relative to their measured means
     steps       of our own engine, whose step times are known: root mean square of the relative errors of the single
                 steps, weighted by their measured times (with `validation.retimed`, the medians of their executions);
-                the measured plans are priced one by one
+                the measured plans are priced one by one, at their medians
 """
 
 from __future__ import annotations

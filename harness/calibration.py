@@ -83,6 +83,7 @@ def system_of(config: RunConfig) -> dict[str, Any]:
         "model": config.model.name,
         "device": config.device.name,
         "profile": getattr(config.cost, "profile", None),
+        "statistic": getattr(config.cost, "statistic", None),
         "tensor_parallel_size": config.tensor_parallel_size,
     }
 

@@ -176,7 +176,7 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
     name, model, ranks = config.cost.profile, model_shape(config), config.tensor_parallel_size
     values = _defaults(config) | dict(constants)
     try:
-        profile = open_profile(name, model, ranks, config.max_num_seqs, config.device.multiprocessors)
+        profile = open_profile(name, model, ranks, config.max_num_seqs, device_rates(config))
         cost = ProfiledCost(profile, model, ranks, values, of_means=config.cost.statistic == "mean")
         check_units(profile, model, device_rates(config))
     except ProfileError as error:

@@ -2,7 +2,8 @@
 
 With the time of every step given, the scheduler meets the same requests at the same times, so it must make the same
 plans: then preemptions and cache hits are equal, and the error of the cost model is seen without what it leads to.
-Where steps were executed more often (task=retime), predictions are compared with the median of all executions.
+Predictions are medians. Where steps were executed more often (task=retime), they are compared with the median of all
+executions; where not, the total of a noisy machine's steps is longer than that of their medians.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Kernel-cost profiles: what each operator of a model takes on a device, as small tables that diff well.
 
 A profile is a folder `<device>/<model>/tp<N>` with `meta.yaml` and a CSV file per table. All times are medians in
-microseconds of one call on one rank; `spread_us`, where given, is half their interquartile range. What their sum lacks
-of a mean, `mean_over_median` in meta.yaml says, for whole steps.
+microseconds of one call on one rank; `spread_us`, where given, is half their interquartile range. `mean_over_median` in
+meta.yaml is how many times its median a decode step takes in the mean.
 
     tokens.csv       operator,num_tokens,time_us      linear layers, norms, rotary, activation, KV store, embedding
     sequences.csv    operator,num_sequences,time_us   LM head, sampler
@@ -83,7 +83,7 @@ class ProfileMeta:
         batched_prefill: one attention call serves all chunks of a step, so that its fixed cost counts once.
         round_up_tokens: an operator takes the time of the next measured number of tokens, as tiles make it, instead of
             what lies on the line between.
-        mean_over_median: how many times its median a whole step takes in the mean.
+        mean_over_median: how many times its median a whole decode step takes in the mean.
         source: how it was measured: command, date, software, repeats.
     """
 

@@ -2,7 +2,8 @@
 
     step = operators by tokens + operators by sequences + attention + all-reduces + copies + the rest of a step
 
-That is a median, as a profile holds; its mean over median makes a mean of it, of which latencies are sums.
+That is a median, as a profile holds. Of decode steps it also tells how much longer they take in the mean, of which
+latencies are sums; steps with prompts are long, and their means hardly differ from their medians.
 Tokens are padded to the profile's buckets where the engine replays CUDA graphs. What lies between measured points is
 interpolated (`simulator.curve`), attention as `simulator.attention_cost` says; an all-reduce of the embedding and two
 per layer carry tokens·hidden_size elements each. A few constants stand for what a profile of kernels cannot show.
@@ -17,17 +18,16 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from engine.plan import StepPlan
 from simulator.attention_cost import AttentionCost, deviation
-from simulator.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
-from simulator.curve import Curve, flat, proportional
+from simulator.curve import Curve
 from simulator.deviation_cost import DeviationBatch
 from simulator.hardware import ModelShape
 from simulator.profile import Profile
 from simulator.profile_checks import check_fits
+from simulator.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
 
 _US = 1e3  # ns
 _FEW_STEPS = 16  # so many are priced faster one by one than as arrays
@@ -57,7 +57,7 @@ class ProfiledCost:
 
     Args:
         values: the value of each of `simulator.constants.profiled_constants`.
-        of_means: price steps at their mean instead of their median.
+        of_means: price decode steps at their mean instead of their median.
 
     Attributes:
         profile: what it was made from.
@@ -78,17 +78,17 @@ class ProfiledCost:
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
         self.profile = profile
-        self.unused_constants = _unused_constants(profile.tables)
+        self.unused_constants = unused_constants(profile.tables)
         self.num_plans = 0
         self._meta = profile.meta
         self._factor = profile.meta.mean_over_median if of_means else 1.0
         self._buckets = profile.meta.token_buckets
-        self._tokens = _operators(profile, "tokens", "num_tokens")
-        self._sequences = _operators(profile, "sequences", "num_sequences")
+        self._tokens = operators(profile, "tokens", "num_tokens")
+        self._sequences = operators(profile, "sequences", "num_sequences")
         self._attention = AttentionCost(profile, values["mixing_factor"])
-        self._all_reduce = _all_reduce(profile, model, tensor_parallel_size, values)
-        self._copies = _curve(profile.tables.get("copies"), "num_blocks")
-        self._rest = _rest(profile.tables.get("steps"))
+        self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
+        self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
+        self._rest = rest_of(profile.tables.get("steps"))
         is_reduced_by_table = tensor_parallel_size > 1 and "all_reduce" in profile.tables
         self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
         # a single point holds for all steps
@@ -118,7 +118,7 @@ class ProfiledCost:
         if plan.copies and self._copies:
             time += self._copies(len(plan.copies))
             self._note(("copies", len(plan.copies) / self._copies.end))
-        return max(1, round(self._factor * time))
+        return max(1, round(time if plan.prefills else self._factor * time))
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
         num_decodes, total = plan.num_decodes, plan.num_context_tokens
@@ -271,69 +271,3 @@ def _contexts(batch: _DecodeBatch, plan: StepPlan) -> tuple[float, float]:
 def _decode_time(batch: _DecodeBatch, context: float, spread: float) -> float:
     time = batch.base + batch.attention(context)
     return time + batch.uneven(context, spread) if batch.uneven else time
-
-
-class _Operators(NamedTuple):
-    """The curves of the operators of a table, each times its calls, ns."""
-
-    curves: list[Curve]
-    end: float
-
-    def total(self, size: int, *, round_up: bool) -> float:
-        return sum(curve.next_point(size) if round_up else curve(size) for curve in self.curves)
-
-
-def _operators(profile: Profile, name: str, axis: str) -> _Operators:
-    curves = [
-        proportional(group[axis].tolist(), group["time_us"].tolist()).scaled(profile.meta.calls[str(operator)] * _US)
-        for operator, group in profile.tables[name].groupby("operator")
-    ]
-    return _Operators(curves, min(curve.end for curve in curves))
-
-
-def _curve(table: pd.DataFrame | None, axis: str) -> Curve | None:
-    if table is None:
-        return None
-    return proportional(table[axis].tolist(), (table["time_us"] * _US).tolist())
-
-
-def _rest(table: pd.DataFrame | None) -> dict[str, Curve] | None:
-    """By kind of step, what it takes beyond its operators; a kind that was not measured takes that of all others."""
-    if table is None:
-        return None
-    curves = {
-        str(kind): flat(group["num_tokens"].tolist(), (group["time_us"] * _US).tolist())
-        for kind, group in table.groupby("kind")
-    }
-    stand_ins = {"decode": ("mixed", "prefill"), "mixed": ("prefill", "decode"), "prefill": ("mixed", "decode")}
-    return {
-        kind: next(curves[name] for name in (kind, *others) if name in curves) for kind, others in stand_ins.items()
-    }
-
-
-def _unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
-    attention = tables["attention"]
-    names = [all_reduce_name(mib) for mib in ALL_REDUCE_MIB] if "all_reduce" in tables else []
-    if not ((attention["prefill_tokens"] > 0) & (attention["num_decodes"] > 0)).any():
-        names.append("mixing_factor")
-    return frozenset(names)
-
-
-def _all_reduce(profile: Profile, model: ModelShape, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
-    """All all-reduces of a step over its tokens, ns."""
-    if tensor_parallel_size == 1:
-        return flat([0.0], [0.0])
-    table = profile.tables.get("all_reduce")
-    if table is not None:
-        sizes, times = table["num_bytes"].tolist(), table["time_us"].tolist()
-    else:
-        sizes = [mib * MIB for mib in ALL_REDUCE_MIB]
-        times = [values[all_reduce_name(mib)] for mib in ALL_REDUCE_MIB]
-    # Where noise or a fit made times fall, they grow in proportion again.
-    is_growing = len(sizes) > 1 and times[-1] >= times[-2]
-    tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if is_growing else times[-1] / sizes[-1]
-    token_bytes = model.hidden_size * model.dtype_bytes
-    calls_us = (2 * model.num_layers + 1) * _US
-    return Curve(
-        [size / token_bytes for size in sizes], [calls_us * time for time in times], calls_us * tail * token_bytes
-    )

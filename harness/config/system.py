@@ -174,8 +174,8 @@ class RooflineCost(ConfigModel):
 
 class ProfiledCost(ConfigModel):
     """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic` is what steps are priced at, where
-    the profile tells both."""
+    another tool measured; `calibration` a file with fitted constants. `statistic` is what decode steps are priced at,
+    where the profile tells both; medians of measured steps are compared with medians whatever it is."""
 
     kind: Literal["profiled"] = "profiled"
     profile: Text

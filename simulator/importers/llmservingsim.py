@@ -11,8 +11,9 @@ vLLM pads steps to the sizes of its CUDA graphs, decode and mixed ones alike.
 
 FlashAttention 2, by its num_splits_heuristic, splits the contexts of a decode batch among thread blocks only as long as
 sequences x KV heads are below 0.8 x 2 x the GPU's multiprocessors. With splits uneven contexts hardly matter; without,
-the longest one's thread blocks go on alone. Batches were measured in powers of two, so what lies between the last batch
-with splits and the first without is known and not on a line between the two.
+the longest one's thread blocks go on alone. Batches were measured in powers of two, so between the last with splits and
+the first without, gains are not taken to lie on a line. That needs the multiprocessors of the device, and the bundle to
+be of that device; other kernels are told from these by gains that rise elsewhere.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.hardware import ModelShape
+from simulator.hardware import Device, ModelShape
 from simulator.importers.csv_table import read_table
 from simulator.profile import Profile, ProfileMeta, rank_folder, read_meta
 
@@ -47,10 +48,10 @@ def read_bundle(
     model: ModelShape,
     tensor_parallel_size: int,
     max_num_seqs: int,
-    multiprocessors: int | None = None,
+    device: Device,
 ) -> Profile:
     """Read the bundle of one device and model for so many ranks; vLLM's graphs depend on `max_num_seqs`, and which
-    decode batches are split, on the `multiprocessors` of the GPU.
+    decode batches are split, on the GPU.
 
     Raises:
         ProfileError: something is missing or cannot be read.
@@ -68,6 +69,7 @@ def read_bundle(
     if (ranks / "skew.csv").exists():
         gains = _gains(read_table(ranks / "skew.csv", _SKEW))
         if len(gains):
+            multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
             filled = _FILLED_SHARE * 2 * multiprocessors if multiprocessors else math.inf
             first = _padded_from(filled / model.kv_heads_per_rank(tensor_parallel_size), graph_sizes(max_num_seqs))
             tables["uneven"] = gains if first is None else _with_splits_until(gains, first)
@@ -122,7 +124,7 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
 
 
 def _padded_from(batch: float, sizes: tuple[int, ...]) -> int | None:
-    """The least batch that is padded to one of `sizes` of `batch` or more; None where there is none."""
+    """The least batch that is padded to one of `sizes` of `batch` or more; None where there is none, or all are."""
     i = next((i for i, size in enumerate(sizes) if size >= batch), 0)
     return sizes[i - 1] + 1 if i else None
 
@@ -140,7 +142,7 @@ def _with_splits_until(gains: pd.DataFrame, first: int) -> pd.DataFrame:
     if not 0 < i < len(batches) or np.argmax(np.diff(values)) != i - 1:
         return gains
     between = [first, *range(-(-(first + 1) // 8) * 8, int(batches[i]), 8)]
-    rows = [(0, n, values[i] * batches[i] / n) for n in between]
+    rows = [(0, n, values[i] * batches[i] / n) for n in between if n < batches[i]]
     if batches[i - 1] < first - 1:
         rows.append((0, first - 1, values[i - 1]))
     return pd.concat([gains, pd.DataFrame(rows, columns=gains.columns)], ignore_index=True)

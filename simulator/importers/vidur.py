@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.hardware import ModelShape
+from simulator.hardware import Device, ModelShape
 from simulator.importers.csv_table import read_table
 from simulator.profile import Profile, ProfileError, ProfileMeta
 
@@ -39,7 +39,7 @@ _RANKS = "num_tensor_parallel_workers"
 
 
 def read_profiling(
-    folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, multiprocessors: int | None = None
+    folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device
 ) -> Profile:
     """Read the files of one device and model for so many ranks.
 

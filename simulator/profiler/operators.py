@@ -21,7 +21,7 @@ from kernels.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
 _PATTERN_BLOCKS = 1024
-# Of a context, as in decodes of ShareGPT's first exchanges: 65 to 77 % up to 1,024 tokens, then 365 to 460 tokens.
+# Of a context, as in decodes of ShareGPT's first exchanges: 65 to 77 % of up to 512 tokens, 365 to 460 tokens of more.
 _GENERATED_SHARE, _MOST_GENERATED = 0.7, 448
 _LEAST_GROWING = 8  # sequences that grew at the same time
 

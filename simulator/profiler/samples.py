@@ -13,7 +13,7 @@ import numpy as np
 ATTENTION = "attention"
 ADDED_BY_ATTENTION = "added_by_attention"  # to the times of all other operators of a step
 ALL_OPERATORS = "all_operators"  # of a step
-DISTURBED = "disturbed"  # whole steps during which another process ran, if there were others too
+DISTURBED = "disturbed"  # whole steps during which another process ran, of visits that had others too
 
 Times = Mapping[str, list[float]]
 """Times in microseconds of one call, by operator."""

@@ -33,7 +33,8 @@ class Stopwatch(Protocol):
 
 
 class Undisturbed:
-    """Collects times, but none during which the kernel gave the processor to another process, unless all are such.
+    """Collects times, and keeps those apart during which the kernel gave the processor to another process, unless all
+    are such.
 
     A machine that is shared would otherwise lend its other users' load to long operators more than to short ones.
     """
@@ -57,7 +58,7 @@ class Undisturbed:
         return self._clean or self._disturbed
 
     def disturbed(self, name: str) -> list[float]:
-        """The times of this name that are left out of `times`."""
+        """The times of this name that are kept apart."""
         return self._disturbed.get(name, []) if self._clean else []
 
 

@@ -21,7 +21,7 @@ from simulator.profiler.steps import MIDDLE_STEP
 
 _HEADS = ("lm_head", "sampler")
 _NOTHING_FITTED = {"step_overhead_us": 0.0, "prefill_layer_us": 0.0, "mixing_factor": 1.0}
-_LONGEST_STALL = 3.0  # times the median of a step: longer ones count as this, so that a single one decides nothing
+_LONGEST_STALL = 3.0  # times the median of a step: longer ones count as this, so that a single one decides little
 
 Split = Callable[[int], list[int]]
 """How so many prompt tokens of a step were divided among prompts."""

@@ -47,7 +47,7 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_prices_like_the_same_profile_of_ours(bundle: Path) -> None:
-    read = open_profile(f"llmservingsim:{bundle}", MODEL, 1, 256)
+    read = open_profile(f"llmservingsim:{bundle}", MODEL, 1, 256, DEVICE)
     ours = profile(token_buckets=graph_sizes(256), padded_steps="all", round_up_tokens=True)
     for step in (plan([], [100] * 10), plan([(256, 100, True)], [300, 500]), plan([(0, 33, True)], [])):
         assert step_ns(read, MODEL, step) == step_ns(ours, MODEL, step)
@@ -57,7 +57,7 @@ def test_layers_are_called_as_often_as_a_model_has_them(bundle: Path) -> None:
     path = bundle / "tp1" / "dense.csv"
     extra = pd.DataFrame({"layer": ["layernorm", "embedding"], "tokens": 1, "time_us": 1.0})
     pd.concat([pd.read_csv(path), extra]).to_csv(path, index=False)
-    calls = read_bundle(bundle, MODEL, 1, 256).meta.calls
+    calls = read_bundle(bundle, MODEL, 1, 256, DEVICE).meta.calls
     assert calls == {**dict.fromkeys(OPERATORS, 3), "layernorm": 6, "embedding": 1, "lm_head": 1}
 
 
@@ -66,7 +66,7 @@ def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> No
     rows = [(4, 1, chunk, 0, 100, 400, 175, 10.0, 28.0, 10.0 + extra) for chunk, extra in ((0, 2.6), (64, 10.4))]
     names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
     pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
-    uneven = read_bundle(bundle, MODEL, 1, 256).tables["uneven"]
+    uneven = read_bundle(bundle, MODEL, 1, 256, DEVICE).tables["uneven"]
     slope, deviation = 18.0 / 225, 129.9038
     assert uneven["prefill_tokens"].tolist() == [0, 64]
     assert uneven["gain"].tolist() == pytest.approx([2.6 / slope / deviation, 10.4 / slope / deviation], rel=1e-4)
@@ -80,8 +80,11 @@ def write_gains(bundle: Path, gains: dict[int, float]) -> None:
     pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
 
 
-def gains_of(bundle: Path, multiprocessors: int | None, max_num_seqs: int = 256) -> dict[int, float]:
-    uneven = read_bundle(bundle, MODEL, 1, max_num_seqs, multiprocessors).tables["uneven"]
+def gains_of(
+    bundle: Path, multiprocessors: int | None, max_num_seqs: int = 256, name: str = "device"
+) -> dict[int, float]:
+    device = replace(DEVICE, name=name, multiprocessors=multiprocessors)
+    uneven = read_bundle(bundle, MODEL, 1, max_num_seqs, device).tables["uneven"]
     return {int(n): round(float(gain), 6) for n, gain in zip(uneven["num_decodes"], uneven["gain"], strict=True)}
 
 
@@ -94,6 +97,7 @@ def test_gains_of_decodes_rise_where_attention_stops_splitting_contexts(bundle: 
     assert gains_of(bundle, 38) == {8: 0.02, 16: 0.01, 24: 0.01, **between, 64: 0.2, 128: 0.1}
     assert gains_of(bundle, 2) == gains_of(bundle, 4000) == measured  # before or beyond what was measured
     assert gains_of(bundle, 38, max_num_seqs=8) == measured  # such batches have no graph
+    assert gains_of(bundle, 38, name="another") == measured
     write_gains(bundle, {8: 0.02, 16: 0.3, 64: 0.4, 128: 0.1})  # other kernels, that change at another batch
     assert len(gains_of(bundle, 38)) == 4
 
@@ -103,7 +107,7 @@ def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -
     pd.DataFrame([(4, 1, 0, 0, 100, 400, 175, 10.0, 10.5, 10.2)], columns=names).to_csv(
         bundle / "tp1" / "skew.csv", index=False
     )
-    assert "uneven" not in read_bundle(bundle, MODEL, 1, 256).tables
+    assert "uneven" not in read_bundle(bundle, MODEL, 1, 256, DEVICE).tables
 
 
 @pytest.mark.parametrize(
@@ -111,7 +115,7 @@ def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -
 )
 def test_the_block_size_of_a_bundle_is_that_of_its_engine(bundle: Path, engine: object, block_size: int | None) -> None:
     (bundle / "meta.yaml").write_text(yaml.safe_dump({"engine_effective": engine}))
-    assert read_bundle(bundle, MODEL, 1, 256).meta.block_size == block_size
+    assert read_bundle(bundle, MODEL, 1, 256, DEVICE).meta.block_size == block_size
 
 
 def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
@@ -119,7 +123,7 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
     dense = pd.read_csv(path)
     dense[dense["layer"] != "gate_up_proj"].to_csv(path, index=False)
     with pytest.raises(ProfileError, match="tokens: no gate_up_proj .there: down_proj, o_proj, qkv_proj"):
-        read_bundle(bundle, MODEL, 1, 256)
+        read_bundle(bundle, MODEL, 1, 256, DEVICE)
 
 
 def test_sizes_of_cuda_graphs() -> None:
@@ -131,26 +135,31 @@ def test_sizes_of_cuda_graphs() -> None:
 
 def test_a_broken_bundle_is_named(bundle: Path) -> None:
     with pytest.raises(ProfileError, match="no tp2 .measured: tp1"):
-        read_bundle(bundle, MODEL, 2, 256)
+        read_bundle(bundle, MODEL, 2, 256, DEVICE)
     (bundle / "tp1" / "per_sequence.csv").write_text("layer,sequences,time_ms\n")
     with pytest.raises(ProfileError, match="no column time_us"):
-        read_bundle(bundle, MODEL, 1, 256)
+        read_bundle(bundle, MODEL, 1, 256, DEVICE)
     (bundle / "tp1" / "per_sequence.csv").unlink()
     with pytest.raises(ProfileError, match="no per_sequence.csv .*attention.csv, dense.csv"):
-        read_bundle(bundle, MODEL, 1, 256)
+        read_bundle(bundle, MODEL, 1, 256, DEVICE)
     with pytest.raises(ProfileError, match="no meta.yaml"):
-        read_bundle(bundle / "tp1", MODEL, 1, 256)
+        read_bundle(bundle / "tp1", MODEL, 1, 256, DEVICE)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="no published bundles at ../shared/ground_truth")
-@pytest.mark.parametrize(("name", "ranks", "layers"), [("Llama-3.1-8B", 1, 32), ("Qwen3-32B", 2, 64)])
-def test_published_bundles(name: str, ranks: int, layers: int) -> None:
-    model = replace(MODEL, name=f"owner/{name}", num_layers=layers)
-    measured = open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, ranks, 128)
+@pytest.mark.parametrize(("name", "ranks", "layers", "first"), [("Llama-3.1-8B", 1, 32, 33), ("Qwen3-32B", 2, 64, 73)])
+def test_published_bundles(name: str, ranks: int, layers: int, first: int) -> None:
+    """`first` is the least batch whose contexts are not split, with 8 KV heads on so many ranks."""
+    model = replace(MODEL, name=f"owner/{name}", num_layers=layers, num_kv_heads=8)
+    card = replace(DEVICE, name="NVIDIA RTX PRO 6000 Blackwell Server Edition", multiprocessors=188)
+    measured = open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, ranks, 128, card)
+    uneven = measured.tables["uneven"]
+    gain = uneven[uneven["prefill_tokens"] == 0].set_index("num_decodes")["gain"]
+    assert gain[first - 1] < 0.01 and gain[first] > 0.4
     few, many = plan([], [1000]), plan([], [1000] * 128)
     assert 0 < step_ns(measured, model, few, ranks) < step_ns(measured, model, many, ranks)
     with pytest.raises(ProfileError, match="measured: tp"):
-        open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, 8, 128)
+        open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, 8, 128, DEVICE)
 
 
 # -- Vidur ------------------------------------------------------------------------------------------------------------
@@ -183,7 +192,7 @@ def profiling(tmp_path: Path) -> Path:
 
 
 def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:
-    found = step_ns(open_profile(f"vidur:{profiling}", MODEL, 1, 256), MODEL, plan([], [256] * 8))
+    found = step_ns(open_profile(f"vidur:{profiling}", MODEL, 1, 256, DEVICE), MODEL, plan([], [256] * 8))
     share = 1 + 8 / 64
     dense = 1 * share + 3 * (2 + 3 + 4 + 5) * share + 6 * 6 * share
     head = 4 * share * (MODEL.vocab_size * 64) / (2 * 64 * 128)
@@ -191,23 +200,23 @@ def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:
 
 
 def test_vidur_all_reduces_come_from_the_network_folder(profiling: Path) -> None:
-    ranks = open_profile(f"vidur:{profiling}", MODEL, 2, 256)
-    alone = open_profile(f"vidur:{profiling}", MODEL, 1, 256)
+    ranks = open_profile(f"vidur:{profiling}", MODEL, 2, 256, DEVICE)
+    alone = open_profile(f"vidur:{profiling}", MODEL, 1, 256, DEVICE)
     step = plan([], [256] * 16)  # 2 KiB
     assert step_ns(ranks, MODEL, step, 2) - step_ns(alone, MODEL, step) == pytest.approx((2 * 3 + 1) * 20e3, abs=2)
 
 
 def test_what_vidur_lacks_is_named(profiling: Path) -> None:
     with pytest.raises(ProfileError, match="n_embd 64, but test has hidden_size=128"):
-        read_profiling(profiling, replace(MODEL, hidden_size=128), 1, 256)
+        read_profiling(profiling, replace(MODEL, hidden_size=128), 1, 256, DEVICE)
     with pytest.raises(ProfileError, match="no rows for 4 ranks .measured: 1, 2"):
-        read_profiling(profiling, MODEL, 4, 256)
+        read_profiling(profiling, MODEL, 4, 256, DEVICE)
     (profiling.parents[3] / "network" / "a100_dgx" / "all_reduce.csv").unlink()
     with pytest.raises(ProfileError, match="no all_reduce.csv"):
-        read_profiling(profiling, MODEL, 2, 256)
+        read_profiling(profiling, MODEL, 2, 256, DEVICE)
     (profiling / "attention.csv").unlink()
     with pytest.raises(ProfileError, match="no attention.csv .*mlp.csv"):
-        read_profiling(profiling, MODEL, 1, 256)
+        read_profiling(profiling, MODEL, 1, 256, DEVICE)
 
 
 @pytest.mark.parametrize("operator", ["attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"])
@@ -219,7 +228,7 @@ def test_vidur_projections_that_were_not_measured_are_named(
     dense = pd.read_csv(profiling / "mlp.csv").drop(columns=column)
     (dense if time_ms is None else dense.assign(**{column: time_ms})).to_csv(profiling / "mlp.csv", index=False)
     with pytest.raises(ProfileError, match=rf"mlp.csv.*{column}"):
-        read_profiling(profiling, MODEL, 1, 256)
+        read_profiling(profiling, MODEL, 1, 256, DEVICE)
 
 
 @pytest.mark.parametrize("time_ms", [float("nan"), 0.0])
@@ -227,7 +236,7 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
     for name, operator in (("mlp", "emb"), ("attention", "attn_kv_cache_save")):
         table = pd.read_csv(profiling / f"{name}.csv").assign(**{f"time_stats.{operator}.median": time_ms})
         table.to_csv(profiling / f"{name}.csv", index=False)
-    read = read_profiling(profiling, MODEL, 1, 256)
+    read = read_profiling(profiling, MODEL, 1, 256, DEVICE)
     assert not {"embedding", "kv_store"} & {*read.meta.calls, *read.tables["tokens"]["operator"]}
 
 
@@ -237,10 +246,10 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
 def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> None:
     save_profile(profile(), tmp_path / "tp1")
     for name in (tmp_path, tmp_path / "tp1"):
-        assert open_profile(str(name), MODEL, 1, 256).meta.model == "test"
+        assert open_profile(str(name), MODEL, 1, 256, DEVICE).meta.model == "test"
     with pytest.raises(ProfileError, match="no tp4 .measured: tp1"):
-        open_profile(str(tmp_path), MODEL, 4, 256)
+        open_profile(str(tmp_path), MODEL, 4, 256, DEVICE)
     with pytest.raises(ProfileError, match="no folder"):
-        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256)
+        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256, DEVICE)
     with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
-        open_profile("vidurr:somewhere", MODEL, 1, 256)
+        open_profile("vidurr:somewhere", MODEL, 1, 256, DEVICE)

@@ -41,14 +41,14 @@ def test_a_decode_step_at_measured_points() -> None:
     assert cost().step_ns(plan([], [256] * 64)) == round(expected * 1e3)
 
 
-def test_steps_are_priced_at_their_mean_unless_asked_for_medians() -> None:
+def test_decode_steps_are_priced_at_their_mean_unless_asked_for_medians() -> None:
     shared = Profile(replace(profile().meta, mean_over_median=1.25), profile().tables)
     values = {name: constant.default for name, constant in constants(DEVICE, 1).items()}
     medians = ProfiledCost(shared, MODEL, 1, values, of_means=False)
     decodes = plan([], [100, 300])
-    for step in (decodes, plan([(0, 64, True)], [100])):
+    for step, factor in ((decodes, 1.25), (plan([(0, 64, True)], [100]), 1), (plan([(0, 64, True)], []), 1)):
         assert medians.step_ns(step) == cost().step_ns(step)
-        assert cost(shared).step_ns(step) == pytest.approx(1.25 * cost().step_ns(step), abs=1)
+        assert cost(shared).step_ns(step) == pytest.approx(factor * cost().step_ns(step), abs=1)
     for num_steps in (3, 40):
         assert medians.decode_ns(decodes, num_steps).tolist() == cost().decode_ns(decodes, num_steps).tolist()
         assert cost(shared).decode_ns(decodes, num_steps).tolist() == [

@@ -46,6 +46,7 @@ def test_blocks_lie_as_in_a_pool_in_use() -> None:
         [2, 0, 0, 0, 0, 0, 0, 0, 0],
         [3, 4, 5, 6, 7, 9, 16, 23, 29],
     ]
+    assert placed_blocks([60, 60], 16, 120)[0].tolist() == [*range(32), *range(64, 120, 2)]
     assert placed_blocks([9, 4], 256, 13).tolist() == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 pytest.importorskip("torch")
 
 from simulator.profile import ProfileMeta  # noqa: E402
+from simulator.profiler import stopwatch  # noqa: E402
+from simulator.profiler.bench import Bench  # noqa: E402
 from simulator.profiler.samples import (  # noqa: E402
     ADDED_BY_ATTENTION,
     ALL_OPERATORS,
@@ -15,8 +19,9 @@ from simulator.profiler.samples import (  # noqa: E402
     Point,
     Samples,
 )
+from simulator.profiler.stopwatch import Undisturbed  # noqa: E402
 from simulator.profiler.tables import make_profile, mean_over_median  # noqa: E402
-from tests.simulator.small_model import MODEL_SHAPE  # noqa: E402
+from tests.simulator.small_model import ENGINE, FAMILIES, MODEL_SHAPE  # noqa: E402
 
 
 def test_the_rest_of_steps_is_what_was_put_in() -> None:
@@ -34,7 +39,7 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
         for start in (0, 128):
             samples.add(Point("prefill", (chunk, start)), {"attention": [2.0 + chunk + start / 8]}, 1.0)
     operators = 2 * (10 + 8 + 5 + 7 + 1 + 8 * 261 / 16) + 28 + 3
-    samples.add(Point("step_decode", (8, 256)), {"8": [operators + 50] * 3}, 1.0)
+    samples.add(Point("step_decode", (8, 256)), {"8": [operators + 50] * 3, DISTURBED: [2 * (operators + 50)]}, 1.0)
     layers = 2 * (10 + 64 + 5 + 7 + 2 + 64)
     samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
     layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
@@ -46,6 +51,7 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     assert uneven == {
         "num_decodes": 8, "decode_context": 256, "deviation_pct": 50, "time_us": 150.0, "spread_us": 0.0
     }  # fmt: skip
+    assert profile.meta.mean_over_median == 1.25
     steps = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
     assert steps["decode", 8] == pytest.approx(50, abs=0.01)
     assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
@@ -81,3 +87,23 @@ def test_a_mean_counts_disturbed_steps_and_stalls_up_to_three_medians() -> None:
     samples.add(Point("step_decode", (8, 64)), {"8": [20.0], DISTURBED: []}, 1.0)
     assert mean_over_median(samples) == pytest.approx((90 / 60 + 1) / 2)
     assert samples.operators(Point("step_decode", (2, 64))) == ["2"]  # the disturbed are in no table
+
+
+def test_times_during_which_others_ran_are_kept_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    preemptions = iter([0, 0, 0, 1, 1, 1, 1, 2])
+    monkeypatch.setattr(stopwatch, "_num_preemptions", lambda: next(preemptions))
+    kept, disturbed = Undisturbed(), Undisturbed()
+    for each, times in ((kept, (1.0, 5.0, 2.0)), (disturbed, (7.0,))):
+        for time in times:
+            each.begin()
+            each.add({"a": time})
+    assert kept.times == {"a": [1.0, 2.0]} and kept.disturbed("a") == [5.0]
+    assert disturbed.times == {"a": [7.0]} and disturbed.disturbed("a") == []
+
+
+def test_whole_steps_during_which_others_ran_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = itertools.count()
+    monkeypatch.setattr(stopwatch, "_num_preemptions", lambda: next(counts) // 3)  # rises within some of the steps
+    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
+    found = bench.measure(Point("step_decode", (2, 24)))
+    assert len(found["2"]) + len(found[DISTURBED]) == 8 and found["2"] and found[DISTURBED]
