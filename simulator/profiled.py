@@ -125,9 +125,7 @@ class ProfiledCost:
         batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
         first, spread = _contexts(batch, plan)
         last, end = first + num_steps - 1, batch.attention.end
-        if last > end:
-            self._farthest["decode context"] = max(last / end, self._farthest.get("decode context", 0.0))
-            self._outside["decode context"] += first <= end  # otherwise `step_ns` has counted the plan
+        self._note(("decode context", last / end), is_counted=first > end)  # then `step_ns` has counted the plan
         if num_steps <= _FEW_STEPS:
             ahead = [(total + num_decodes * k) / num_decodes + batch.gain * spread for k in range(num_steps)]
             times = np.array([_decode_time(batch, context, spread) for context in ahead])
@@ -239,10 +237,10 @@ class ProfiledCost:
             ("rest of a step", rest if rest > _ABOUT else 0.0),
         ]
 
-    def _note(self, *axes: tuple[str, float]) -> None:
+    def _note(self, *axes: tuple[str, float], is_counted: bool = False) -> None:
         for axis, factor in axes:
             if factor > 1:
-                self._outside[axis] += 1
+                self._outside[axis] += not is_counted
                 self._farthest[axis] = max(factor, self._farthest.get(axis, 0.0))
 
 
