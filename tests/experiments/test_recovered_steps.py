@@ -113,8 +113,9 @@ def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytes
 def test_a_log_that_no_steps_agree_with_is_refused() -> None:
     settings, run, _ = real_run()
     shorter = run.requests["num_output_tokens"].to_numpy().copy()
-    shorter[7] //= 2  # others that decode beside it have as many steps as before
-    run = replace(run, requests=run.requests.assign(num_output_tokens=shorter))
+    shorter[shorter.argmax()] //= 2  # others that decode beside it have as many steps as before
+    trace = replace(run.trace, table=run.trace.table.assign(num_output_tokens=shorter))
+    run = replace(run, trace=trace, requests=run.requests.assign(num_output_tokens=shorter))
     with pytest.raises(NoWayError, match="no steps agree with the log up to its moment"):
         recover(settings, run, read_log(run), SIZES)
 
