@@ -22,14 +22,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from engine.plan import PrefillChunk, StepPlan
-from engine.sequence import Sequence as Request
 from experiments.request_log import LogError, Moment, RequestLog, Token
 from harness.arrivals import make_arrivals
 from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.simulated import SimulatedEngine, cost_model
-from simulator.cost import CostModel
+from simulator.cost import CostModel, plan_to_price
 
 # The misfit of a span is the square of (time - price) / (2 % of the price + 0.7 ms), from 3 on three times itself.
 _SHARE, _FIXED_NS, _LINEAR = 0.02, 700_000, 3.0
@@ -293,29 +291,8 @@ def priced_by(cost: CostModel) -> Price:
 
     def price(step: Step) -> float:
         if step not in known:
-            known[step] = cost.step_ns(_plan(step))
+            chunks = [(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks]
+            known[step] = cost.step_ns(plan_to_price(chunks, *step[:3]))
         return known[step]
 
     return price
-
-
-def _plan(step: Step) -> StepPlan:
-    """As much of a plan as cost models look at."""
-    nobody = Request(0, 1, 1)
-    return StepPlan(
-        prefills=[PrefillChunk(nobody, chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks],
-        decodes=[],
-        num_decodes=step.num_decodes,
-        num_context_tokens=step.num_context_tokens,
-        num_squared_context_tokens=step.num_squared_context_tokens,
-        fresh_decodes=[],
-        admitted=[],
-        preempted=[],
-        copies=[],
-        growth=[],
-        horizon=1,
-        num_steps=1,
-        num_running=step.num_decodes + len(step.chunks),
-        num_waiting=0,
-        num_used_blocks=0,
-    )

@@ -7,12 +7,14 @@ nearest nanosecond, ties to even.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.plan import StepPlan
+from engine.plan import PrefillChunk, StepPlan
+from engine.sequence import Sequence as Request
 
 
 class CostModel(Protocol):
@@ -25,3 +27,27 @@ class CostModel(Protocol):
         Step k has `plan.num_context_tokens + k * plan.num_decodes` context tokens. Entry k equals, bit for bit, what
         `step_ns` returns for that step alone.
         """
+
+
+def plan_to_price(
+    chunks: Sequence[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int, num_squared_context_tokens: int
+) -> StepPlan:
+    """As much of a step plan as cost models look at; chunks are start, tokens and whether it is the prompt's last."""
+    prompt = Request(0, 1, 1)
+    return StepPlan(
+        prefills=[PrefillChunk(prompt, *chunk) for chunk in chunks],
+        decodes=[],
+        num_decodes=num_decodes,
+        num_context_tokens=num_context_tokens,
+        num_squared_context_tokens=num_squared_context_tokens,
+        fresh_decodes=[],
+        admitted=[],
+        preempted=[],
+        copies=[],
+        growth=[],
+        horizon=1,
+        num_steps=1,
+        num_running=num_decodes + len(chunks),
+        num_waiting=0,
+        num_used_blocks=0,
+    )

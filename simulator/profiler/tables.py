@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
 
-from engine.plan import PrefillChunk, StepPlan
-from engine.sequence import Sequence
+from engine.plan import StepPlan
+from simulator.cost import plan_to_price
 from simulator.hardware import ModelShape
 from simulator.profile import Profile, ProfileMeta
 from simulator.profiled import ProfiledCost
@@ -172,24 +172,7 @@ def _beyond(
 
 def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:
     """A step of whole prompts and of decodes of equal contexts."""
-    chunks = [PrefillChunk(Sequence(i, length, 1), 0, length, True) for i, length in enumerate(prompts)]
-    return StepPlan(
-        prefills=chunks,
-        decodes=[],
-        num_decodes=batch,
-        num_context_tokens=batch * context,
-        num_squared_context_tokens=batch * context**2,
-        fresh_decodes=[],
-        admitted=[],
-        preempted=[],
-        copies=[],
-        growth=[],
-        horizon=1,
-        num_steps=1,
-        num_running=batch + len(chunks),
-        num_waiting=0,
-        num_used_blocks=0,
-    )
+    return plan_to_price([(0, length, True) for length in prompts], batch, batch * context, batch * context**2)
 
 
 def _median(samples: Samples, point: Point, operator: str) -> tuple[float, float]:
