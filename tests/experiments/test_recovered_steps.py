@@ -170,3 +170,18 @@ def test_errors_are_those_of_spans_of_one_kind() -> None:
         {"kind": "with prompts", "tokens_up_to": 512, "count": 1, "measured_ms": 40.0, "priced_ms": 39.0,
          "error_ms": -1.0, "error_pct": -2.5},
     ]  # fmt: skip
+
+
+def test_requests_are_taken_in_with_the_tokens_before_or_as_much_earlier_than_noted_as_is_usual() -> None:
+    _, run, _ = real_run("trace.num_requests=3")
+    times = {
+        "queued_time": [1.00015, 2.00015, 3.5],
+        "first_token_time": [2.0, 3.0, 4.0],
+        "finish_time": [3.0, 4.0, 5.0],
+    }
+    times["first_scheduled_time"] = times["queued_time"]
+    log = read_log(replace(run, requests=run.requests.assign(**times)))
+    assert log.seen_ns.tolist() == [0, 1_000_000_000, 2_499_850_000]
+    assert [moment.time_ns for moment in log.moments] == [0, 10**9, 2 * 10**9, 2_499_850_000, 3 * 10**9, 4 * 10**9]
+    assert [moment.num_seen for moment in log.moments] == [1, 2, 2, 3, 3, 3]
+    assert log.moments[2].tokens == {(0, True), (1, False)}
