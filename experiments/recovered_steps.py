@@ -255,30 +255,30 @@ def recover(config: RunConfig, run: MeasuredRun, log: RequestLog, graph_sizes: S
         raise LogError(f"{run.source}: {num_other} requests are refused or cut short in the simulation")
     cached, price = served["num_cached_tokens"].astype(int).tolist(), priced_by(cost_model(config))
 
-    def graph(step: Step) -> int | None:
-        return None if step.chunks else next((size for size in graph_sizes if size >= step.num_decodes), None)
-
     def learning(beyond: Mapping[int | None, float], passes: int) -> Recovered:
         def corrected(step: Step) -> float:
-            return price(step) + beyond.get(graph(step), 0.0)
+            return price(step) + beyond.get(graph_of(step, graph_sizes), 0.0)
 
         try:
             return _Search(log, cached, config.max_num_seqs, config.max_num_batched_tokens, corrected).run()
         except NoWayError as error:
             if passes == 1:
                 raise
-            return learning(_beyond_prices(error.way.spans()[1:], price, graph), passes - 1)
+            return learning(_beyond_prices(error.way.spans()[1:], price, graph_sizes), passes - 1)
 
     return learning({}, _MOST_PASSES)
 
 
-def _beyond_prices(
-    spans: Iterable[Span], price: Price, graph: Callable[[Step], int | None]
-) -> Mapping[int | None, float]:
+def graph_of(step: Step, sizes: Sequence[int]) -> int | None:
+    """The size of the CUDA graph, of `sizes`, that serves a step of decodes; None of others."""
+    return None if step.chunks else next((size for size in sizes if size >= step.num_decodes), None)
+
+
+def _beyond_prices(spans: Iterable[Span], price: Price, graph_sizes: Sequence[int]) -> Mapping[int | None, float]:
     """By CUDA graph, what decode steps took beyond their prices, ns a step; of spans that one graph served."""
     totals: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for span in spans:
-        graphs = {graph(step) for step in span.steps}
+        graphs = {graph_of(step, graph_sizes) for step in span.steps}
         if len(graphs) == 1 and (size := graphs.pop()) is not None:
             totals[size][0] += span.time_ns - sum(map(price, span.steps))
             totals[size][1] += len(span.steps)

@@ -31,7 +31,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.fidelity_lab import DOCS, RESULTS  # noqa: E402
 from experiments.recovered_replay import replay  # noqa: E402
-from experiments.recovered_steps import Price, Span, priced_by, recover  # noqa: E402
+from experiments.recovered_steps import Price, Span, graph_of, priced_by, recover  # noqa: E402
 from experiments.request_log import read_log  # noqa: E402
 from harness import calibration  # noqa: E402
 from harness.calibrate_fit import minimise  # noqa: E402
@@ -71,15 +71,15 @@ def errors(spans: Sequence[Span], price: Price, sizes: Sequence[int]) -> pd.Data
     rows = []
     for span in spans:
         with_prompts = [step for step in span.steps if step.chunks]
-        padded = {next(size for size in sizes if size >= step.num_decodes) for step in span.steps}
+        graphs = {graph_of(step, sizes) for step in span.steps}
         if len(with_prompts) == 1:
             num_tokens = with_prompts[0].num_decodes + sum(chunk.num_tokens for chunk in with_prompts[0].chunks)
-            kind = ("with prompts", next(end for end in PROMPT_TOKENS if end >= num_tokens), 1)
-        elif not with_prompts and len(padded) == 1:
-            kind = ("decode", padded.pop(), len(span.steps))
+            kind, size, count = "with prompts", next(end for end in PROMPT_TOKENS if end >= num_tokens), 1
+        elif len(graphs) == 1 and (graph := graphs.pop()) is not None:
+            kind, size, count = "decode", graph, len(span.steps)
         else:
             continue
-        rows.append((*kind, span.time_ns * 1e-6, sum(map(price, span.steps)) * 1e-6))
+        rows.append((kind, size, count, span.time_ns * 1e-6, sum(map(price, span.steps)) * 1e-6))
     table = pd.DataFrame(rows, columns=["kind", "tokens_up_to", "count", "measured_ms", "priced_ms"])
     found = table.groupby(["kind", "tokens_up_to"]).sum()
     found["error_ms"] = (found["priced_ms"] - found["measured_ms"]) / found["count"]

@@ -8,6 +8,7 @@ executions; where not, the total of a noisy machine's steps is longer than that 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +22,7 @@ from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, handover_steps, whole_ns
 from harness.metrics import Floats
+from harness.recorder import RecordedRun
 from harness.simulated import SimulatedEngine
 from harness.trace import Trace
 from simulator.cost import CostModel
@@ -30,7 +32,7 @@ _DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
 ]  # fmt: skip
-_NEVER_NS = 10**13  # longer than any run: the price of the steps after the last measured one
+_NEVER_NS = 10**13  # longer than any run: the time of the steps after the last given one
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,11 +70,24 @@ class StepReplay:
         }
 
 
-class _PricedReplay:
-    """Cost model that hands out the measured durations in order, and notes what another one would have said."""
+class GivenTimes:
+    """Cost model that hands out the given times of steps in order, and then one that is longer than any run."""
+
+    def __init__(self, times_ns: Iterable[int]) -> None:
+        self._left = iter(times_ns)
+
+    def step_ns(self, plan: StepPlan) -> int:
+        return next(self._left, _NEVER_NS)
+
+    def decode_ns(self, plan: StepPlan, num_steps: int) -> npt.NDArray[np.int64]:
+        raise AssertionError("every step is taken on its own")
+
+
+class _PricedReplay(GivenTimes):
+    """Notes what another cost model would have said."""
 
     def __init__(self, durations_ns: npt.NDArray[np.int64], priced: CostModel) -> None:
-        self._left = iter(durations_ns.tolist())
+        super().__init__(durations_ns.tolist())
         self._priced = priced
         self.kinds: list[str] = []
         self.predicted_ns: list[int] = []
@@ -80,10 +95,7 @@ class _PricedReplay:
     def step_ns(self, plan: StepPlan) -> int:
         self.kinds.append("decode" if not plan.prefills else "mixed" if plan.num_decodes else "prefill")
         self.predicted_ns.append(self._priced.step_ns(plan))
-        return next(self._left, _NEVER_NS)
-
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> npt.NDArray[np.int64]:
-        raise AssertionError("the replay takes every step on its own")
+        return super().step_ns(plan)
 
 
 def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part) -> StepReplay:
@@ -95,11 +107,7 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     measured = run.own.result.steps
     trace, delivered_ns = as_delivered(run)
     cost = _PricedReplay(whole_ns(measured["duration"]), priced)
-    one_by_one = config.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
-    stepwise = config.model_copy(update={"engine": one_by_one})
-    engine = SimulatedEngine(stepwise, trace, OpenLoop(delivered_ns), cost)
-    engine.run()
-    replayed = engine.recorder.tables(trace, engine.unfinished())
+    replayed = serve_at(config, trace, delivered_ns, cost)
     different = first_difference(measured, replayed.steps)
     num_same = len(measured) if different is None else different
     in_order = replayed.requests.assign(row=trace.table["row"].to_numpy()).sort_values("row")
@@ -122,6 +130,15 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     steps = steps[_in_part(run, steps["start_time"].to_numpy(), part)]
     same_preemptions, same_cache_hits = same("num_preemptions"), same("num_cached_tokens")
     return StepReplay(steps, len(executions), len(measured), different, same_preemptions, same_cache_hits)
+
+
+def serve_at(config: RunConfig, trace: Trace, seen_ns: npt.NDArray[np.int64], times: GivenTimes) -> RecordedRun:
+    """What comes of `trace` when its requests reach the scheduler at `seen_ns`, ascending, and steps take `times`."""
+    one_by_one = config.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
+    stepwise = config.model_copy(update={"engine": one_by_one})
+    engine = SimulatedEngine(stepwise, trace, OpenLoop(seen_ns), times)
+    engine.run()
+    return engine.recorder.tables(trace, engine.unfinished())
 
 
 def deviations(executions: Floats) -> tuple[Floats, Floats]:
