@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments.fidelity_lab import Lab, print_errors, print_noise  # noqa: E402
+from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
 from harness.results import RETIMED, SUMMARY  # noqa: E402
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
@@ -37,23 +38,10 @@ def published_errors(path: Path) -> dict[str, float]:
 
 def vllm(lab: Lab, data: Path) -> None:
     """Llama-3.1-8B: constants fitted on it. Qwen3-32B on two GPUs: all-reduce times fitted on its first half."""
-    folder = data / "llmservingsim_vllm"
-    common = [
-        "engine=sim", "device=rtx-pro-6000", "scheduler=vllm", "max_num_seqs=128", "max_num_batched_tokens=2048",
-        "cost=profiled",
-    ]  # fmt: skip
-    cases = {
-        "llama": ("Llama-3.1-8B", ["model=llama-3.1-8b"], "sharegpt-llama-3.1-8b-300-sps10.jsonl"),
-        "qwen": ("Qwen3-32B", ["model=qwen3-32b", "tensor_parallel_size=2"], "sharegpt-qwen3-32b-300-sps10.jsonl"),
+    settings = {case: vllm_settings(data, case) for case in ("llama", "qwen")}
+    theirs = {
+        case: published_errors(vllm_folder(data, case) / "llmservingsim_vs_vllm_summary.txt") for case in settings
     }
-    settings, theirs = {}, {}
-    for case, (name, model, workload) in cases.items():
-        measured = folder / "RTXPRO6000" / name
-        settings[case] = [
-            *common, *model, f"cost.profile=llmservingsim:{measured / 'profile'}",
-            f"validation.measured=llmservingsim:{measured}", f"validation.workload={folder / workload}",
-        ]  # fmt: skip
-        theirs[case] = published_errors(measured / "llmservingsim_vs_vllm_summary.txt")
     all_reduce = "calibration.constants=[all_reduce_0mib_us,all_reduce_1mib_us,all_reduce_16mib_us]"
 
     def fit(suffix: str, *more: str) -> tuple[Path, Path]:
@@ -89,35 +77,29 @@ def vllm(lab: Lab, data: Path) -> None:
 
 
 def distserve(lab: Lab, data: Path) -> None:
-    """OPT-13B: constants fitted at 1 request/s, the other rates predicted."""
-    folder = data / "distserve_vllm_opt13b"
-    common = [  # the settings of the server in DistServe's evaluation/2-benchmark-serving/2-start-api-server.py
-        "engine=sim", "device=a100-80gb", "model=opt-13b", "scheduler=vllm_v0", "max_num_batched_tokens=65536",
-        "max_num_seqs=1024", "gpu_memory_utilization=0.92", "cost=linear",
-    ]  # fmt: skip
-    rates = ("100-1", "200-2", "250-2.5", "300-3")
-    settings = {
-        rate: [
-            *common, f"validation.measured=distserve:{folder / f'measured-vllm-{rate}.exp'}",
-            f"validation.workload={folder / f'workload-vllm-{rate}.exp'}",
-        ]
-        for rate in rates
-    }  # fmt: skip
-    objective = ["calibration.objective=requests", "calibration.max_evaluations=3000"]
-    fitted = lab.calibrate("constants", *settings["100-1"], *objective)
-    scored = {rate: lab.validate(rate, *settings[rate], f"cost.calibration={fitted}", figures=True) for rate in rates}
+    """OPT-13B: constants fitted to the steps at 1 request/s, the other rates predicted."""
+    settings = {rate: distserve_settings(data, rate) for rate in DISTSERVE_RATES}
+    steps = ["calibration.objective=steps", "calibration.max_evaluations=1000"]
+    fitted = lab.calibrate("constants", *settings["100-1"], *steps)
+    scored = {
+        rate: lab.validate(
+            rate, *settings[rate], f"cost.calibration={fitted}", "validation.recover_steps=true", figures=True
+        )
+        for rate in DISTSERVE_RATES
+    }
     print_errors("requests and requests/s; constants fitted on the first", scored)
     own = {}
-    for rate in rates:  # what the form of the model can do at best: each run by constants of its own
-        constants = lab.calibrate(f"own_{rate}", *settings[rate], *objective, f"cost.calibration={fitted}")
+    for rate in DISTSERVE_RATES[1:]:  # what the form of the model can do at best: each run by constants of its own
+        constants = lab.calibrate(f"own_{rate}", *settings[rate], *steps)
         own[rate] = lab.validate(f"own_{rate}", *settings[rate], f"cost.calibration={constants}")
     print_errors("the same, constants fitted on each run itself", own)
     crowded = {"predicted": scored["300-3"]}
-    changes = {"larger_pool": (1.0, ["num_blocks=3526"]), "longer_steps": (1.01, []), "shorter_steps": (0.99, [])}
+    changes = {"true_pool": (1.0, [f"num_blocks={DISTSERVE_POOL}"])}
+    changes |= {f"{factor}_times_as_long": (factor, []) for factor in (0.99, 1.01, 1.02)}
     for name, (factor, more) in changes.items():
         constants = lab.scaled(fitted, factor)
         crowded[name] = lab.validate(f"300-3_{name}", *settings["300-3"], f"cost.calibration={constants}", *more)
-    print_errors("3 requests/s, which queue for the KV pool: 1.6 % more of it, steps 1 % longer and shorter", crowded)
+    print_errors("3 requests/s, which queue for the KV pool: of its true size, and steps longer or shorter", crowded)
     lab.write()
 
 

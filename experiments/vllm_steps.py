@@ -2,13 +2,13 @@
 
     python experiments/vllm_steps.py --data ../shared/ground_truth
 
-Recovers the steps of the two vLLM 0.19 runs that LLMServingSim publishes (`experiments/recovered_steps.py`), has our
-scheduling core decide at their times, scores the profiles on them and fits the constants of Llama to them. The prices
-are those of docs/fidelity/vllm, which `fidelity.py vllm` fits to statistics. Results go to
-experiments/results/vllm_steps.json.
+Recovers the steps of the two vLLM 0.19 runs that LLMServingSim publishes and of the four runs of an early vLLM that
+DistServe does (`harness/recovery`), has our scheduling core decide at their times, scores the cost models on them, fits
+the constants of Llama to them, and looks for the KV pools with which the core decides as the early vLLM did. The prices
+are those of docs/fidelity, which `fidelity.py` fits. Results go to experiments/results/vllm_steps.json.
 
-How many steps lie between two known moments was chosen by these prices, which leaves the errors of spans on the small
-side; `margin` is by how much the nearest other choice is worse (misfits of 10 and more are those of absurd times).
+How many steps lie between two known moments was chosen by prices, which leaves the errors of spans on the small side;
+`margin` is by how much the nearest other choice is worse (misfits of 10 and more are those of absurd times).
 """
 
 from __future__ import annotations
@@ -30,39 +30,33 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from experiments.fidelity_lab import DOCS, RESULTS  # noqa: E402
-from experiments.recovered_replay import replay  # noqa: E402
-from experiments.recovered_steps import Price, Span, graph_of, priced_by, recover  # noqa: E402
-from experiments.request_log import read_log  # noqa: E402
+from experiments.ground_truth import DISTSERVE_RATES, distserve_settings, vllm_settings  # noqa: E402
 from harness import calibration  # noqa: E402
 from harness.calibrate_fit import minimise  # noqa: E402
 from harness.config import RunConfig, parse  # noqa: E402
+from harness.measured import MeasuredRun  # noqa: E402
+from harness.recovery import RecoveredRun, recover  # noqa: E402
+from harness.recovery.mixed import graph_of  # noqa: E402
+from harness.recovery.replay import replay  # noqa: E402
+from harness.recovery.run import summary  # noqa: E402
+from harness.recovery.step_search import Price, Span, priced_by  # noqa: E402
 from harness.results import environment  # noqa: E402
-from harness.simulated import cost_model  # noqa: E402
+from harness.simulated import cost_model, kv_pool  # noqa: E402
 from harness.validate import load_run, simulation_config  # noqa: E402
 from simulator.importers.llmservingsim import graph_sizes  # noqa: E402
 
-MODELS = {
-    "llama": ("Llama-3.1-8B", ["model=llama-3.1-8b"], "sharegpt-llama-3.1-8b-300-sps10.jsonl"),
-    "qwen": ("Qwen3-32B", ["model=qwen3-32b", "tensor_parallel_size=2"], "sharegpt-qwen3-32b-300-sps10.jsonl"),
-}
-SYSTEM = [
-    "engine=sim", "device=rtx-pro-6000", "scheduler=vllm", "max_num_seqs=128", "max_num_batched_tokens=2048",
-    "cost=profiled", "task=validate",
-]  # fmt: skip
 PROMPT_TOKENS = (256, 512, 768, 1024, 1536, 2047, 2048)  # upper ends of the classes of steps with prompts
+POOLS = range(3360, 3421)  # KV blocks to try
+DECISION_MS = 10.0  # a token that comes as much earlier or later was decided on otherwise: no step is as short
 
 
-def configured(data: Path, case: str) -> RunConfig:
-    name, model, workload = MODELS[case]
-    measured = data / "llmservingsim_vllm" / "RTXPRO6000" / name
-    overrides = [
-        *SYSTEM, *model, f"cost.profile=llmservingsim:{measured / 'profile'}",
-        f"validation.measured=llmservingsim:{measured}",
-        f"validation.workload={data / 'llmservingsim_vllm' / workload}",
-        f"cost.calibration={ROOT / DOCS / 'vllm' / f'{case}_constants.yaml'}",
-    ]  # fmt: skip
+def recovered(settings: Sequence[str], constants: str) -> tuple[RunConfig, MeasuredRun, RecoveredRun]:
+    overrides = ["task=validate", *settings, f"cost.calibration={ROOT / DOCS / constants}"]
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        return parse(compose("config", overrides=overrides))
+        config = parse(compose("config", overrides=overrides))
+    run = load_run(config)
+    config = simulation_config(config, run)
+    return config, run, recover(config, run)
 
 
 def errors(spans: Sequence[Span], price: Price, sizes: Sequence[int]) -> pd.DataFrame:
@@ -98,44 +92,63 @@ def fitted(config: RunConfig, spans: Sequence[Span]) -> dict[str, float]:
     return minimise(misfit, calibration.constants_of(config), 400, lambda count, best: None).values
 
 
-def study(data: Path, case: str, console: Console) -> dict[str, Any]:
-    config = configured(data, case)
-    run = load_run(config)
-    config, log = simulation_config(config, run), read_log(run)
-    sizes = graph_sizes(config.max_num_seqs)
-    spans, margin = recover(config, run, log, sizes)
-    late = {name: np.abs(times) for name, times in replay(config, run, log, spans).items()}
-    counts = {
-        "requests": len(run.requests),
-        "steps": sum(len(span.steps) for span in spans),
-        "known_moments": len(log.moments),
-        "margin": margin,
-        "largest_deviation_ms": {name: float(times.max() * 1e-6) for name, times in late.items()},
-    }
-    table = errors(spans[1:], priced_by(cost_model(config)), sizes)
+def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
+    config, _, found = recovered(vllm_settings(data, case), f"vllm/{case}_constants.yaml")
+    price = priced_by(cost_model(config))
+    table = errors(found.spans[1:], price, graph_sizes(config.max_num_seqs))
     shown = Table(*table.columns, box=None, title=case)
     for row in table.itertuples(index=False):
         shown.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row))
-    console.print(counts, shown)
-    found = {"counts": counts, "errors": table.to_dict("records")}
+    record = {"summary": summary(found, price, "all"), "errors": table.to_dict("records")}
+    console.print(record["summary"], shown)
     if case == "llama":
         statistics = calibration.configured(config)
-        found["constants"] = {
+        record["constants"] = {
             "of_statistics": dict(statistics.constants) if statistics else {},
-            "of_steps": fitted(config, spans[1:]),
+            "of_steps": fitted(config, found.spans[1:]),
         }
-        console.print(found["constants"])
-    return found
+        console.print(record["constants"])
+    return record
+
+
+def study_distserve(data: Path, rate: str, console: Console) -> dict[str, Any]:
+    config, run, found = recovered(distserve_settings(data, rate), "distserve/constants.yaml")
+    record: dict[str, Any] = {"summary": summary(found, priced_by(cost_model(config)), "all")}
+    record["padding"] = paddings(found)
+    if rate == DISTSERVE_RATES[-1]:
+        same = [pool for pool in POOLS if not decided_otherwise(config, run, found, pool)]
+        pool = kv_pool(config).num_blocks
+        record["pools"] = {
+            "of_the_formula": pool,
+            "decided_otherwise_with_it": decided_otherwise(config, run, found, pool),
+            "decided_as_measured": [min(same), max(same)] if same else None,
+        }
+    console.print(rate, record)
+    return record
+
+
+def paddings(found: RecoveredRun) -> dict[str, Any]:
+    """Tokens of padding in the steps of several prompts, ascending."""
+    sizes = [[chunk.num_tokens for chunk in step.chunks] for span in found.spans for step in span.steps]
+    return {"of_batches": sorted(max(each) * len(each) - sum(each) for each in sizes if len(each) > 1)}
+
+
+def decided_otherwise(config: RunConfig, run: MeasuredRun, found: RecoveredRun, num_blocks: int) -> int:
+    """How many requests the core serves in other steps than measured, with a KV pool of `num_blocks`."""
+    resized = config.model_copy(update={"num_blocks": num_blocks})
+    late = replay(resized, run, found.log, found.spans, found.price)
+    return int((np.max(np.abs([*late.values()]), axis=0) > DECISION_MS * 1e6).sum())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     args = parser.parse_args()
-    console = Console()
+    console, data = Console(), args.data.resolve()
     command = " ".join(["python", "experiments/vllm_steps.py", *sys.argv[1:]])
     record: dict[str, Any] = {"command": command, "environment": environment()}
-    record |= {case: study(args.data.resolve(), case, console) for case in MODELS}
+    record |= {case: study_vllm(data, case, console) for case in ("llama", "qwen")}
+    record |= {f"distserve_{rate}": study_distserve(data, rate, console) for rate in DISTSERVE_RATES}
     (ROOT / RESULTS / "vllm_steps.json").write_text(json.dumps(record, indent=1) + "\n")
 
 

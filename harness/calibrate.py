@@ -6,7 +6,8 @@ What is minimised is `calibration.objective`:
     requests    mean of the absolute errors of single requests' TTFT and decode times, relative to their measured means
     steps       of our own engine, whose step times are known: root mean square of the relative errors of the single
                 steps, weighted by their measured times (with `validation.retimed`, the medians of their executions);
-                the measured plans are priced one by one, at their medians
+                the measured plans are priced one by one, at their medians. Of a log of vLLM: sum of the absolute
+                errors of the times between its known moments, relative to their sum, for the steps recovered from it
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
+from harness.recovery.run import recover
+from harness.recovery.step_search import priced_by
 from harness.results import CALIBRATION, command_line
 from harness.simulated import SimulatedEngine, cost_model, median_cost_model
 from harness.validate import load_run, simulated_requests, simulation_config
@@ -184,15 +187,12 @@ def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
     """What `calibration.objective` names.
 
     Raises:
-        ConfigError: step times are asked for and not known, or none of a step that is planned as measured.
+        ConfigError: step times are asked for, and none is known of a step that is planned as measured.
+        LogError: they are asked for, and cannot be recovered.
     """
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
-        if run.own is None:
-            raise ConfigError(
-                f"calibration.objective=steps: {run.source} does not tell step times; choose statistics or requests"
-            )
-        return _step_objective(config, run)
+        return _step_objective(config, run) if run.own else _recovered_objective(config, run)
     if config.validation.retimed:
         raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
     what, misfit = _LATENCY_MISFITS[name]
@@ -270,6 +270,18 @@ def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
         raise ConfigError(f"calibration.part={part}: {same}no steps to fit to; choose calibration.objective=requests")
     warnings = (f"{same}fitted to the {count:,} steps of part={part} among them",) if same else ()
     return Objective("RMS relative error of step times, weighted by time", misfit, count, warnings)
+
+
+def _recovered_objective(config: RunConfig, run: MeasuredRun) -> Objective:
+    others, part = _others(config), config.calibration.part
+    recovered = recover(config, run)
+
+    def misfit(constants: Mapping[str, float]) -> float:
+        spans = recovered.scored(priced_by(cost_model(config, {**others, **constants})), part)
+        return float((spans["predicted"] - spans["measured"]).abs().sum() / spans["measured"].sum())
+
+    count = sum(len(span.steps) for span in recovered.of_part(part))
+    return Objective("relative absolute error of recovered steps", misfit, count)
 
 
 @contextmanager

@@ -157,7 +157,8 @@ def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple
 def _check_sizes(config: RunConfig, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
     ours = config.model.model_dump(exclude={"name", "dtype"})
-    theirs = {name: getattr(model, name) for name, value in ours.items() if getattr(model, name) != value}
+    known = {name: getattr(model, name, 0) for name in ours}  # the engine has no models with learned positions
+    theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())
         settings = " ".join(f"model.{name}={str(value).lower()}" for name, value in theirs.items())

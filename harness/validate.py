@@ -18,6 +18,7 @@ from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.measured.own_run import SAMPLES, sample_steps, with_retimed
+from harness.recovery.run import recovered_steps
 from harness.results import RunResult
 from harness.run import serve
 from harness.simulated import median_cost_model
@@ -41,6 +42,7 @@ class Validation:
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
         levels: as of `align`.
         steps: the replays with measured step times of the run and its repeats; none unless they are our own engine's.
+        recovered: `summary` of the steps recovered from another engine's log, if they were asked for.
         fitted: the calibration used, if any; on_fitted_data: whether it was fitted on requests that are scored here.
     """
 
@@ -54,6 +56,7 @@ class Validation:
     simulated_levels: pd.DataFrame
     levels: dict[str, dict[str, float]]
     steps: list[StepReplay]
+    recovered: dict[str, Any] | None
     fitted: Calibration | None
     on_fitted_data: bool
     warnings: list[str] = field(default_factory=list)
@@ -80,7 +83,8 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     score = config.validation.score
     own = [each for each in (run, *repeats) if each.own is not None]
     steps = [replay_steps(each, simulation_config(config, each), median_cost_model(config), score) for each in own]
-    validation = _compare(config, run, repeats, served.result, steps, fitted)
+    recovered = recovered_steps(config, run) if config.validation.recover_steps else None
+    validation = _compare(config, run, repeats, served.result, steps, recovered, fitted)
     document = write_validation(validation, output_dir)
     if config.plots:
         from harness.plots.validation import write_validation_plots  # imported late, as it brings matplotlib
@@ -140,6 +144,7 @@ def _compare(
     repeats: list[MeasuredRun],
     result: RunResult,
     steps: list[StepReplay],
+    recovered: dict[str, Any] | None,
     fitted: Calibration | None,
 ) -> Validation:
     settings = config.validation
@@ -164,6 +169,7 @@ def _compare(
         simulated_levels=ours,
         levels=align(theirs, ours),
         steps=steps,
+        recovered=recovered,
         fitted=fitted,
         on_fitted_data=fitted is not None
         and any(fitted.was_fitted_on(each.data_sha256(), settings.score) for each in (run, *repeats)),

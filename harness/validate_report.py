@@ -56,6 +56,7 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "levels": validation.levels,
             "steps": validation.steps[0].summary() if validation.steps else None,
             "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
+            "recovered_steps": validation.recovered,
             "warnings": validation.warnings,
         }
     )
@@ -79,6 +80,10 @@ def print_validation(validation: Validation, console: Console) -> None:
         console.print(Text(_replayed(summary), style="dim"), soft_wrap=True)
         for number, other in enumerate(others, 1):
             console.print(Text(f"repeat {number} {_replayed(other)}", style="dim"), soft_wrap=True)
+        console.print()
+    if validation.recovered:
+        console.print(_recovered_table(validation.recovered))
+        console.print(Text(_recovered(validation.recovered), style="dim"), soft_wrap=True)
         console.print()
     if validation.on_fitted_data:
         assert validation.fitted is not None
@@ -137,6 +142,24 @@ def _step_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
+def _recovered_table(summary: Mapping[str, Any]) -> Table:
+    table = _plain_table("Recovered steps", "spans", "steps", "MAPE %", "bias %", "total %")
+    for kind, found in summary["errors"].items():
+        table.add_row(
+            kind, f"{found['num_spans']:,}", f"{found['num_steps']:,}", _unsigned(found["mape_pct"]),
+            _error(found["bias_pct"]), _error(found["total_error_pct"]),
+        )  # fmt: skip
+    return table
+
+
+def _recovered(summary: Mapping[str, Any]) -> str:
+    off = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in summary["largest_deviation_ms"].items())
+    return (
+        f"{summary['num_steps']:,} steps between {summary['num_moments']:,} moments that the log tells; spans: between "
+        f"two of them; at their times our scheduler is off by at most, in ms: {off}"
+    )
+
+
 def _executions(summary: Mapping[str, Any]) -> str:
     return (
         f"measured: median of {summary['num_executions']} executions of each step; one run: how far a single one is "
@@ -156,7 +179,7 @@ def _replayed(summary: Mapping[str, Any]) -> str:
 def _plain_table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
-        number = head not in ("", "Mean over time", "Step times alone")
+        number = head not in ("", "Mean over time", "Step times alone", "Recovered steps")
         table.add_column(head, justify="right" if number else "left", no_wrap=True, min_width=9 if number else None)
     return table
 

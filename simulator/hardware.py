@@ -18,6 +18,7 @@ class ModelShape:
     `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
     `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights and activations take `dtype_bytes`
     per element, the KV cache `kv_dtype_bytes`, if that is given; `dtype` names the arithmetic ("bf16" or "fp32").
+    `learned_positions` is the length of a table of position embeddings, 0 without one.
     """
 
     name: str
@@ -35,6 +36,7 @@ class ModelShape:
     num_experts: int = 0
     num_experts_per_token: int = 0
     moe_intermediate_size: int = 0
+    learned_positions: int = 0
     kv_dtype_bytes: int | None = None
 
     @property
@@ -69,6 +71,7 @@ class ModelShape:
         norms = 2 * self.hidden_size + 2 * self.head_dim
         layer = sum(self.attention_parameters(tp)) + mlp + router + norms
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size // tp
+        embeddings += self.learned_positions * self.hidden_size
         return (self.num_layers * layer + embeddings + self.hidden_size) * self.dtype_bytes
 
 
@@ -126,15 +129,17 @@ def activation_bytes(
 ) -> int:
     """Peak of the buffers that live at once in the largest step on one rank.
 
-    Per token: the residual and the hidden state, and the larger of the MLP's gate, up and product or attention's
-    query, key, value and output; and the logits of all sequences in float32, twice (raw and scaled).
+    Per token: the residual and the hidden state, the embeddings of tokens and positions where positions are learned
+    (they stay while the layers run), and the larger of the MLP's gate, up and product or attention's query, key, value
+    and output. Or, if they take more, the logits of all sequences in float32, twice (raw and scaled).
     """
     tp = tensor_parallel_size
     width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
     heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
-    per_token = 2 * model.hidden_size + max(3 * width // tp, heads * model.head_dim)
+    hidden_states = 4 if model.learned_positions else 2
+    per_token = hidden_states * model.hidden_size + max(3 * width // tp, heads * model.head_dim)
     logits = 2 * max_num_seqs * model.vocab_size * 4
-    return max_num_batched_tokens * per_token * model.dtype_bytes + logits
+    return max(max_num_batched_tokens * per_token * model.dtype_bytes, logits)
 
 
 def size_kv_pool(

@@ -66,6 +66,7 @@ class ModelConfig(ConfigModel):
 
     Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
     layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
+    `learned_positions` is the length of a table of position embeddings, which only the simulator knows.
     """
 
     name: Text
@@ -82,6 +83,7 @@ class ModelConfig(ConfigModel):
     num_experts: NonNegativeInt = 0
     num_experts_per_token: NonNegativeInt = 0
     moe_intermediate_size: NonNegativeInt = 0
+    learned_positions: NonNegativeInt = 0
 
     @property
     def dtype_bytes(self) -> int:

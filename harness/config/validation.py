@@ -16,7 +16,8 @@ class ValidationConfig(ConfigModel):
     `workload` is the file that was replayed, for formats whose log lacks the prompts; `repeats` are more runs of the
     same, as `measured`; `retimed` are folders of task=retime with more executions of its steps; `score` is the part of
     the requests, by order of arrival, that is compared; `latency_from` is where TTFT and E2EL start: at the arrival, or
-    when the scheduler first saw the request.
+    when the scheduler first saw the request; `recover_steps` finds the steps of another engine's run from its log and
+    compares them one by one.
     """
 
     measured: Text | None = None
@@ -25,6 +26,7 @@ class ValidationConfig(ConfigModel):
     retimed: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
     latency_from: Literal["arrival", "queued"] = "arrival"
+    recover_steps: bool = False
 
 
 class RetimingConfig(ConfigModel):
@@ -36,9 +38,9 @@ class RetimingConfig(ConfigModel):
 class CalibrationConfig(ConfigModel):
     """What is fitted to the measured run of `validation.measured`: `constants` of the cost model, all it has when
     empty, to the `part` of the requests, with at most `max_evaluations` simulations. `objective` is what counts: the
-    errors of the "steps" one by one, known of our own engine, of "statistics" of the latencies, or of the latencies of
-    "requests" one by one. None takes steps where they are known, and else statistics. `widths` replaces how far from
-    their defaults constants may well be, which a fit weighs against the misfit."""
+    errors of the "steps" one by one, known of our own engine and recovered from logs of vLLM, of "statistics" of the
+    latencies, or of the latencies of "requests" one by one. None takes steps where they are known, and else statistics.
+    `widths` replaces how far from their defaults constants may well be, which a fit weighs against the misfit."""
 
     constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     part: Part = "all"

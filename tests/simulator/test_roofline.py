@@ -126,6 +126,26 @@ def test_kv_pool_follows_the_formula() -> None:
         assert f"{pool.num_blocks:,} blocks" in pool.describe() and f"{pool.block_bytes:,} bytes" in pool.describe()
 
 
+def test_activations_are_those_of_the_layers_or_the_logits() -> None:
+    llama = load_model("llama-3.1-8b")
+    layers = 8192 * 2 * (2 * 4096 + 3 * 14336)
+    assert activation_bytes(llama, 8192, 256, 1) == layers
+    assert activation_bytes(llama, 16, 256, 1) == 2 * 256 * 128256 * 4
+    assert activation_bytes(replace(llama, learned_positions=2050), 8192, 256, 1) == layers + 8192 * 2 * 2 * 4096
+
+
+def test_the_kv_pool_of_an_early_vllm_is_nearly_that_of_its_run() -> None:
+    """3,387 to 3,390 blocks, by its decisions (experiments/vllm_steps.py)."""
+    opt = load_model("opt-13b")
+    assert opt.weight_bytes() / 2 / 1e9 == pytest.approx(12.853, rel=1e-3)  # its checkpoint without biases
+    a100 = replace(H100, memory_bytes=85094039552)
+    pool = size_kv_pool(
+        opt, a100, block_size=16, tensor_parallel_size=1, gpu_memory_utilization=0.92, max_num_batched_tokens=65536,
+        max_num_seqs=1024,
+    )  # fmt: skip
+    assert pool.num_blocks == pytest.approx(3388.5, rel=0.003)
+
+
 def test_a_kv_cache_in_8_bits_takes_half() -> None:
     llama = load_model("llama-3.1-8b")
     narrow = replace(llama, kv_dtype_bytes=1)

@@ -9,65 +9,30 @@ not find absurd, keeping only ways on which every first and last token falls due
 The rules are restated here in as few lines as a search needs: requests first come, first served; chunked prefill;
 asynchronous scheduling, so a step is planned when the one before it starts. Left out are KV blocks: of a run in which
 requests wait for them, or are preempted, no steps or wrong ones are found. What prompts find in the prefix cache is
-taken from a simulation. `experiments/recovered_replay.py` then has the scheduling core itself decide, with all of that.
+taken from a simulation.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-import numpy as np
+from harness.recovery.request_log import Moment, RequestLog, Token
+from harness.recovery.step_search import (
+    Chunk,
+    NoWayError,
+    Price,
+    Recovered,
+    Span,
+    Step,
+    Tolerance,
+    best_way,
+)
 
-from experiments.request_log import LogError, Moment, RequestLog, Token
-from harness.arrivals import make_arrivals
-from harness.config import RunConfig
-from harness.measured import MeasuredRun
-from harness.simulated import SimulatedEngine, cost_model
-from simulator.cost import CostModel, plan_to_price
-
-# The misfit of a span is the square of (time - price) / (2 % of the price + 0.7 ms), from 3 on three times itself.
-_SHARE, _FIXED_NS, _LINEAR = 0.02, 700_000, 3.0
-# It is absurd if they differ by more than half of the last step, 12 % of the price and 1 ms.
-_ABSURD_SHARE, _ABSURD_NS = 0.12, 1_000_000
-_WIDTH = 60  # ways kept for each number of steps so far
+_TOLERANCE = Tolerance(share=0.02, fixed_ns=700_000, absurd_share=0.12, absurd_ns=1_000_000)
 _MOST_PASSES = 8
-
-
-class Chunk(NamedTuple):
-    """Prompt tokens that a step computes."""
-
-    request: int
-    start: int
-    num_tokens: int
-    is_last: bool
-
-
-class Step(NamedTuple):
-    """What a step computes; sums over its decodes of their contexts and the squares of them."""
-
-    num_decodes: int
-    num_context_tokens: int
-    num_squared_context_tokens: int
-    chunks: tuple[Chunk, ...]
-
-    @property
-    def computes(self) -> bool:
-        return bool(self.num_decodes or self.chunks)
-
-
-class Span(NamedTuple):
-    """The steps between two moments, and how long they took together; none while the engine was idle."""
-
-    steps: tuple[Step, ...]
-    time_ns: int
-
-
-Price = Callable[[Step], float]
-"""What a step is expected to take, in ns."""
 
 
 class _State(NamedTuple):
@@ -90,41 +55,6 @@ class _State(NamedTuple):
     step: Step
 
 
-class _Way(NamedTuple):
-    """A way to a state: its misfit in all, by how much each other way to a state on it had more at least, and the last
-    of its spans after those of the way `before`."""
-
-    state: _State
-    misfit: float
-    margin: float
-    span: Span | None
-    before: _Way | None
-
-    def spans(self) -> list[Span]:
-        found, way = [], self
-        while way.before is not None:
-            assert way.span is not None
-            found.append(way.span)
-            way = way.before
-        return found[::-1]
-
-
-class Recovered(NamedTuple):
-    """Spans in order, and by how much more misfit every other division of the time into steps has at least, if it ends
-    in the same state and was not given up on the way."""
-
-    spans: list[Span]
-    margin: float
-
-
-class NoWayError(LogError):
-    """No way to divide the time up to a moment into steps agrees with the log; `way` is the best up to the last."""
-
-    def __init__(self, moment: int, way: _Way) -> None:
-        super().__init__(f"no steps agree with the log up to its moment {moment}")
-        self.way = way
-
-
 class _Search:
     """Finds the steps of a log under limits on a step; `cached` is what prompts find in the prefix cache, in tokens."""
 
@@ -137,33 +67,14 @@ class _Search:
         self._max_num_batched_tokens = max_num_batched_tokens
         self._price = price
 
-    def run(self) -> Recovered:
-        """Raises NoWayError."""
-        ways = [_Way(_State(0, 0, 0, (), (), Step(0, 0, 0, ())), 0.0, math.inf, None, None)]
-        for i, (moment, following) in enumerate(pairwise(self._log.moments)):
-            found: dict[_State, _Way] = {}
-            for way in ways:
-                for state, steps, misfit in self._ahead(way.state, moment, following, is_first=i == 0):
-                    span = Span(steps, following.time_ns - moment.time_ns)
-                    new, old = _Way(state, way.misfit + misfit, way.margin, span, way), found.get(state)
-                    if old is not None:
-                        better, worse = sorted((old, new), key=lambda each: each.misfit)
-                        new = better._replace(margin=min(better.margin, worse.misfit - better.misfit))
-                    found[state] = new
-            if not found:
-                raise NoWayError(i + 1, ways[0])
-            kept: dict[int, list[_Way]] = defaultdict(list)
-            for way in sorted(found.values(), key=lambda way: way.misfit):
-                if len(kept[way.state.num_steps]) < _WIDTH:
-                    kept[way.state.num_steps].append(way)
-            ways = sorted((way for same in kept.values() for way in same), key=lambda way: way.misfit)
-        return Recovered(ways[0].spans(), min([ways[0].margin, *(way.misfit - ways[0].misfit for way in ways[1:])]))
+    def run(self) -> tuple[list[Span], float]:
+        """As `best_way`."""
+        start = _State(0, 0, 0, (), (), Step(0, 0, 0, ()))
+        return best_way(self._log.moments, start, self._ahead, _TOLERANCE)
 
     def _ahead(
-        self, state: _State, moment: Moment, following: Moment, *, is_first: bool
+        self, state: _State, moment: Moment, following: Moment, tolerance: Tolerance
     ) -> Iterable[tuple[_State, tuple[Step, ...], float]]:
-        """States at the `following` moment, with the steps that lead there and their misfit. The first steps of a run,
-        which prepares what later ones use, may take any time."""
         time, priced = following.time_ns - moment.time_ns, 0.0
         steps: tuple[Step, ...] = ()
         if not state.step.computes:  # idle, or all was planned before the first request came
@@ -175,21 +86,19 @@ class _Search:
         while True:
             price = self._price(state.step)
             steps, priced = (*steps, state.step), priced + price
-            absurd = math.inf if is_first else price / 2 + _ABSURD_SHARE * priced + _ABSURD_NS
-            if priced > time + absurd:
+            misfit = tolerance.misfit(time, priced, price)
+            if priced > time and math.isinf(misfit):
                 return
             state, tokens = self._done(state, moment.num_seen)
-            if tokens == following.tokens and priced >= time - absurd:
-                off = abs(time - priced) / (_SHARE * priced + _FIXED_NS)
-                yield state, steps, 0.0 if is_first else min(off * off, _LINEAR * off)
+            if tokens == following.tokens and not math.isinf(misfit):
+                yield state, steps, misfit
             if tokens or not state.step.computes:
                 return
 
     def _done(self, state: _State, num_seen: int) -> tuple[_State, frozenset[Token]]:
         """The state after the next step, and the first and last tokens that it yields."""
-        log, number = self._log, state.num_steps
-        decodes, tokens, squares, chunks = state.step
-        tokens, squares = tokens + decodes, squares + 2 * tokens + decodes  # every context has grown by a token
+        log, number, chunks = self._log, state.num_steps, state.step.chunks
+        decodes, tokens, squares, _ = state.step.next_decodes
         ended = [request for last, request in state.ending if last == number]
         for request in ended:
             context = log.num_prompt_tokens[request] + log.num_output_tokens[request]
@@ -237,34 +146,29 @@ class _Search:
         )
 
 
-def recover(config: RunConfig, run: MeasuredRun, log: RequestLog, graph_sizes: Sequence[int]) -> Recovered:
-    """The steps of `run`, an engine with the limits of `config`; its cost model tells one way from another.
+def recover_mixed(
+    log: RequestLog, cached: Sequence[int], limits: tuple[int, int], price: Price, graph_sizes: Sequence[int]
+) -> Recovered:
+    """The steps of an engine with these `limits`, max_num_seqs and max_num_batched_tokens; `cached` is what prompts
+    find in the prefix cache, in tokens.
 
     Where no way is found, the prices of decodes are corrected by what they took on the best way up to there, by the
     CUDA graph, of `graph_sizes`, that serves them, and it is searched again.
 
     Raises:
-        LogError: no steps agree with the log, a request is refused, or the engine does not schedule as vLLM does.
+        NoWayError: no steps agree with the log.
     """
-    if not config.scheduler.async_scheduling or config.scheduler.policy != "mixed":
-        raise LogError("steps are searched for by the rules of scheduler=vllm")
-    engine = SimulatedEngine(config, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(0)))
-    engine.run()
-    served = engine.recorder.tables(run.trace, engine.unfinished()).requests
-    if num_other := int((served["num_output_tokens"].to_numpy() != log.num_output_tokens).sum()):
-        raise LogError(f"{run.source}: {num_other} requests are refused or cut short in the simulation")
-    cached, price = served["num_cached_tokens"].astype(int).tolist(), priced_by(cost_model(config))
 
     def learning(beyond: Mapping[int | None, float], passes: int) -> Recovered:
         def corrected(step: Step) -> float:
             return price(step) + beyond.get(graph_of(step, graph_sizes), 0.0)
 
         try:
-            return _Search(log, cached, config.max_num_seqs, config.max_num_batched_tokens, corrected).run()
+            return Recovered(*_Search(log, cached, *limits, corrected).run(), price)
         except NoWayError as error:
             if passes == 1:
                 raise
-            return learning(_beyond_prices(error.way.spans()[1:], price, graph_sizes), passes - 1)
+            return learning(_beyond_prices(error.spans[1:], price, graph_sizes), passes - 1)
 
     return learning({}, _MOST_PASSES)
 
@@ -283,16 +187,3 @@ def _beyond_prices(spans: Iterable[Span], price: Price, graph_sizes: Sequence[in
             totals[size][0] += span.time_ns - sum(map(price, span.steps))
             totals[size][1] += len(span.steps)
     return {size: total / count for size, (total, count) in totals.items()}
-
-
-def priced_by(cost: CostModel) -> Price:
-    """What a cost model says that a step takes; asked once for equal steps."""
-    known: dict[Step, int] = {}
-
-    def price(step: Step) -> float:
-        if step not in known:
-            chunks = [(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks]
-            known[step] = cost.step_ns(plan_to_price(chunks, *step[:3]))
-        return known[step]
-
-    return price

@@ -9,17 +9,21 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.measured import MeasuredRun
-from harness.measured.measured_run import whole_ns
+from harness.errors import MeasuredRunError
+from harness.measured.measured_run import MeasuredRun, whole_ns
 
 Ints = npt.NDArray[np.int64]
 Token = tuple[int, bool]
 """A request's first (False) or last (True) token."""
 
-_TOGETHER_NS = 600_000  # events this close belong to the end of the same step: no step is as short
+# Events this close belong to the end of the same step. By the engine's clock no step is as short; clients see the
+# tokens of a step come one by one.
+_TOGETHER_NS = 600_000
+_CLIENT_TOGETHER_NS = 8_000_000
+_CLIENT_DELAY_NS = 8_000_000  # as long as a request takes at most from the client until the engine knows it
 
 
-class LogError(ValueError):
+class LogError(MeasuredRunError):
     """The log does not tell enough, or tells of something that a search for steps does not know."""
 
 
@@ -29,7 +33,7 @@ class Moment(NamedTuple):
     Attributes:
         time_ns: since the first of them.
         tokens: those that came.
-        num_seen: how many requests the engine had taken in by then.
+        num_seen: how many requests the engine had taken in by then, of those whose coming makes a moment.
     """
 
     time_ns: int
@@ -46,20 +50,20 @@ class RequestLog:
         moments: in order.
         seen_ns: int64[requests], the moment at which each was taken in.
         scheduled_ns, first_token_ns, last_token_ns: int64[requests], measured, in the clock of the moments; a request
-            counts as scheduled when the step with its first chunk is planned.
+            counts as scheduled when the step with its first chunk is planned. None if the log does not tell.
     """
 
     num_prompt_tokens: list[int]
     num_output_tokens: list[int]
     moments: list[Moment]
     seen_ns: Ints
-    scheduled_ns: Ints
+    scheduled_ns: Ints | None
     first_token_ns: Ints
     last_token_ns: Ints
 
 
-def read_log(run: MeasuredRun) -> RequestLog:
-    """What `run` tells.
+def read_engine_log(run: MeasuredRun) -> RequestLog:
+    """What `run` tells by the clock of the engine core.
 
     The engine takes requests in after the tokens of a step are out: a request that was queued within 0.6 ms after a
     token counts as taken in at its time, any other as much earlier than it was queued as is usual. Requests that reach
@@ -75,16 +79,45 @@ def read_log(run: MeasuredRun) -> RequestLog:
     queued, scheduled, first, last = (whole_ns(table[name]) for name in names)
     if (np.diff(queued) < 0).any():
         raise LogError(f"{run.source}: requests were taken in in another order than they came")
-    groups = _together(_seen(queued, np.unique(np.concatenate([first, last]))), first, last)
-    start = groups[0][0]
-    moments = [Moment(time - start, tokens, num_seen) for time, tokens, num_seen in groups]
+    seen = _seen(queued, np.unique(np.concatenate([first, last])))
+    moments = _together(seen, first, last, _TOGETHER_NS)
     num_new = np.diff([0, *(moment.num_seen for moment in moments)])
+    seen = np.repeat(np.array([moment.time_ns for moment in moments], np.int64), num_new)
+    return _since_first(run, moments, seen, scheduled, first, last)
+
+
+def read_client_log(run: MeasuredRun) -> RequestLog:
+    """What `run` tells by the clock of a client, who sends requests and sees tokens come.
+
+    All times are as the client sees them: a request counts as taken in 8 ms after it was sent, or before if it got its
+    first token in the step that began before. Moments are those at which tokens came, and those at which a request came
+    to an engine that had none.
+
+    Raises:
+        LogError: a time is missing.
+    """
+    table = run.requests
+    names = ("arrival_time", "first_token_time", "finish_time")
+    if lacking := [name for name in names if table[name].isna().any()]:
+        raise LogError(f"{run.source}: no {', '.join(lacking)} of some requests")
+    sent, first, last = (whole_ns(table[name]) for name in names)
+    latest = np.maximum.accumulate(np.concatenate([[-1], last[:-1]]))
+    seen = np.minimum(sent + _CLIENT_DELAY_NS, first - 1)
+    moments = _together(seen[latest < sent], first, last, _CLIENT_TOGETHER_NS)
+    return _since_first(run, moments, seen, None, first, last)
+
+
+def _since_first(
+    run: MeasuredRun, moments: Sequence[Moment], seen: Ints, scheduled: Ints | None, first: Ints, last: Ints
+) -> RequestLog:
+    """Everything in ns since the first moment."""
+    start = moments[0].time_ns
     return RequestLog(
-        table["num_prompt_tokens"].tolist(),
-        table["num_output_tokens"].tolist(),
-        moments,
-        np.repeat(np.array([moment.time_ns for moment in moments], np.int64), num_new),
-        scheduled - start,
+        run.requests["num_prompt_tokens"].tolist(),
+        run.requests["num_output_tokens"].tolist(),
+        [moment._replace(time_ns=moment.time_ns - start) for moment in moments],
+        seen - start,
+        None if scheduled is None else scheduled - start,
         first - start,
         last - start,
     )
@@ -100,17 +133,17 @@ def _seen(queued_ns: Ints, token_ns: Ints) -> Ints:
     return seen
 
 
-def _together(seen_ns: Ints, first_ns: Ints, last_ns: Ints) -> list[tuple[int, frozenset[Token], int]]:
-    """Time, tokens and number of requests seen so far of each moment."""
+def _together(seen_ns: Ints, first_ns: Ints, last_ns: Ints, together_ns: int) -> list[Moment]:
+    """Moments that are more than `together_ns` apart."""
     events: list[tuple[int, Token | None]] = [(int(time), None) for time in seen_ns]
     events += [(int(time), (i, False)) for i, time in enumerate(first_ns)]
     events += [(int(time), (i, True)) for i, time in enumerate(last_ns)]
     events.sort(key=lambda event: event[0])
-    starts = [i for i, (time, _) in enumerate(events) if i == 0 or time - events[i - 1][0] > _TOGETHER_NS]
+    starts = [i for i, (time, _) in enumerate(events) if i == 0 or time - events[i - 1][0] > together_ns]
     found, num_seen = [], 0
     for i, j in zip(starts, [*starts[1:], len(events)], strict=True):
         group: Sequence[tuple[int, Token | None]] = events[i:j]
         num_seen += sum(token is None for _, token in group)
         time = next((time for time, token in group if token is not None), group[0][0])
-        found.append((time, frozenset(token for _, token in group if token is not None), num_seen))
+        found.append(Moment(time, frozenset(token for _, token in group if token is not None), num_seen))
     return found

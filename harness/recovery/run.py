@@ -1,0 +1,139 @@
+"""A measured run of vLLM with its steps, recovered from its per-request log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.arrivals import make_arrivals
+from harness.config import RunConfig
+from harness.config.validation import Part
+from harness.errors import ConfigError
+from harness.measured.measured_run import MeasuredRun
+from harness.recovery.mixed import recover_mixed
+from harness.recovery.prefill_first import as_taken_in, recover_prefill_first
+from harness.recovery.replay import replay
+from harness.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
+from harness.recovery.step_search import Price, Span, priced_by
+from harness.simulated import SimulatedEngine, cost_model
+from simulator.importers.llmservingsim import graph_sizes
+
+_TO_MS = 1e-6
+
+
+@dataclass(frozen=True, eq=False)
+class RecoveredRun:
+    """The steps of a run between the moments that its log tells of.
+
+    Attributes:
+        log: what the log tells.
+        spans: between one moment and the next; the first, in which the engine may prepare what later steps use, may
+            have taken any time.
+        price: tells how to divide a span among its steps.
+        margin: by how much the nearest other division of the time into steps is worse (10 and more: times that are
+            absurd), as of `Recovered`.
+        late: by how much our scheduling core is later than measured, as of `replay`.
+    """
+
+    log: RequestLog
+    spans: list[Span]
+    price: Price
+    margin: float
+    late: dict[str, Ints]
+
+    @property
+    def num_steps(self) -> int:
+        return sum(len(span.steps) for span in self.spans)
+
+    def largest_deviations_ms(self) -> dict[str, float]:
+        """By what the core does, how far from measured it is at most."""
+        return {name: float(np.abs(times).max() * _TO_MS) for name, times in self.late.items()}
+
+    def of_part(self, part: Part) -> list[Span]:
+        """The spans to score, all but the first: of a part of the requests, those that begin before the second half
+        begins to be taken in, or from there on."""
+        starts = np.cumsum([0, *(span.time_ns for span in self.spans)])[:-1]
+        boundary = self.log.seen_ns[len(self.log.seen_ns) // 2]
+        wanted = {"all": starts >= 0, "first_half": starts < boundary, "second_half": starts >= boundary}[part]
+        return [span for span, is_in in zip(self.spans[1:], wanted[1:], strict=True) if is_in and span.steps]
+
+    def scored(self, price: Price, part: Part) -> pd.DataFrame:
+        """A row per span: kind (decode, or with prompts), num_steps, and in s measured and predicted."""
+        rows = [
+            (
+                "with prompts" if any(step.chunks for step in span.steps) else "decode",
+                len(span.steps),
+                span.time_ns * 1e-9,
+                sum(map(price, span.steps)) * 1e-9,
+            )
+            for span in self.of_part(part)
+        ]
+        return pd.DataFrame(rows, columns=["kind", "num_steps", "measured", "predicted"])
+
+
+def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
+    """The steps of `run`, of a vLLM with the limits of `config`; its cost model tells one way from another.
+
+    Raises:
+        LogError: the log does not tell enough, no steps agree with it, a request is refused, or the scheduler is
+            neither that of vLLM 1 nor that of its early versions.
+    """
+    scheduler = config.scheduler
+    engine = SimulatedEngine(config, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(0)))
+    engine.run()
+    served = engine.recorder.tables(run.trace, engine.unfinished()).requests
+    if num_other := int((served["num_output_tokens"] != run.requests["num_output_tokens"]).sum()):
+        raise LogError(f"{run.source}: {num_other} requests are refused or cut short in the simulation")
+    price = priced_by(cost_model(config))
+    if scheduler.policy == "mixed" and scheduler.async_scheduling:
+        log, limits = read_engine_log(run), (config.max_num_seqs, config.max_num_batched_tokens)
+        cached = served["num_cached_tokens"].astype(int).tolist()
+        found = recover_mixed(log, cached, limits, price, graph_sizes(config.max_num_seqs))
+    elif scheduler.policy == "prefill_first":
+        log = read_client_log(run)
+        found = recover_prefill_first(log, pads_prompts=scheduler.max_padding is not None)
+        log = as_taken_in(log, found)
+    else:
+        raise LogError("steps are searched for by the rules of scheduler=vllm and scheduler=vllm_v0")
+    late = replay(config, run, log, found.spans, found.price)
+    return RecoveredRun(log, found.spans, found.price, found.margin, late)
+
+
+def recovered_steps(config: RunConfig, run: MeasuredRun) -> dict[str, Any]:
+    """`summary` of the steps of `run`, scored as `config.validation` says.
+
+    Raises:
+        ConfigError: the run is of our own engine, whose steps are known.
+        LogError: as `recover`.
+    """
+    if run.own is not None:
+        raise ConfigError("validation.recover_steps: has no effect on a run of our own engine, whose steps are known")
+    return summary(recover(config, run), priced_by(cost_model(config)), config.validation.score)
+
+
+def summary(recovered: RecoveredRun, price: Price, part: Part) -> dict[str, Any]:
+    """How many steps, how far the core is from the log, and by kind of span how many steps, MAPE, bias and error of
+    the total time, in %."""
+    scored = recovered.scored(price, part)
+    kinds = {"all": scored, **{str(kind): rows for kind, rows in scored.groupby("kind")}}
+    return {
+        "num_steps": recovered.num_steps,
+        "num_moments": len(recovered.log.moments),
+        "margin": recovered.margin,
+        "largest_deviation_ms": recovered.largest_deviations_ms(),
+        "errors": {kind: _errors(rows) for kind, rows in kinds.items() if len(rows)},
+    }
+
+
+def _errors(spans: pd.DataFrame) -> dict[str, float]:
+    errors = spans["predicted"] / spans["measured"] - 1
+    return {
+        "num_spans": len(spans),
+        "num_steps": int(spans["num_steps"].sum()),
+        "mape_pct": float(100 * errors.abs().mean()),
+        "bias_pct": float(100 * errors.mean()),
+        "total_error_pct": float(100 * (spans["predicted"].sum() / spans["measured"].sum() - 1)),
+    }
