@@ -77,10 +77,11 @@ def vllm(lab: Lab, data: Path) -> None:
 
 
 def distserve(lab: Lab, data: Path) -> None:
-    """OPT-13B: constants fitted to the steps at 1 request/s, the other rates predicted."""
+    """OPT-13B: constants fitted to the steps at 1 request/s, the other rates predicted; but how the server at 2
+    requests/s pads is taken from its own run."""
     settings = {rate: distserve_settings(data, rate) for rate in DISTSERVE_RATES}
-    steps = ["calibration.objective=steps", "calibration.max_evaluations=1000"]
-    fitted = lab.calibrate("constants", *settings["100-1"], *steps)
+    steps = "calibration.objective=steps"
+    fitted = lab.calibrate("constants", *settings["100-1"], steps)
     scored = {
         rate: lab.validate(
             rate, *settings[rate], f"cost.calibration={fitted}", "validation.recover_steps=true", figures=True
@@ -90,7 +91,7 @@ def distserve(lab: Lab, data: Path) -> None:
     print_errors("requests and requests/s; constants fitted on the first", scored)
     own = {}
     for rate in DISTSERVE_RATES[1:]:  # what the form of the model can do at best: each run by constants of its own
-        constants = lab.calibrate(f"own_{rate}", *settings[rate], *steps)
+        constants = lab.calibrate(f"own_{rate}", *settings[rate], steps)
         own[rate] = lab.validate(f"own_{rate}", *settings[rate], f"cost.calibration={constants}")
     print_errors("the same, constants fitted on each run itself", own)
     crowded = {"predicted": scored["300-3"]}

@@ -25,7 +25,7 @@ SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
-_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "calibration")
+_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "recovered_steps", "calibration")
 
 
 class Scored(NamedTuple):

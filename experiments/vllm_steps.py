@@ -8,7 +8,7 @@ the constants of Llama to them, and looks for the KV pools with which the core d
 are those of docs/fidelity, which `fidelity.py` fits. Results go to experiments/results/vllm_steps.json.
 
 How many steps lie between two known moments was chosen by prices, which leaves the errors of spans on the small side;
-`margin` is by how much the nearest other choice is worse (misfits of 10 and more are those of absurd times).
+`margin` is by how much the nearest other choice is worse; below 1 it fits about as well.
 """
 
 from __future__ import annotations
@@ -47,6 +47,7 @@ from simulator.importers.llmservingsim import graph_sizes  # noqa: E402
 
 PROMPT_TOKENS = (256, 512, 768, 1024, 1536, 2047, 2048)  # upper ends of the classes of steps with prompts
 POOLS = range(3360, 3421)  # KV blocks to try
+WINDOW_S, WINDOW_STEPS = 20, 50
 DECISION_MS = 10.0  # a token that comes as much earlier or later was decided on otherwise: no step is as short
 
 
@@ -114,23 +115,43 @@ def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
 def study_distserve(data: Path, rate: str, console: Console) -> dict[str, Any]:
     config, run, found = recovered(distserve_settings(data, rate), "distserve/constants.yaml")
     record: dict[str, Any] = {"summary": summary(found, priced_by(cost_model(config)), "all")}
-    record["padding"] = paddings(found)
+    record["padding_of_batches"] = paddings(found)
+    used = calibration.configured(config)
+    assert used is not None
+    record["fixed_part_of_decodes"] = fixed_parts(found, used.constants["context_token_s"])
     if rate == DISTSERVE_RATES[-1]:
         same = [pool for pool in POOLS if not decided_otherwise(config, run, found, pool)]
         pool = kv_pool(config).num_blocks
         record["pools"] = {
             "of_the_formula": pool,
             "decided_otherwise_with_it": decided_otherwise(config, run, found, pool),
-            "decided_as_measured": [min(same), max(same)] if same else None,
+            "decided_as_measured": same,
         }
     console.print(rate, record)
     return record
 
 
-def paddings(found: RecoveredRun) -> dict[str, Any]:
+def fixed_parts(found: RecoveredRun, context_token_s: float) -> list[dict[str, float]]:
+    """Of every 20 s in which 50 steps were of spans without prompts: what these took without contexts, ms a step."""
+    totals: dict[int, list[float]] = {}
+    starts = np.cumsum([0, *(span.time_ns for span in found.spans)]) * 1e-9
+    for start, span in zip(starts[1:], found.spans[1:], strict=False):
+        if span.steps and not any(step.chunks for step in span.steps):
+            contexts = sum(step.num_context_tokens for step in span.steps)
+            total = totals.setdefault(int(start // WINDOW_S), [0.0, 0])
+            total[0] += span.time_ns * 1e-6 - 1e3 * context_token_s * contexts
+            total[1] += len(span.steps)
+    return [
+        {"from_s": window * WINDOW_S, "steps": steps, "ms": round(time / steps, 2)}
+        for window, (time, steps) in sorted(totals.items())
+        if steps >= WINDOW_STEPS
+    ]
+
+
+def paddings(found: RecoveredRun) -> list[int]:
     """Tokens of padding in the steps of several prompts, ascending."""
     sizes = [[chunk.num_tokens for chunk in step.chunks] for span in found.spans for step in span.steps]
-    return {"of_batches": sorted(max(each) * len(each) - sum(each) for each in sizes if len(each) > 1)}
+    return sorted(max(each) * len(each) - sum(each) for each in sizes if len(each) > 1)
 
 
 def decided_otherwise(config: RunConfig, run: MeasuredRun, found: RecoveredRun, num_blocks: int) -> int:

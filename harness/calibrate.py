@@ -8,6 +8,7 @@ What is minimised is `calibration.objective`:
                 steps, weighted by their measured times (with `validation.retimed`, the medians of their executions);
                 the measured plans are priced one by one, at their medians. Of a log of vLLM: sum of the absolute
                 errors of the times between its known moments, relative to their sum, for the steps recovered from it
+                (with scheduler=vllm these are found with the prices before the fit)
 """
 
 from __future__ import annotations
@@ -281,6 +282,8 @@ def _recovered_objective(config: RunConfig, run: MeasuredRun) -> Objective:
         return float((spans["predicted"] - spans["measured"]).abs().sum() / spans["measured"].sum())
 
     count = sum(len(span.steps) for span in recovered.of_part(part))
+    if not count:
+        raise ConfigError(f"calibration.part={part}: no recovered steps to fit to; choose calibration.part=all")
     return Objective("relative absolute error of recovered steps", misfit, count)
 
 

@@ -157,7 +157,8 @@ def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple
 def _check_sizes(config: RunConfig, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
     ours = config.model.model_dump(exclude={"name", "dtype"})
-    known = {name: getattr(model, name, 0) for name in ours}  # the engine has no models with learned positions
+    known = {name: getattr(model, name) for name in ours if name != "learned_positions"}  # it has no such models
+    known["learned_positions"] = 0
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())

@@ -76,6 +76,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         _check_repeat(run, repeat)
     config = simulation_config(config, run)
     fitted = calibration.configured(config)
+    recovered = recovered_steps(config, run) if config.validation.recover_steps else None
     arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, run.trace, arrivals, output_dir, console)
     if served.interrupted:
@@ -83,7 +84,6 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     score = config.validation.score
     own = [each for each in (run, *repeats) if each.own is not None]
     steps = [replay_steps(each, simulation_config(config, each), median_cost_model(config), score) for each in own]
-    recovered = recovered_steps(config, run) if config.validation.recover_steps else None
     validation = _compare(config, run, repeats, served.result, steps, recovered, fitted)
     document = write_validation(validation, output_dir)
     if config.plots:

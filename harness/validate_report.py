@@ -156,7 +156,8 @@ def _recovered(summary: Mapping[str, Any]) -> str:
     off = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in summary["largest_deviation_ms"].items())
     return (
         f"{summary['num_steps']:,} steps between {summary['num_moments']:,} moments that the log tells; spans: between "
-        f"two of them; at their times our scheduler is off by at most, in ms: {off}"
+        f"two of them (margin to other steps: {summary['margin']:.2f}); at their times our scheduler is off by at most "
+        f"(ms): {off}"
     )
 
 

@@ -198,13 +198,20 @@ def first_difference(measured: pd.DataFrame, replayed: pd.DataFrame) -> int | No
 def _errors(steps: pd.DataFrame) -> dict[str, float]:
     if steps.empty:
         return {}
-    measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
-    relative = 100 * (predicted - measured) / measured
     known = {name: float(100 * steps[name].mean()) for name in ("single", "halves") if steps[name].notna().any()}
     return {
         "count": len(steps),
+        **relative_errors(steps),
+        **{f"{name}_mape_pct": value for name, value in known.items()},
+    }
+
+
+def relative_errors(steps: pd.DataFrame) -> dict[str, float]:
+    """MAPE, bias (mean of the signed errors) and error of the total of `predicted` against `measured`, in %."""
+    measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
+    relative = 100 * (predicted - measured) / measured
+    return {
         "mape_pct": float(np.abs(relative).mean()),
         "bias_pct": float(relative.mean()),
         "total_error_pct": float(100 * (predicted.sum() / measured.sum() - 1)),
-        **{f"{name}_mape_pct": value for name, value in known.items()},
     }

@@ -19,14 +19,16 @@ from typing import NamedTuple
 
 import numpy as np
 from scipy.optimize import linprog
+from scipy.sparse import csr_array, hstack, identity
 
 from harness.metrics import Floats
-from harness.recovery.request_log import Moment, RequestLog
+from harness.recovery.request_log import LogError, Moment, RequestLog
 from harness.recovery.step_search import Chunk, NoWayError, Price, Recovered, Span, Step, Tolerance, best_way, timed
 
 _TOLERANCE = Tolerance(share=0.05, fixed_ns=4_000_000, absurd_share=0.2, absurd_ns=5_000_000, stall_ns=150_000_000)
 _MOST_PASSES = 8
-_UNSURE_NS = 15_000_000  # how much later than usual a request may be taken in, as far as steps within spans are known
+_LEAST_SPANS = 10  # to fit prices to
+_UNSURE_NS = 15_000_000  # how far off the times at which requests are taken in and steps within spans begin may be
 
 
 class _State(NamedTuple):
@@ -64,19 +66,14 @@ class _Search:
         if not following.tokens:
             return
         prompts, decodes = Step(0, 0, 0, _prompts(self._log, firsts)), self._decodes(state)
-        last_price = self._price(prompts) if firsts else self._price(decodes)
-        until_last = state.decoding[0][0] if state.decoding else 0
-        for num_steps in range(until_last + 1):
-            if firsts:
-                misfit = tolerance.misfit(time, priced + last_price, last_price)
-                if not math.isinf(misfit) and (after := self._after(state, num_steps, firsts, lasts)) is not None:
-                    yield after, (*steps, prompts), misfit
-            elif (
-                num_steps == until_last and {request for left, request in state.decoding if left == num_steps} == lasts
-            ):
-                misfit = tolerance.misfit(time, priced, last_price)
-                if not math.isinf(misfit):
-                    yield _State(state.num_steps + num_steps, _decoded(state, num_steps)), steps, misfit
+        last_price = self._price(prompts if firsts else decodes)
+        until_last = state.decoding[0][0] if state.decoding else 0  # a last token comes with it: at a moment
+        for num_steps in range(max(until_last, 1) if firsts else until_last + 1):
+            misfit = tolerance.misfit(time, priced + (last_price if firsts else 0.0), last_price)
+            if not math.isinf(misfit) and (firsts or num_steps == until_last):
+                after, ended = self._after(state, num_steps, firsts)
+                if ended == lasts:
+                    yield after, (*steps, prompts) if firsts else steps, misfit
             price = self._price(decodes)
             steps, priced = (*steps, decodes), priced + price
             if priced > time and math.isinf(tolerance.misfit(time, priced, last_price)):
@@ -90,14 +87,13 @@ class _Search:
         ]
         return Step(len(contexts), sum(contexts), sum(context**2 for context in contexts), ())
 
-    def _after(self, state: _State, num_steps: int, firsts: Sequence[int], lasts: set[int]) -> _State | None:
-        """The state after so many decode steps and a prompt step with `firsts`; None if other requests end in them."""
-        left = [(self._log.num_output_tokens[request] - 1, request) for request in firsts]
+    def _after(self, state: _State, num_steps: int, firsts: Sequence[int]) -> tuple[_State, set[int]]:
+        """The state after so many decode steps and, if there are any, a prompt step with `firsts`; and who ended."""
+        left = [(count - num_steps, request) for count, request in state.decoding]
+        left += [(self._log.num_output_tokens[request] - 1, request) for request in firsts]
+        decoding = tuple(sorted(entry for entry in left if entry[0]))
         ended = {request for count, request in left if not count}
-        if ended != lasts or (state.decoding and num_steps >= state.decoding[0][0]):
-            return None
-        joined = sorted([*_decoded(state, num_steps), *(entry for entry in left if entry[0])])
-        return _State(state.num_steps + num_steps + 1, tuple(joined))
+        return _State(state.num_steps + num_steps + bool(firsts), decoding), ended
 
 
 def recover_prefill_first(log: RequestLog, *, pads_prompts: bool) -> Recovered:
@@ -105,25 +101,27 @@ def recover_prefill_first(log: RequestLog, *, pads_prompts: bool) -> Recovered:
     with the prices that fit those found, as long as that finds others.
 
     Raises:
-        NoWayError: no steps agree with the log.
+        LogError: no steps agree with the log, or it tells of too few tokens to know what steps take.
     """
-    price = _of_requests(log, pads_prompts)
-    recovered, spans = None, list[Span]()
+    price, recovered = _of_requests(log, pads_prompts), None
+    spans: list[Span] | None = None
     for _ in range(_MOST_PASSES):
         before = spans
         try:
             spans, margin = _Search(log, price).run()
         except NoWayError as error:
-            if recovered is not None or error.spans == before:
-                break
-            lacking, spans = error, error.spans
+            if recovered is not None:
+                return recovered
+            spans = error.spans
+            if spans == before or len(spans) < _LEAST_SPANS:
+                raise
         else:
             recovered = Recovered(spans, margin, price)
-        if spans == before:
+        if spans == before or len(spans) < _LEAST_SPANS:
             break
         price = _of_spans(spans[1:], pads_prompts)
     if recovered is None:
-        raise lacking
+        raise NoWayError(len(spans or ()) + 1, spans or [])
     return recovered
 
 
@@ -141,10 +139,6 @@ def as_taken_in(log: RequestLog, found: Recovered) -> RequestLog:
     return replace(log, seen_ns=np.minimum.accumulate(seen[::-1])[::-1])
 
 
-def _decoded(state: _State, num_steps: int) -> tuple[tuple[int, int], ...]:
-    return tuple((left - num_steps, request) for left, request in state.decoding if left > num_steps)
-
-
 def _of_requests(log: RequestLog, pads_prompts: bool) -> Price:
     """Prices that fit the times from the requests' first to their last tokens: between these each of them decoded once
     for each token, prompts were computed where first tokens came, and contexts grew about evenly in time."""
@@ -159,9 +153,13 @@ def _of_requests(log: RequestLog, pads_prompts: bool) -> Price:
     does, taken = [], []
     for request in np.flatnonzero(more):
         within = (times > log.first_token_ns[request]) & (times <= log.last_token_ns[request])
+        if not within.any():
+            continue  # all its tokens came at one moment
         context = np.average(contexts[within], weights=np.diff(times, prepend=0)[within])
         does.append(np.array([more[request], more[request] * context, 0, 0]) + prompt_does[within].sum(axis=0))
         taken.append(log.last_token_ns[request] - log.first_token_ns[request])
+    if not does:
+        raise LogError("no request has tokens that came one after the other")
     fitted = np.array(does)
     fitted[:, 0] += fitted[:, 2]  # too few of them to tell prompt steps from others
     each, token, _, prompt_token = _constants(fitted * (1, 1, 0, 1), np.array(taken))
@@ -181,9 +179,12 @@ def _constants(does: Floats, times_ns: Floats) -> tuple[float, ...]:
     scale, unit = np.maximum(does.max(axis=0), 1.0), float(times_ns.max())
     # minimise sum(over + under) such that does @ constants + under - over = times, all of them at least 0
     costs = np.concatenate([np.zeros(does.shape[1]), np.ones(2 * len(times_ns))])
-    equalities = np.hstack([does / scale, np.eye(len(times_ns)), -np.eye(len(times_ns))])
-    solved = linprog(costs, A_eq=equalities, b_eq=times_ns / unit).x[: does.shape[1]]
-    return tuple((solved * unit / scale).tolist())
+    each = identity(len(times_ns), format="csr")
+    equalities = hstack([csr_array(does / scale), each, -each], format="csr")
+    solved = linprog(costs, A_eq=equalities, b_eq=times_ns / unit)
+    if not solved.success:
+        raise LogError(f"no prices of steps fit the log: {solved.message}")
+    return tuple((solved.x[: does.shape[1]] * unit / scale).tolist())
 
 
 def _linear(constants: tuple[float, ...], pads_prompts: bool) -> Price:
@@ -191,8 +192,8 @@ def _linear(constants: tuple[float, ...], pads_prompts: bool) -> Price:
 
     def price(step: Step) -> float:
         if not step.chunks:
-            return each + token * step.num_context_tokens
-        return each_prompt + prompt_token * _does(step, pads_prompts)[3]
+            return max(1.0, each + token * step.num_context_tokens)
+        return max(1.0, each_prompt + prompt_token * _does(step, pads_prompts)[3])
 
     return price
 

@@ -41,7 +41,7 @@ class Moment(NamedTuple):
     num_seen: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RequestLog:
     """Requests in order of arrival.
 
@@ -89,9 +89,9 @@ def read_engine_log(run: MeasuredRun) -> RequestLog:
 def read_client_log(run: MeasuredRun) -> RequestLog:
     """What `run` tells by the clock of a client, who sends requests and sees tokens come.
 
-    All times are as the client sees them: a request counts as taken in 8 ms after it was sent, or before if it got its
-    first token in the step that began before. Moments are those at which tokens came, and those at which a request came
-    to an engine that had none.
+    All times are as the client sees them: a request counts as taken in 8 ms after it was sent, or just before its first
+    token. Moments are those at which tokens came, and those at which a request came to an engine that had none. Tokens
+    within 8 ms count as those of one step, so steps must take longer, and first tokens of an idle engine 16 ms.
 
     Raises:
         LogError: a time is missing.

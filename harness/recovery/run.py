@@ -19,6 +19,7 @@ from harness.recovery.replay import replay
 from harness.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
 from harness.recovery.step_search import Price, Span, priced_by
 from harness.simulated import SimulatedEngine, cost_model
+from harness.validate_steps import relative_errors
 from simulator.importers.llmservingsim import graph_sizes
 
 _TO_MS = 1e-6
@@ -33,8 +34,8 @@ class RecoveredRun:
         spans: between one moment and the next; the first, in which the engine may prepare what later steps use, may
             have taken any time.
         price: tells how to divide a span among its steps.
-        margin: by how much the nearest other division of the time into steps is worse (10 and more: times that are
-            absurd), as of `Recovered`.
+        margin: by how much the nearest other division of the time into steps is worse, as of `Recovered`: below 1 it
+            fits about as well.
         late: by how much our scheduling core is later than measured, as of `replay`.
     """
 
@@ -82,22 +83,29 @@ def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
             neither that of vLLM 1 nor that of its early versions.
     """
     scheduler = config.scheduler
-    engine = SimulatedEngine(config, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(0)))
+    asynchronous = scheduler.policy == "mixed" and scheduler.async_scheduling
+    early = scheduler.policy == "prefill_first" and not (scheduler.async_scheduling or scheduler.enable_prefix_caching)
+    if not (asynchronous or early):
+        raise LogError("steps are recovered by the rules of scheduler=vllm and scheduler=vllm_v0: choose one of them")
+    engine = SimulatedEngine(
+        config, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+    )
     engine.run()
     served = engine.recorder.tables(run.trace, engine.unfinished()).requests
     if num_other := int((served["num_output_tokens"] != run.requests["num_output_tokens"]).sum()):
         raise LogError(f"{run.source}: {num_other} requests are refused or cut short in the simulation")
     price = priced_by(cost_model(config))
-    if scheduler.policy == "mixed" and scheduler.async_scheduling:
-        log, limits = read_engine_log(run), (config.max_num_seqs, config.max_num_batched_tokens)
-        cached = served["num_cached_tokens"].astype(int).tolist()
-        found = recover_mixed(log, cached, limits, price, graph_sizes(config.max_num_seqs))
-    elif scheduler.policy == "prefill_first":
-        log = read_client_log(run)
-        found = recover_prefill_first(log, pads_prompts=scheduler.max_padding is not None)
-        log = as_taken_in(log, found)
-    else:
-        raise LogError("steps are searched for by the rules of scheduler=vllm and scheduler=vllm_v0")
+    log = read_client_log(run) if early else read_engine_log(run)
+    try:
+        if early:
+            found = recover_prefill_first(log, pads_prompts=scheduler.max_padding is not None)
+            log = as_taken_in(log, found)
+        else:
+            limits = config.max_num_seqs, config.max_num_batched_tokens
+            cached = served["num_cached_tokens"].astype(int).tolist()
+            found = recover_mixed(log, cached, limits, price, graph_sizes(config.max_num_seqs))
+    except LogError as error:
+        raise LogError(f"{run.source}: {error}; steps cannot be recovered with these settings") from None
     late = replay(config, run, log, found.spans, found.price)
     return RecoveredRun(log, found.spans, found.price, found.margin, late)
 
@@ -124,16 +132,9 @@ def summary(recovered: RecoveredRun, price: Price, part: Part) -> dict[str, Any]
         "num_moments": len(recovered.log.moments),
         "margin": recovered.margin,
         "largest_deviation_ms": recovered.largest_deviations_ms(),
-        "errors": {kind: _errors(rows) for kind, rows in kinds.items() if len(rows)},
-    }
-
-
-def _errors(spans: pd.DataFrame) -> dict[str, float]:
-    errors = spans["predicted"] / spans["measured"] - 1
-    return {
-        "num_spans": len(spans),
-        "num_steps": int(spans["num_steps"].sum()),
-        "mape_pct": float(100 * errors.abs().mean()),
-        "bias_pct": float(100 * errors.mean()),
-        "total_error_pct": float(100 * (spans["predicted"].sum() / spans["measured"].sum() - 1)),
+        "errors": {
+            kind: {"num_spans": len(rows), "num_steps": int(rows["num_steps"].sum()), **relative_errors(rows)}
+            for kind, rows in kinds.items()
+            if len(rows)
+        },
     }

@@ -118,8 +118,8 @@ class Way(NamedTuple, Generic[State]):
 
 
 class Recovered(NamedTuple):
-    """Spans in order; by how much more misfit every other division of the time into steps has at least, if it ends in
-    the same state and was not given up on the way; and the prices that tell how to divide a span among its steps."""
+    """Spans in order; by how much more misfit every other division of the time into steps has at least that was not
+    given up on the way; and the prices that tell how to divide a span among its steps."""
 
     spans: list[Span]
     margin: float
@@ -130,7 +130,7 @@ class NoWayError(LogError):
     """No way to divide the time up to a moment into steps agrees with the log; `spans` are the best up to the last."""
 
     def __init__(self, moment: int, spans: list[Span]) -> None:
-        super().__init__(f"no steps agree with the log up to its moment {moment}")
+        super().__init__(f"no steps of vLLM agree with the log beyond its moment {moment} of those that it tells of")
         self.spans = spans
 
 

@@ -7,117 +7,24 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from numpy.typing import NDArray
 
-from engine.plan import StepPlan
-from experiments.vllm_steps import errors
 from harness import calibration
-from harness.arrivals import make_arrivals
-from harness.config import RunConfig
-from harness.errors import ConfigError
-from harness.measured import MeasuredRun
-from harness.measured.measured_run import queued_times, series_table
-from harness.readers import load_trace
+from harness.errors import ConfigError, TwinServeError
 from harness.recovery import LogError, RecoveredRun, mixed, recover
 from harness.recovery.replay import replay
 from harness.recovery.request_log import read_client_log, read_engine_log
 from harness.recovery.run import summary
-from harness.recovery.step_search import Chunk, NoWayError, Span, Step, Tolerance, priced_by
+from harness.recovery.step_search import Step, Tolerance, priced_by
 from harness.results import CALIBRATION, VALIDATION
-from harness.simulated import SimulatedEngine, cost_model
-from harness.trace import Trace
-from simulator.cost import CostModel
+from harness.simulated import cost_model
 from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
+from tests.harness.recovery_runs import EARLY, early_run, real_run
 from tests.harness.test_run import config
 
-EARLY = [
-    "engine=sim", "scheduler=vllm_v0", "model=opt-13b", "device=a100-80gb", "cost=linear",
-    "max_num_batched_tokens=65536",
-]  # fmt: skip
+CACHING = {"enable_prefix_caching": True}
 # Requests wait for KV blocks, but none is preempted.
 CROWDED = ["arrival.rate=20", "num_blocks=900", "scheduler.watermark=0.25"]
-
-
-class Uneven:
-    """A cost model whose steps take up to `noise` more or less, decodes of 9 to 16 `slow` times as long, and the 300th
-    `stall_ns` more; it keeps what it was asked for."""
-
-    def __init__(self, cost: CostModel, noise: float, slow: float = 1.0, stall_ns: int = 0) -> None:
-        self._cost, self._noise, self._slow, self._stall_ns = cost, noise, slow, stall_ns
-        self._rng = np.random.default_rng(1)
-        self.steps: list[Step] = []
-        self.times: list[int] = []
-
-    def step_ns(self, plan: StepPlan) -> int:
-        chunks = tuple(Chunk(chunk.sequence.request_id, *chunk[1:]) for chunk in plan.prefills)
-        self.steps.append(Step(plan.num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens, chunks))
-        factor = 1 + self._rng.uniform(-self._noise, self._noise)
-        if not chunks and 8 < plan.num_decodes <= 16:
-            factor *= self._slow
-        stall = self._stall_ns if len(self.steps) == 300 else 0
-        self.times.append(round(factor * self._cost.step_ns(plan)) + stall)
-        return self.times[-1]
-
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
-        raise AssertionError
-
-
-def served_run(settings: RunConfig, trace: Trace, cost: Uneven) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables of requests and of steps of an engine with such steps."""
-    arrivals = make_arrivals(trace, settings.arrival, np.random.default_rng(settings.seed))
-    engine = SimulatedEngine(settings, trace, arrivals, cost)
-    engine.run()
-    served = engine.recorder.tables(trace, engine.unfinished())
-    return served.requests, served.steps
-
-
-def as_measured(settings: RunConfig, trace: Trace, requests: pd.DataFrame) -> tuple[RunConfig, MeasuredRun]:
-    """The run that a log of `requests` tells of, and what to simulate it with."""
-    sent = replace(trace, table=trace.table.assign(arrival_time=requests["arrival_time"].to_numpy()))
-    settings = settings.model_copy(update={"arrival": config("arrival=trace").arrival})
-    return settings, MeasuredRun("", "", "", (), sent, requests, series_table({}), {}, ())
-
-
-def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[RunConfig, MeasuredRun, Uneven]:
-    """A run of vLLM's rules, of which the log tells what vLLM's would, and what its steps were."""
-    settings = config(
-        "engine=sim", "scheduler=vllm", "model=llama-3.1-8b", "device=h100-80gb", "engine.compress=false",
-        "max_num_batched_tokens=1024", "trace.num_requests=60", "arrival.rate=25", "max_num_seqs=24", *overrides,
-    )  # fmt: skip
-    trace, cost = load_trace(settings.trace, seed=settings.seed), Uneven(cost_model(settings), noise, slow)
-    trace = replace(trace, table=trace.table.assign(num_output_tokens=one_of_ten_ends_at_once))
-    requests, steps = served_run(settings, trace, cost)
-    seen = queued_times(requests["arrival_time"].to_numpy(), steps)
-    noted = np.maximum.accumulate(seen + np.random.default_rng(2).uniform(40e-6, 280e-6, len(seen)))
-    return *as_measured(settings, trace, requests.assign(queued_time=noted)), cost
-
-
-def early_run(*overrides: str, stall_ns: int = 0) -> tuple[RunConfig, MeasuredRun, Uneven]:
-    """A run of an early vLLM's rules, as a client sees it, and what its steps were."""
-    settings = config(*EARLY, "engine.compress=false", "trace.num_requests=30", "arrival.rate=3", *overrides)
-    trace, cost = load_trace(settings.trace, seed=settings.seed), Uneven(cost_model(settings), 0.02, stall_ns=stall_ns)
-    lengths = {
-        "num_prompt_tokens": (8 * trace.table["num_prompt_tokens"]).clip(upper=1500),
-        "num_output_tokens": one_of_ten_ends_at_once(trace.table).clip(upper=120),
-    }
-    trace = replace(trace, table=trace.table.assign(**lengths))
-    requests, _ = served_run(settings, trace, cost)
-    rng = np.random.default_rng(2)
-    off = {name: rng.uniform(0.002, 0.004, len(requests)) for name in ("arrival", "first", "last")}
-    sent = (requests["arrival_time"] - off["arrival"]).cummax()
-    requests = requests.assign(
-        arrival_time=sent,
-        first_token_time=requests["first_token_time"] + off["first"],
-        finish_time=requests["finish_time"] + np.where(requests["num_output_tokens"] > 1, off["last"], off["first"]),
-    )
-    since = requests[["arrival_time", "first_token_time", "finish_time"]] - sent.iloc[0]
-    return *as_measured(settings, trace, requests.assign(**since)), cost
-
-
-def one_of_ten_ends_at_once(table: pd.DataFrame) -> pd.Series[int]:
-    return table["num_output_tokens"].where(table["request_id"] % 10 != 5, 1)
 
 
 def steps_of(found: RecoveredRun) -> list[Step]:
@@ -198,6 +105,11 @@ def test_recovered_steps_give_back_the_constants_they_were_made_with(tmp_path: P
     expected = {name: constant.default for name, constant in calibration.constants_of(settings).items()}
     assert found.constants == pytest.approx(expected, rel=0.05)
     assert 400 < found.fitted_on["num_steps"] < 500
+    all_at_once = run.requests.assign(arrival_time=0.0)
+    measured_at_once = write_distserve(tmp_path / "n.exp", all_at_once)
+    part = [f"validation.measured=distserve:{measured_at_once}", "calibration.part=first_half"]
+    with pytest.raises(TwinServeError, match="no recovered steps to fit to|no steps of vLLM agree"):
+        execute_in(tmp_path / "none", config(*EARLY, "progress=false", *fit, *part))
 
     scored = [f"cost.calibration={found.path}", "task=validate", measured, "validation.recover_steps=true"]
     execute_in(tmp_path / "scored", config(*EARLY, "progress=false", "plots=false", *scored))
@@ -215,7 +127,7 @@ def test_steps_of_our_own_runs_are_known_and_not_recovered(tmp_path: Path) -> No
 
 def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
     settings, run, cost = real_run("max_num_seqs=16", "arrival.rate=60", slow=1.2)
-    with monkeypatch.context() as patched, pytest.raises(NoWayError):
+    with monkeypatch.context() as patched, pytest.raises(LogError, match="no steps of vLLM agree"):
         patched.setattr(mixed, "_MOST_PASSES", 1)
         recover(settings, run)
     assert steps_of(recover(settings, run)) == cost.steps
@@ -227,7 +139,7 @@ def test_logs_that_no_steps_agree_with_are_refused() -> None:
         shorter[shorter.argmax()] //= 2  # others that decode beside it have as many steps as before
         trace = replace(run.trace, table=run.trace.table.assign(num_output_tokens=shorter))
         run = replace(run, trace=trace, requests=run.requests.assign(num_output_tokens=shorter))
-        with pytest.raises(NoWayError, match="no steps agree with the log up to its moment"):
+        with pytest.raises(LogError, match="no steps of vLLM agree .* with these settings"):
             recover(settings, run)
 
 
@@ -245,16 +157,37 @@ def test_logs_that_do_not_tell_enough_are_refused() -> None:
         recover(settings.model_copy(update={"max_model_len": 20}), run)
     with pytest.raises(LogError, match="by the rules of scheduler=vllm and scheduler=vllm_v0"):
         recover(config("scheduler=mixed", "arrival=trace"), run)
+    settings, run, _ = early_run("trace.num_requests=5")
+    with pytest.raises(LogError, match="by the rules of"):
+        recover(settings.model_copy(update={"scheduler": settings.scheduler.model_copy(update=CACHING)}), run)
+    once = run.requests.assign(num_output_tokens=1, finish_time=run.requests["first_token_time"])
+    trace = replace(run.trace, table=run.trace.table.assign(num_output_tokens=1))
+    with pytest.raises(LogError, match="no request has tokens that came one after the other"):
+        recover(settings, replace(run, requests=once, trace=trace))
+    quick = run.requests.assign(first_token_time=run.requests["arrival_time"] + 0.004)
+    with pytest.raises(LogError, match="no steps of vLLM agree with the log beyond its moment"):
+        recover(settings, replace(run, requests=quick))
 
 
-def test_what_the_search_does_not_know_shows_in_the_replay() -> None:
-    """Requests that wait for KV blocks: no steps are found, or the core, which has blocks, does otherwise."""
-    settings, run, _ = real_run("num_blocks=200", "trace.num_requests=30")
+@pytest.mark.parametrize("overrides", [["trace.num_requests=1"], ["trace.num_requests=2", "arrival.rate=1000"]])
+def test_short_logs_of_an_early_vllm_tell_their_steps_too(overrides: list[str]) -> None:
+    settings, run, cost = early_run(*overrides)
+    assert steps_of(recover(settings, run)) == cost.steps
+
+
+def test_requests_whose_tokens_come_in_one_piece_are_known_with_their_first() -> None:
+    settings, run, _ = early_run("trace.num_requests=8")
+    at_once = run.requests["finish_time"].where(run.requests.index != 3, run.requests["first_token_time"])
     try:
-        found = recover(settings, run)
-    except NoWayError:
-        return
-    assert largest_ms(found) > 1
+        recover(settings, replace(run, requests=run.requests.assign(finish_time=at_once)))
+    except LogError as error:
+        assert "no steps of vLLM agree" in str(error)
+
+
+def test_waiting_for_kv_blocks_is_not_searched_for() -> None:
+    settings, run, _ = real_run("num_blocks=200", "trace.num_requests=30")
+    with pytest.raises(LogError, match="no steps of vLLM agree"):
+        recover(settings, run)
 
 
 def test_other_decisions_of_the_core_show_in_its_replay() -> None:
@@ -285,25 +218,6 @@ def test_misfits_grow_with_the_distance_and_absurd_ones_are_infinite() -> None:
     assert np.isinf(near.misfit(64, 100, 20)) and not np.isinf(near.misfit(65, 100, 20))  # 10 + 20 + 5
     assert near.misfit(185, 100, 20) == 3 * 85 / 20 and near.misfit(10**9, 100, 10**10) == 20
     assert np.isinf(near.misfit(186, 100, 20))
-
-
-def test_errors_are_those_of_spans_of_one_kind() -> None:
-    decodes, more = Step(3, 300, 30_000, ()), Step(5, 500, 50_000, ())
-    prompt = Step(3, 303, 31_000, (Chunk(7, 0, 300, True),))
-    spans = [
-        Span((decodes, decodes), 20_000_000),
-        Span((decodes,), 12_000_000),
-        Span((decodes, more), 50_000_000),  # padded to 4 and to 8
-        Span((decodes, prompt), 40_000_000),
-        Span((), 5_000_000),
-    ]
-    found = errors(spans, lambda step: 9e6 if step is decodes else 30e6, (1, 2, 4, 8)).to_dict("records")
-    assert found == [
-        {"kind": "decode", "tokens_up_to": 4, "count": 3, "measured_ms": 32.0, "priced_ms": 27.0,
-         "error_ms": -1.667, "error_pct": -15.625},
-        {"kind": "with prompts", "tokens_up_to": 512, "count": 1, "measured_ms": 40.0, "priced_ms": 39.0,
-         "error_ms": -1.0, "error_pct": -2.5},
-    ]  # fmt: skip
 
 
 def test_requests_are_taken_in_with_the_tokens_before_or_as_much_earlier_than_noted_as_is_usual() -> None:
