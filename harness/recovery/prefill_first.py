@@ -68,9 +68,9 @@ class _Search:
         prompts, decodes = Step(0, 0, 0, _prompts(self._log, firsts)), self._decodes(state)
         last_price = self._price(prompts if firsts else decodes)
         until_last = state.decoding[0][0] if state.decoding else 0  # a last token comes with it: at a moment
-        for num_steps in range(max(until_last, 1) if firsts else until_last + 1):
+        for num_steps in range(until_last + 1):
             misfit = tolerance.misfit(time, priced + (last_price if firsts else 0.0), last_price)
-            if not math.isinf(misfit) and (firsts or num_steps == until_last):
+            if not math.isinf(misfit):
                 after, ended = self._after(state, num_steps, firsts)
                 if ended == lasts:
                     yield after, (*steps, prompts) if firsts else steps, misfit
