@@ -73,6 +73,19 @@ def test_all_steps_of_an_early_vllm_are_found_and_the_core_repeats_them(override
     assert all(max(each) * len(each) - sum(each) <= padding for each in sizes)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(18))
+def test_all_steps_of_other_runs_are_found(seed: int) -> None:
+    rate = [0.5, 1, 2, 4, 8, 20][seed % 6]
+    pool = CROWDED[1:] if seed % 3 == 0 else []
+    for settings, run, cost in (
+        early_run(f"seed={seed}", f"arrival.rate={rate}", *pool),
+        real_run(f"seed={seed}", f"arrival.rate={5 * rate}"),
+    ):
+        found = recover(settings, run)
+        assert steps_of(found) == cost.steps and largest_ms(found) < 5
+
+
 @pytest.mark.parametrize("change", ["num_blocks=880", "scheduler.max_padding=0", "max_num_seqs=12"])
 def test_other_decisions_than_those_of_an_early_vllm_show_in_the_replay(change: str) -> None:
     _, run, _ = early_run(*CROWDED)
