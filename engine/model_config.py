@@ -153,6 +153,8 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     family = model.get("family") or _guess_family(model)
     if family not in get_args(Family):
         raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
+    if positions := model.get("learned_positions"):
+        raise ModelError(f"learned_positions={positions}: not supported, all models here rotate; simulate it instead")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
     if family == "llama":
         rope = {"rope_type": "default", "rope_theta": 500_000.0}

@@ -124,7 +124,7 @@ def test_latencies_of_our_own_runs_can_be_fitted_to(tmp_path: Path) -> None:
         assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
         assert "steps" not in OmegaConf.load(found.path).objective.minimised
     path = write_distserve(tmp_path / "m.exp", read_results(tmp_path / "a")[0].requests)
-    with pytest.raises(LogError, match="steps are searched for by the rules of scheduler=vllm and scheduler=vllm_v0"):
+    with pytest.raises(LogError, match="steps are recovered by the rules of scheduler=vllm and scheduler=vllm_v0"):
         calibrate(tmp_path / "out", f"distserve:{path}", *WORK, "calibration.objective=steps")
 
 
