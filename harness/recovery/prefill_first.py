@@ -148,16 +148,19 @@ def _of_requests(log: RequestLog, pads_prompts: bool) -> Price:
     prompt_does = np.array(
         [_does(Step(0, 0, 0, _prompts(log, firsts)), pads_prompts) if firsts else (0,) * 4 for firsts in prompts]
     )
-    grown = (times[:, None] - log.first_token_ns) / np.maximum(log.last_token_ns - log.first_token_ns, 1)
-    contexts = np.where((grown >= 0) & (grown <= 1), length + more * grown, 0.0).sum(axis=1)
+    starts, ends = (np.searchsorted(times, came, side="right") for came in (log.first_token_ns, log.last_token_ns))
+    took, contexts = log.last_token_ns - log.first_token_ns, np.zeros(len(times))
+    decoding = np.flatnonzero(ends > starts)  # of others all tokens came at one moment
+    for request in decoding:
+        within = slice(starts[request], ends[request])
+        grown = (times[within] - log.first_token_ns[request]) / took[request]
+        contexts[within] += length[request] + more[request] * grown
     does, taken = [], []
-    for request in np.flatnonzero(more):
-        within = (times > log.first_token_ns[request]) & (times <= log.last_token_ns[request])
-        if not within.any():
-            continue  # all its tokens came at one moment
+    for request in decoding:
+        within = slice(starts[request], ends[request])
         context = np.average(contexts[within], weights=np.diff(times, prepend=0)[within])
         does.append(np.array([more[request], more[request] * context, 0, 0]) + prompt_does[within].sum(axis=0))
-        taken.append(log.last_token_ns[request] - log.first_token_ns[request])
+        taken.append(took[request])
     if not does:
         raise LogError("no request has tokens that came one after the other")
     fitted = np.array(does)
