@@ -82,13 +82,11 @@ def errors(spans: Sequence[Span], price: Price, sizes: Sequence[int]) -> pd.Data
     return found.round(3).reset_index()
 
 
-def fitted(config: RunConfig, spans: Sequence[Span]) -> dict[str, float]:
+def fitted(config: RunConfig, found: RecoveredRun) -> dict[str, float]:
     """The constants with the least sum of absolute errors of the spans, relative to their time; without any prior."""
-    time = sum(span.time_ns for span in spans)
 
     def misfit(values: Mapping[str, float]) -> float:
-        price = priced_by(cost_model(config, values))
-        return sum(abs(sum(map(price, span.steps)) - span.time_ns) for span in spans if span.steps) / time
+        return found.misfit(priced_by(cost_model(config, values)), "all")
 
     return minimise(misfit, calibration.constants_of(config), 400, lambda count, best: None).values
 
@@ -106,7 +104,7 @@ def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
         statistics = calibration.configured(config)
         record["constants"] = {
             "of_statistics": dict(statistics.constants) if statistics else {},
-            "of_steps": fitted(config, found.spans[1:]),
+            "of_steps": fitted(config, found),
         }
         console.print(record["constants"])
     return record

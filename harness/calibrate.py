@@ -278,8 +278,7 @@ def _recovered_objective(config: RunConfig, run: MeasuredRun) -> Objective:
     recovered = recover(config, run)
 
     def misfit(constants: Mapping[str, float]) -> float:
-        spans = recovered.scored(priced_by(cost_model(config, {**others, **constants})), part)
-        return float((spans["predicted"] - spans["measured"]).abs().sum() / spans["measured"].sum())
+        return recovered.misfit(priced_by(cost_model(config, {**others, **constants})), part)
 
     count = sum(len(span.steps) for span in recovered.of_part(part))
     if not count:

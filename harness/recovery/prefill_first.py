@@ -61,9 +61,9 @@ class _Search:
         steps: tuple[Step, ...] = ()
         firsts = sorted(request for request, is_last in following.tokens if not is_last)
         lasts = {request for request, is_last in following.tokens if is_last}
-        if not following.tokens and not state.decoding:
-            yield state, (), 0.0
         if not following.tokens:
+            if not state.decoding:
+                yield state, (), 0.0
             return
         prompts, decodes = Step(0, 0, 0, _prompts(self._log, firsts)), self._decodes(state)
         last_price = self._price(prompts if firsts else decodes)
@@ -104,24 +104,23 @@ def recover_prefill_first(log: RequestLog, *, pads_prompts: bool) -> Recovered:
         LogError: no steps agree with the log, or it tells of too few tokens to know what steps take.
     """
     price, recovered = _of_requests(log, pads_prompts), None
-    spans: list[Span] | None = None
-    for _ in range(_MOST_PASSES):
+    spans: list[Span] = []
+    for passes_left in reversed(range(_MOST_PASSES)):
         before = spans
         try:
             spans, margin = _Search(log, price).run()
         except NoWayError as error:
             if recovered is not None:
-                return recovered
+                break
             spans = error.spans
-            if spans == before or len(spans) < _LEAST_SPANS:
+            if spans == before or len(spans) < _LEAST_SPANS or not passes_left:
                 raise
         else:
             recovered = Recovered(spans, margin, price)
-        if spans == before or len(spans) < _LEAST_SPANS:
-            break
+            if spans == before or len(spans) < _LEAST_SPANS:
+                break
         price = _of_spans(spans[1:], pads_prompts)
-    if recovered is None:
-        raise NoWayError(len(spans or ()) + 1, spans or [])
+    assert recovered is not None, "or the last pass would have raised"
     return recovered
 
 

@@ -72,11 +72,9 @@ def read_engine_log(run: MeasuredRun) -> RequestLog:
     Raises:
         LogError: a time is missing, or requests were taken in in another order than they came.
     """
-    table = run.requests
-    names = ("queued_time", "first_scheduled_time", "first_token_time", "finish_time")
-    if lacking := [name for name in names if table[name].isna().any()]:
-        raise LogError(f"{run.source}: no {', '.join(lacking)} of some requests")
-    queued, scheduled, first, last = (whole_ns(table[name]) for name in names)
+    queued, scheduled, first, last = _times(
+        run, ("queued_time", "first_scheduled_time", "first_token_time", "finish_time")
+    )
     if (np.diff(queued) < 0).any():
         raise LogError(f"{run.source}: requests were taken in in another order than they came")
     seen = _seen(queued, np.unique(np.concatenate([first, last])))
@@ -96,15 +94,18 @@ def read_client_log(run: MeasuredRun) -> RequestLog:
     Raises:
         LogError: a time is missing.
     """
-    table = run.requests
-    names = ("arrival_time", "first_token_time", "finish_time")
-    if lacking := [name for name in names if table[name].isna().any()]:
-        raise LogError(f"{run.source}: no {', '.join(lacking)} of some requests")
-    sent, first, last = (whole_ns(table[name]) for name in names)
+    sent, first, last = _times(run, ("arrival_time", "first_token_time", "finish_time"))
     latest = np.maximum.accumulate(np.concatenate([[-1], last[:-1]]))
     seen = np.minimum(sent + _CLIENT_DELAY_NS, first - 1)
     moments = _together(seen[latest < sent], first, last, _CLIENT_TOGETHER_NS)
     return _since_first(run, moments, seen, None, first, last)
+
+
+def _times(run: MeasuredRun, names: Sequence[str]) -> list[Ints]:
+    """Columns of the requests table in ns; raises LogError if a value is missing."""
+    if lacking := [name for name in names if run.requests[name].isna().any()]:
+        raise LogError(f"{run.source}: no {', '.join(lacking)} of some requests")
+    return [whole_ns(run.requests[name]) for name in names]
 
 
 def _since_first(

@@ -61,6 +61,12 @@ class RecoveredRun:
         wanted = {"all": starts >= 0, "first_half": starts < boundary, "second_half": starts >= boundary}[part]
         return [span for span, is_in in zip(self.spans[1:], wanted[1:], strict=True) if is_in and span.steps]
 
+    def misfit(self, price: Price, part: Part) -> float:
+        """Sum of the absolute errors of the spans' prices, relative to their time."""
+        spans = self.of_part(part)
+        off = sum(abs(sum(map(price, span.steps)) - span.time_ns) for span in spans)
+        return off / sum(span.time_ns for span in spans)
+
     def scored(self, price: Price, part: Part) -> pd.DataFrame:
         """A row per span: kind (decode, or with prompts), num_steps, and in s measured and predicted."""
         rows = [
