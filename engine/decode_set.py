@@ -7,12 +7,15 @@ All of them grow by one token per decode step, so what happens at which step is 
     it needs a new block at every step s    with s = t + 1 - L  (mod block_size)
 
 because step s computes the token at position length - 1. Both are kept in buckets, and the contexts' sum and sum of
-squares are running sums: k steps turn S1 into S1 + kn and S2 into S2 + 2k S1 + k^2 n for n sequences.
+squares are running sums: k steps turn S1 into S1 + kn and S2 into S2 + 2k S1 + k^2 n for n sequences. How many of their
+tokens lie scattered in memory is one more: those of blocks that do not follow the one before them when a sequence
+joins, and whatever it generates from then on, as its blocks alternate with those of others.
 """
 
 from __future__ import annotations
 
 import heapq
+from itertools import pairwise
 
 from engine.sequence import DecodeClock, Sequence
 
@@ -22,10 +25,11 @@ class DecodeSet:
 
     def __init__(self, block_size: int) -> None:
         self.clock = DecodeClock()
-        self.sequences: dict[Sequence, None] = {}
+        self.sequences: dict[Sequence, int] = {}  # with how many tokens less than all of its context lie scattered
         self.fresh: dict[Sequence, None] = {}  # joined since the last decode step
         self.num_context_tokens = 0
         self.num_squared_context_tokens = 0
+        self.num_scattered_tokens = 0
         self.findable: dict[Sequence, None] = {}  # those that may yet fill blocks which others can find
         self._block_size = block_size
         self._boundary: dict[int, dict[Sequence, list[int]]] = {}  # phase -> sequences and their block tables
@@ -38,10 +42,12 @@ class DecodeSet:
     def join(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
-        self.sequences[sequence] = None
+        num_scattered = self._block_size * num_breaks(sequence.block_table)
+        self.sequences[sequence] = length - num_scattered
         self.fresh[sequence] = None
         self.num_context_tokens += length
         self.num_squared_context_tokens += length * length
+        self.num_scattered_tokens += num_scattered
         if sequence.has_content and (
             sequence.block_hashes is None or sequence.token_ids is not None
             or len(sequence.block_hashes) > sequence.num_registered_blocks
@@ -61,7 +67,7 @@ class DecodeSet:
     def remove(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
         phase, end = self._keys(sequence, length)
-        del self.sequences[sequence]
+        self.num_scattered_tokens -= length - self.sequences.pop(sequence)
         self.fresh.pop(sequence, None)
         self.num_context_tokens -= length
         self.num_squared_context_tokens -= length * length
@@ -105,6 +111,7 @@ class DecodeSet:
         growth = num_steps * len(self.sequences)
         self.num_squared_context_tokens += num_steps * (2 * self.num_context_tokens + growth)
         self.num_context_tokens += growth
+        self.num_scattered_tokens += growth
         self.fresh.clear()
         finished = list(self._finish.get(self.clock.step, ()))
         for sequence in finished:
@@ -120,6 +127,9 @@ class DecodeSet:
         """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
         assert self.num_context_tokens == sum(s.num_tokens for s in self.sequences)
         assert self.num_squared_context_tokens == sum(s.num_tokens**2 for s in self.sequences)
+        scattered = {s: s.num_tokens - in_order for s, in_order in self.sequences.items()}
+        assert self.num_scattered_tokens == sum(scattered.values())
+        assert all(self._block_size * (num_breaks(s.block_table) - 1) <= n for s, n in scattered.items())
         assert self.findable.keys() <= {s for s in self.sequences if s.has_content}
         assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
         assert self.fresh.keys() <= self.sequences.keys()
@@ -128,6 +138,13 @@ class DecodeSet:
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+def num_breaks(block_table: list[int]) -> int:
+    """How many blocks of a table do not follow the one before them."""
+    if not block_table or block_table == list(range(block_table[0], block_table[0] + len(block_table))):
+        return 0
+    return sum(block + 1 != following for block, following in pairwise(block_table))
 
 
 def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:

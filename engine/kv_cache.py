@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+import mmap
 import os
 
 import torch
@@ -44,7 +47,18 @@ def allocate(
     """A zeroed cache, [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
     kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
     shape = (model.num_layers, 2, num_blocks, block_size, kv_heads, model.head_dim)
+    if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
+        return _on_huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _on_huge_pages(num_bytes: int) -> Tensor:
+    """uint8[num_bytes], zeroed, on huge pages if the system lends them: blocks of a context, scattered over a large
+    cache, are then found with fewer misses of the processor's address cache."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()  # writing takes the pages now, and not in a step
 
 
 def fitting_blocks(

@@ -52,6 +52,9 @@ class StepPlan(NamedTuple):
         num_squared_context_tokens: sum of the squares of these lengths in the first step, exact; with
             `num_context_tokens` it tells how uneven they are. After k steps it has grown by
             k * (2 * num_context_tokens + k * num_decodes).
+        num_scattered_tokens: how many of the context tokens lie scattered in memory in the first step, about: those of
+            blocks that did not follow the one before when their sequence began to decode, and all generated since;
+            each step adds `num_decodes`.
         fresh_decodes: those that take no part in an earlier decode step since their last token.
         admitted: sequences that left the queue for this step.
         preempted: sequences that lost their blocks and went back to the queue.
@@ -68,6 +71,7 @@ class StepPlan(NamedTuple):
     num_decodes: int
     num_context_tokens: int
     num_squared_context_tokens: int
+    num_scattered_tokens: int
     fresh_decodes: list[Sequence]
     admitted: list[Sequence]
     preempted: list[Sequence]

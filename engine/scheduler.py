@@ -171,6 +171,7 @@ class Scheduler:
             num_decodes=draft.num_decodes,
             num_context_tokens=decodes.num_context_tokens if draft.num_decodes else 0,
             num_squared_context_tokens=decodes.num_squared_context_tokens if draft.num_decodes else 0,
+            num_scattered_tokens=decodes.num_scattered_tokens if draft.num_decodes else 0,
             fresh_decodes=list(decodes.fresh) if draft.num_decodes else [],
             admitted=draft.admitted,
             preempted=draft.preempted,

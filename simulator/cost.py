@@ -24,13 +24,17 @@ class CostModel(Protocol):
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
         """Durations in ns, int64[num_steps], of a run of decode steps.
 
-        Step k has `plan.num_context_tokens + k * plan.num_decodes` context tokens. Entry k equals, bit for bit, what
+        Step k has `k * plan.num_decodes` more context tokens, and more scattered ones, than the first. Entry k equals, bit for bit, what
         `step_ns` returns for that step alone.
         """
 
 
 def plan_to_price(
-    chunks: Sequence[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int, num_squared_context_tokens: int
+    chunks: Sequence[tuple[int, int, bool]],
+    num_decodes: int,
+    num_context_tokens: int,
+    num_squared_context_tokens: int,
+    num_scattered_tokens: int = 0,
 ) -> StepPlan:
     """As much of a step plan as cost models look at; chunks are start, tokens and whether it is the prompt's last."""
     prompt = Request(0, 1, 1)
@@ -40,6 +44,7 @@ def plan_to_price(
         num_decodes=num_decodes,
         num_context_tokens=num_context_tokens,
         num_squared_context_tokens=num_squared_context_tokens,
+        num_scattered_tokens=num_scattered_tokens,
         fresh_decodes=[],
         admitted=[],
         preempted=[],

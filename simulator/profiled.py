@@ -1,6 +1,7 @@
 """Step times from a profile: the sum of its operators' measured times for the shapes of the plan.
 
-    step = operators by tokens + operators by sequences + attention + all-reduces + copies + the rest of a step
+    step = operators by tokens + operators by sequences + attention + scattered KV blocks + all-reduces + copies
+           + the rest of a step
 
 That is a median, as a profile holds. Of decode steps it also tells how much longer they take in the mean, of which
 latencies are sums; steps with prompts are long, and their means hardly differ from their medians.
@@ -27,7 +28,7 @@ from simulator.deviation_cost import DeviationBatch
 from simulator.hardware import ModelShape
 from simulator.profile import Profile
 from simulator.profile_checks import check_fits
-from simulator.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
+from simulator.profile_curves import all_reduce_of, curve_of, operators, rest_of, scattered_of, unused_constants
 
 _US = 1e3  # ns
 _FEW_STEPS = 16  # so many are priced faster one by one than as arrays
@@ -86,6 +87,7 @@ class ProfiledCost:
         self._tokens = operators(profile, "tokens", "num_tokens")
         self._sequences = operators(profile, "sequences", "num_sequences")
         self._attention = AttentionCost(profile, values["mixing_factor"])
+        self._scattered = scattered_of(profile)
         self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
         self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
         self._rest = rest_of(profile.tables.get("steps"))
@@ -115,6 +117,9 @@ class ProfiledCost:
             if batch.outside or context > batch.attention.end:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
             time = _decode_time(batch, context, spread)
+        if self._scattered:
+            time += self._scattered(plan.num_scattered_tokens)
+            self._note(("scattered tokens", plan.num_scattered_tokens / self._scattered.end))
         if plan.copies and self._copies:
             time += self._copies(len(plan.copies))
             self._note(("copies", len(plan.copies) / self._copies.end))
@@ -126,6 +131,7 @@ class ProfiledCost:
         first, spread = _contexts(batch, plan)
         last, end = first + num_steps - 1, batch.attention.end
         self._note(("decode context", last / end), is_counted=first > end)  # then `step_ns` has counted the plan
+        times: NDArray[np.float64]
         if num_steps <= _FEW_STEPS:
             ahead = [(total + num_decodes * k) / num_decodes + batch.gain * spread for k in range(num_steps)]
             times = np.array([_decode_time(batch, context, spread) for context in ahead])
@@ -134,6 +140,11 @@ class ProfiledCost:
             times = batch.base + batch.attention.many(contexts)
             if batch.uneven:
                 times += batch.uneven.many(contexts, spread)
+        if self._scattered:
+            num_scattered = plan.num_scattered_tokens + num_decodes * np.arange(num_steps, dtype=np.float64)
+            times += self._scattered.many(num_scattered)
+            farthest = num_scattered[-1] / self._scattered.end
+            self._note(("scattered tokens", farthest), is_counted=plan.num_scattered_tokens > self._scattered.end)
         if plan.copies and self._copies:
             times[0] += self._copies(len(plan.copies))
         return np.maximum(np.rint(self._factor * times), 1).astype(np.int64)

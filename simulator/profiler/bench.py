@@ -25,7 +25,14 @@ from engine.step_inputs import StepInputs
 from engine.tensor_parallel import TensorParallelExecutor
 from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
-from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point, Times
+from simulator.profiler.samples import (
+    ADDED_BY_ATTENTION,
+    ADDED_BY_SCATTERING,
+    ALL_OPERATORS,
+    ATTENTION,
+    Point,
+    Times,
+)
 from simulator.profiler.steps import MIDDLE_STEP, Steps
 from simulator.profiler.stopwatch import MakeCalls, make_stopwatch
 
@@ -169,10 +176,18 @@ class Bench:
         return {ATTENTION: self._step_operators(len(contexts), contexts)[ATTENTION]}
 
     def _beside(self, batch: int, context: int) -> Times:
-        """What decode attention adds to the other operators of a step, whose weights it drives out of the caches."""
-        alone, beside = self._step_operators(batch, []), self._step_operators(batch, [context] * batch)
+        """What decode attention adds to the other operators of a step, whose weights it drives out of the caches, and
+        what it adds to the step if all KV blocks lie scattered."""
+        contexts = [context] * batch
+        alone, beside = self._step_operators(batch, []), self._step_operators(batch, contexts)
+        scattered = self._added_up(self._step_operators(batch, contexts, scattered=True))
+        added_by_scattering = scattered - np.median(self._added_up(beside))
         del beside[ATTENTION]
-        return {ADDED_BY_ATTENTION: (self._added_up(beside) - np.median(self._added_up(alone))).tolist()}
+        added_by_attention = self._added_up(beside) - np.median(self._added_up(alone))
+        return {
+            ADDED_BY_ATTENTION: added_by_attention.tolist(),
+            ADDED_BY_SCATTERING: added_by_scattering.tolist(),
+        }
 
     def _step(self, batch: int, context: int) -> Times:
         """Whole steps of decodes; on a CPU also the operators of one in their middle, if no rank waits for others."""
@@ -182,16 +197,18 @@ class Bench:
             times[ALL_OPERATORS] = self._added_up(operators).tolist()
         return times
 
-    def _step_operators(self, batch: int, contexts: Sequence[int]) -> dict[str, list[float]]:
+    def _step_operators(
+        self, batch: int, contexts: Sequence[int], *, scattered: bool = False
+    ) -> dict[str, list[float]]:
         """Operators of a step of so many decodes in their order; without contexts there is no attention."""
         num_rows = self._num_rows(batch)
-        attention = self._decode_calls(contexts) if contexts else None
+        attention = self._decode_calls(contexts, scattered=scattered) if contexts else None
         return self._stopwatch.time(self._operators.tokens(num_rows, num_rows, attention), _VISIT_S)
 
-    def _decode_calls(self, contexts: Sequence[int]) -> MakeCalls:
+    def _decode_calls(self, contexts: Sequence[int], *, scattered: bool = False) -> MakeCalls:
         """Decode attention as the engine launches it: its CUDA graphs are for the longest context it can have."""
         max_context = self.limits.max_model_len if self.limits.token_buckets else 0
-        return self._operators.decode(contexts, self._num_rows(len(contexts)), max_context)
+        return self._operators.decode(contexts, self._num_rows(len(contexts)), max_context, scattered=scattered)
 
     def _num_rows(self, batch: int) -> int:
         """How many rows a step of so many decodes has, padding included."""

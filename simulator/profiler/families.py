@@ -8,7 +8,7 @@ from simulator.profiler.steps import longest_context
 
 _FACTOR = 4.0  # between neighbours of a coarse grid
 _SHORTEST_CONTEXT, _SHORTEST_START = 16, 64
-_UNEVEN_PERCENT = (25, 50, 100, 150)
+_UNEVEN_PERCENT = (10, 25, 50, 100, 150)
 _UNEVEN_MEANS = 3
 _COPIES = (1, 4, 16)
 _BESIDE_CONTEXTS = 4

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import accumulate
 
 import numpy as np
 import torch
@@ -21,8 +20,6 @@ from kernels.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
 _PATTERN_BLOCKS = 1024
-# Of a context, as in decodes of ShareGPT's first exchanges: 65 to 77 % of up to 512 tokens, 365 to 460 tokens of more.
-_GENERATED_SHARE, _MOST_GENERATED = 0.7, 448
 _LEAST_GROWING = 8  # sequences that grew at the same time
 
 
@@ -89,14 +86,16 @@ class Operators:
 
         return calls
 
-    def decode(self, contexts: Sequence[int], num_rows: int = 0, max_context: int = 0) -> MakeCalls:
-        """Decode attention of sequences of these contexts.
+    def decode(
+        self, contexts: Sequence[int], num_rows: int = 0, max_context: int = 0, *, scattered: bool = False
+    ) -> MakeCalls:
+        """Decode attention of sequences of these contexts, whose blocks lie in one piece or `scattered`.
 
         A CUDA graph launches it for `num_rows`, of which some are padding, and for contexts of up to `max_context`.
         """
         num_rows, max_context = max(num_rows, len(contexts)), max(max_context, *contexts)
         counts = [-(-context // self._block_size) for context in contexts]
-        placed = placed_blocks(counts, self._block_size, self._cache.shape[2])
+        placed = block_tables(counts, self._cache.shape[2], scattered=scattered)
         tables = np.zeros((num_rows, -(-max_context // self._block_size)), np.int32)
         tables[: placed.shape[0], : placed.shape[1]] = placed
         lengths = [*contexts, *[0] * (num_rows - len(contexts))]
@@ -223,27 +222,20 @@ class Operators:
         return torch.randn(*shape, generator=self._generator).to(self._device, self._dtype)
 
 
-def placed_blocks(counts: Sequence[int], block_size: int, num_blocks: int) -> NDArray[np.int32]:
-    """Block tables of sequences of so many blocks, int32[sequences, most], as a pool of `num_blocks` in use has them.
+def block_tables(counts: Sequence[int], num_blocks: int, *, scattered: bool) -> NDArray[np.int32]:
+    """Block tables of sequences of so many blocks, int32[sequences, most], in a pool of `num_blocks`.
 
-    The prompt of each lies in one piece. What was generated, as much as in conversations, alternates with what others
-    generate: where there are few, and room, also with that of some that have ended since. On a CPU blocks in no order
-    are read up to twice as slowly.
+    Those of a sequence lie in one piece, as a prompt's, or scattered as what sequences generate side by side: in turns,
+    and where there are few, and room, also in turns with those of others that have ended since.
     """
-    most_generated = -(-_MOST_GENERATED // block_size)
-    prompts = [count - min(int(_GENERATED_SHARE * count), most_generated) for count in counts]
-    lengths = [count - prompt for count, prompt in zip(counts, prompts, strict=True)]
-    longest = max(lengths)
-    if longest:
-        num_ended = min(_LEAST_GROWING - len(counts), (num_blocks - sum(counts)) // longest)
-        lengths += [longest] * max(0, num_ended)
-    tables = np.zeros((len(counts), max(counts)), np.int32)
-    for row, (prompt, end) in enumerate(zip(prompts, accumulate(prompts), strict=True)):
-        tables[row, :prompt] = np.arange(end - prompt, end)
-    growth = sorted((column, row) for row, length in enumerate(lengths) for column in range(length))
-    for block, (column, row) in enumerate(growth, sum(prompts)):
+    longest = max(counts)
+    num_ended = min(_LEAST_GROWING - len(counts), (num_blocks - sum(counts)) // longest) if scattered else 0
+    lengths = [*counts, *[longest] * max(0, num_ended)]
+    places = [(column, row) for row, length in enumerate(lengths) for column in range(length)]
+    tables = np.zeros((len(counts), longest), np.int32)
+    for block, (column, row) in enumerate(sorted(places) if scattered else places):
         if row < len(counts):
-            tables[row, prompts[row] + column] = block
+            tables[row, column] = block
     return tables
 
 

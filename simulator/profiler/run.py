@@ -30,7 +30,7 @@ from simulator.profiler.session import BudgetError, Progress, Session
 from simulator.profiler.tables import make_profile, noise
 
 PARTIAL = "partial.json"
-_METHOD = 2  # raised whenever points are measured in another way: samples of both do not mix
+_METHOD = 3  # raised whenever points are measured in another way: samples of both do not mix
 _SHAPE_KEYS = (
     "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
     "num_experts", "num_experts_per_token", "moe_intermediate_size", "dtype_bytes",

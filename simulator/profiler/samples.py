@@ -12,6 +12,7 @@ import numpy as np
 
 ATTENTION = "attention"
 ADDED_BY_ATTENTION = "added_by_attention"  # to the times of all other operators of a step
+ADDED_BY_SCATTERING = "added_by_scattering"  # of KV blocks, to a step
 ALL_OPERATORS = "all_operators"  # of a step
 DISTURBED = "disturbed"  # whole steps during which another process ran, of visits that had others too
 

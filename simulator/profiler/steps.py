@@ -13,7 +13,6 @@ from engine.llm_engine import Executor, LLMEngine, StepReport
 from engine.model_runner import StepTokens
 from engine.sequence import Sequence as Request
 from engine.step_inputs import StepInputs
-from simulator.profiler.operators import placed_blocks
 from simulator.profiler.samples import DISTURBED
 from simulator.profiler.stopwatch import Undisturbed
 
@@ -127,21 +126,10 @@ class Steps:
         )
         run = _Run(engine, self._params, self._observe)
         if batch:
-            self._use_pool(engine, batch, context)
             self._executor.skip_prompts = True
             run.step(*(self._request(context) for _ in range(batch)))
             self._executor.skip_prompts = False
         return run
-
-    def _use_pool(self, engine: LLMEngine, batch: int, context: int) -> None:
-        """Order the free blocks so that prompts of `context` lie as in a pool in use, and later ones in one piece."""
-        pool = engine.scheduler.blocks
-        placed = placed_blocks([pool.blocks_for(context)] * batch, pool.block_size, pool.num_blocks).ravel().tolist()
-        blocks = pool.take(pool.num_blocks)
-        order = dict.fromkeys([*placed, *blocks[max(placed) + 1 :], *blocks])
-        last_user = self._request(1)
-        last_user.block_table = list(order if self._config.eviction == "unhashed_first" else reversed(order))
-        pool.release(last_user)
 
     def _request(self, num_tokens: int) -> Request:
         self._num_requests += 1

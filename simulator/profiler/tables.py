@@ -16,7 +16,15 @@ from simulator.cost import plan_to_price
 from simulator.hardware import ModelShape
 from simulator.profile import Profile, ProfileMeta
 from simulator.profiled import ProfiledCost
-from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, DISTURBED, Point, Samples
+from simulator.profiler.samples import (
+    ADDED_BY_ATTENTION,
+    ADDED_BY_SCATTERING,
+    ALL_OPERATORS,
+    ATTENTION,
+    DISTURBED,
+    Point,
+    Samples,
+)
 from simulator.profiler.steps import MIDDLE_STEP
 
 _HEADS = ("lm_head", "sampler")
@@ -34,6 +42,7 @@ def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: 
         "sequences": _operator_table(samples, "num_sequences", lambda name: name in _HEADS),
         "attention": _with_added(samples, _attention_table(samples), meta.num_layers),
         "deviations": _with_added(samples, _deviation_table(samples), meta.num_layers),
+        "scattered": _scattered_table(samples, meta.num_layers),
         "all_reduce": _plain_table(samples, "all_reduce", "num_bytes"),
         "copies": _plain_table(samples, "copies", "num_blocks"),
     }
@@ -62,7 +71,7 @@ def noise(samples: Samples, families: Iterable[str]) -> float:
         for family in families
         for point in samples.points(family)
         for operator in samples.operators(point)
-        if operator != ADDED_BY_ATTENTION  # a difference of two
+        if operator not in (ADDED_BY_ATTENTION, ADDED_BY_SCATTERING)  # differences of two
     ]
     return float(np.median(shares)) if shares else 0.0
 
@@ -107,17 +116,29 @@ def _deviation_table(samples: Samples) -> pd.DataFrame:
 def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.DataFrame:
     """`table` of attention in a layer with what decodes add to the other operators of a step as part of their times.
 
-    What they add is taken to grow with the number of tokens in their contexts, and else to be noise. Beyond the most
-    that was measured it stays, as what could be driven out of the caches then is.
+    Beyond the most that was measured it stays, as what could be driven out of the caches then is.
     """
-    points = samples.points("beside")
-    if table.empty or not points:
+    added_us = _by_context_tokens(samples, ADDED_BY_ATTENTION)
+    if table.empty or added_us.empty:
         return table
-    added_us = [samples.median(point, ADDED_BY_ATTENTION) for point in points]
-    by_tokens = pd.Series(added_us).groupby([math.prod(point.sizes) for point in points]).mean()
-    growing = np.maximum(isotonic_regression(by_tokens).x, 0.0)
-    more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *by_tokens.index], [0.0, *growing])
+    more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *added_us.index], [0.0, *added_us])
     return table.assign(time_us=table["time_us"] + more_us / num_layers)
+
+
+def _scattered_table(samples: Samples, num_layers: int) -> pd.DataFrame:
+    added_us = _by_context_tokens(samples, ADDED_BY_SCATTERING)
+    return pd.DataFrame({"num_tokens": added_us.index, "time_us": added_us.to_numpy() / num_layers})
+
+
+def _by_context_tokens(samples: Samples, added: str) -> pd.Series[float]:
+    """What is `added` to steps of decodes, us, over the number of tokens in their contexts: that it falls anywhere, or
+    depends on anything else, is taken for noise."""
+    points = samples.points("beside")
+    if not points:
+        return pd.Series(dtype=np.float64)
+    by_tokens = pd.Series([samples.median(point, added) for point in points])
+    by_tokens = by_tokens.groupby([math.prod(point.sizes) for point in points]).mean()
+    return pd.Series(np.maximum(isotonic_regression(by_tokens).x, 0.0), by_tokens.index)
 
 
 def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | None:
@@ -130,11 +151,11 @@ def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | Non
 
 
 def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFrame:
-    """What steps took beyond their operators, by kind: the same for all that only decode, a line over others' tokens.
+    """What steps took beyond their operators, by kind: a line over their tokens.
 
     The difference of two long times is mostly noise: so few parameters, to which a step counts the less the longer it
-    takes. What a host does for decodes hardly grows with their number. Where the operators were timed beside the steps
-    they are not priced, so that a slow phase of a shared machine hits both sides of the difference.
+    takes. Where the operators were timed beside the steps they are not priced, so that a slow phase of a shared machine
+    hits both sides of the difference.
     """
     beyond: dict[str, list[tuple[float, ...]]] = {}
     for point in samples.points("step_decode"):
@@ -151,7 +172,7 @@ def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFr
     rows = []
     for kind, entries in beyond.items():
         num_tokens, time, rest, spread = np.array(entries).T
-        ends = np.unique([num_tokens.min()] if kind == "decode" else [num_tokens.min(), num_tokens.max()])
+        ends = np.unique([num_tokens.min(), num_tokens.max()])
         line = np.polyfit(num_tokens, rest, len(ends) - 1, w=1 / time)
         spread_us = np.average(spread, weights=1 / time**2)
         rows += [

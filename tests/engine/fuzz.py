@@ -48,6 +48,7 @@ class ShadowExecutor:
         self.prefixes = [_prefixes(request.tokens) for request in workload.requests]
         self.live: dict[int, Sequence] = {}
         self.holders: dict[int, list[Sequence]] = {}  # before the plan, who holds each block
+        self.in_order: dict[Sequence, int] = {}  # of decodes, how many tokens of their contexts are not scattered
         self.trail = Trail()
 
     def run(self) -> Trail:
@@ -132,6 +133,13 @@ class ShadowExecutor:
         assert plan.num_decodes == len(contexts)
         assert plan.num_context_tokens == sum(contexts)
         assert plan.num_squared_context_tokens == sum(length**2 for length in contexts)
+        for sequence in plan.fresh_decodes:
+            num_blocks = -(-(sequence.num_tokens - 1) // workload.block_size)
+            joined = zip(sequence.block_table[:num_blocks], sequence.block_table[1:num_blocks], strict=False)
+            num_broken = sum(following != block + 1 for block, following in joined)
+            self.in_order[sequence] = sequence.num_tokens - workload.block_size * num_broken
+        in_order = sum(self.in_order[sequence] for sequence in plan.decodes)
+        assert plan.num_scattered_tokens == plan.num_context_tokens - in_order
 
     def _execute(self, plan: StepPlan) -> dict[Sequence, int]:
         for copy in plan.copies:

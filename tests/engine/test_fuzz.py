@@ -111,6 +111,13 @@ MUTANTS = {
     "the hash leaves out the prefix": ("sequence.py", "chain_hash(hashes[-1] if hashes else 0,", "chain_hash(0,"),
     "growth comes one step late": ("decode_set.py", "return (offset + 1) %", "return (offset + 2) %"),
     "the context sum forgets who left": ("decode_set.py", "        self.num_context_tokens -= length\n", ""),
+    "the scattered sum forgets who left": (
+        "decode_set.py",
+        "self.num_scattered_tokens -= length - self.sequences.pop(sequence)",
+        "self.sequences.pop(sequence)",
+    ),
+    "only prompts are scattered": ("decode_set.py", "        self.num_scattered_tokens += growth\n", ""),
+    "prompts never lie scattered": ("decode_set.py", "self._block_size * num_breaks(sequence.block_table)", "0"),
     "the horizon ignores the pool": (
         "decode_set.py",
         "                return ahead\n",

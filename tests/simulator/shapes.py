@@ -18,13 +18,13 @@ OPERATORS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 META = ProfileMeta("device", "test", 1, 3, {**dict.fromkeys(OPERATORS, 3), "lm_head": 1})
 
 
-def plan(chunks: list[tuple[int, int, bool]], contexts: list[int]) -> StepPlan:
+def plan(chunks: list[tuple[int, int, bool]], contexts: list[int], num_scattered_tokens: int = 0) -> StepPlan:
     """A step of these chunks (start, number of tokens, last) and decodes of these contexts."""
     sequence = Sequence(0, 1, 1)
     return StepPlan(
         [PrefillChunk(sequence, *chunk) for chunk in chunks], (), len(contexts), sum(contexts),
-        sum(context * context for context in contexts), [], [], [], [], [], horizon=1, num_steps=1, num_running=1,
-        num_waiting=0, num_used_blocks=1,
+        sum(context * context for context in contexts), num_scattered_tokens, [], [], [], [], [],
+        horizon=1, num_steps=1, num_running=1, num_waiting=0, num_used_blocks=1,
     )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from simulator.profiler.operators import Operators  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
 from simulator.profiler.samples import (  # noqa: E402
     ADDED_BY_ATTENTION,
+    ADDED_BY_SCATTERING,
     ALL_OPERATORS,
     ATTENTION,
     Point,
@@ -116,7 +117,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
     assert 0 < covered <= outcome.num_points - 14, "what was measured is not covered again"
     assert told[0][0] > 0 and [spent_s for spent_s, _ in told] == sorted(spent_s for spent_s, _ in told)
     assert outcome.spent_s >= 10.0
-    assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "copies", "steps"}
+    assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "scattered", "copies", "steps"}
     assert profile.meta.device == "test CPU" and profile.meta.calls["qkv_proj"] == 2 and profile.meta.num_layers == 2
     tokens, attention, steps = (profile.tables[name] for name in ("tokens", "attention", "steps"))
     assert {"embedding", "qk_norm", "kv_store", "down_proj", "final_norm"} <= set(tokens["operator"])
@@ -193,12 +194,36 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
     bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
     bench._stopwatch = SlowBesideAttention()
     added = 3.0 * sum(bench.calls.values())
-    assert bench.measure(Point("beside", (2, 40))) == {ADDED_BY_ATTENTION: [added, added]}
+    assert bench.measure(Point("beside", (2, 40)))[ADDED_BY_ATTENTION] == [added, added]
     assert bench.measure(Point("decode", (2, 40))) == {ATTENTION: [13.0, 13.0]}
     whole = bench.measure(Point("step_decode", (2, 24)))[ALL_OPERATORS]
     assert whole == [13.0 * (sum(bench.calls.values()) + 2)] * 2
     bench.limits = replace(bench.limits, tensor_parallel_size=2)  # steps wait for other ranks, and operators do not
     assert ALL_OPERATORS not in bench.measure(Point("step_decode", (2, 24)))
+
+
+def test_what_scattered_blocks_add_is_measured_on_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Attention takes 4 us for a block that does not follow the one before it, other operators 2 us after such."""
+    num_broken, forward = 0, TorchBackend.forward
+
+    def count(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_broken
+        num_broken = sum(int((row.diff() != 1).sum()) for row in args[6].decode_block_tables)
+        return forward(*args, **kwargs)
+
+    class ByPlacement:
+        def time(self, make_calls: MakeCalls, at_least_s: float) -> dict[str, list[float]]:
+            calls = make_calls()
+            for call in calls:
+                call.run()
+            names = {call.operator for call in calls}
+            return {name: [20.0 + (4 * num_broken if name == ATTENTION else 2 * bool(num_broken))] for name in names}
+
+    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
+    bench._stopwatch = ByPlacement()
+    monkeypatch.setattr(TorchBackend, "forward", count)
+    expected = 2 * 4 * (3 * 4) + 2 * sum(bench.calls.values())  # 2 layers, 3 sequences of 5 blocks
+    assert bench.measure(Point("beside", (3, 70)))[ADDED_BY_SCATTERING] == [expected]
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

@@ -14,7 +14,7 @@ from engine.engine_config import EngineConfig  # noqa: E402
 from engine.executor import Rank  # noqa: E402
 from engine.model_runner import StepTokens  # noqa: E402
 from engine.step_inputs import StepInputs  # noqa: E402
-from simulator.profiler.operators import placed_blocks  # noqa: E402
+from simulator.profiler.operators import block_tables  # noqa: E402
 from simulator.profiler.steps import Steps  # noqa: E402
 from tests.simulator.small_model import ENGINE, FAMILIES  # noqa: E402
 
@@ -39,23 +39,21 @@ class SeeBlocks:
     def close(self) -> None: ...
 
 
-def test_blocks_lie_as_in_a_pool_in_use() -> None:
-    """Prompts in one piece each, and what is generated in turns: of three sequences, and of five that have ended."""
-    assert placed_blocks([5, 1, 9], 128, 1000).tolist() == [
-        [0, 1, 8, 15, 22, 0, 0, 0, 0],
-        [2, 0, 0, 0, 0, 0, 0, 0, 0],
-        [3, 4, 5, 6, 7, 9, 16, 23, 29],
-    ]
-    assert placed_blocks([60, 60], 16, 120)[0].tolist() == [*range(32), *range(64, 120, 2)]
-    assert placed_blocks([9, 4], 256, 13).tolist() == [[0, 1, 2, 3, 4, 5, 6, 9, 11], [7, 8, 10, 12, 0, 0, 0, 0, 0]]
+def test_blocks_lie_in_one_piece_or_in_turns_with_those_of_others() -> None:
+    """In turns of three sequences, and of five that have ended where the pool has room for them."""
+    in_order = [[0, 1, 2], [3, 0, 0], [4, 5, 6]]
+    assert block_tables([3, 1, 3], 1000, scattered=False).tolist() == in_order
+    assert block_tables([3, 1, 3], 1000, scattered=True).tolist() == [[0, 8, 15], [1, 0, 0], [2, 9, 16]]
+    assert block_tables([3, 1, 3], 9, scattered=True).tolist() == [[0, 3, 5], [1, 0, 0], [2, 4, 6]]
+    assert block_tables([60, 60], 120, scattered=True)[0].tolist() == [*range(0, 120, 2)]
 
 
-@pytest.mark.parametrize("block_size", [1, 16, 300])
+@pytest.mark.parametrize("scattered", [False, True])
 @pytest.mark.parametrize("counts", [[1], [40], [3, 1, 700], [20] * 12])
 @pytest.mark.parametrize("spare", [0, 1, 50, 10**4])
-def test_blocks_are_of_the_pool_and_nobody_elses(counts: list[int], spare: int, block_size: int) -> None:
+def test_blocks_are_of_the_pool_and_nobody_elses(counts: list[int], spare: int, scattered: bool) -> None:
     num_blocks = sum(counts) + spare
-    tables = placed_blocks(counts, block_size, num_blocks)
+    tables = block_tables(counts, num_blocks, scattered=scattered)
     held = [block for row, count in zip(tables.tolist(), counts, strict=True) for block in row[:count]]
     assert len(set(held)) == len(held) and min(held) >= 0 and max(held) < num_blocks
 
@@ -66,7 +64,7 @@ def test_whole_steps_are_timed_on_blocks_that_lie_like_those_of_the_operators(ev
     config = replace(ENGINE, eviction=eviction, max_lookahead_steps=1)
     seen = SeeBlocks(config)
     Steps(config, seen, 96, 300, 0.0, lambda report: None).decode(batch, context)
-    assert seen.joined == placed_blocks([6] * batch, 16, 64).tolist()
+    assert seen.joined == block_tables([6] * batch, 64, scattered=False).tolist()
 
 
 def test_prompts_beside_timed_decodes_lie_in_one_piece() -> None:

@@ -13,6 +13,7 @@ from simulator.profiler import stopwatch  # noqa: E402
 from simulator.profiler.bench import Bench  # noqa: E402
 from simulator.profiler.samples import (  # noqa: E402
     ADDED_BY_ATTENTION,
+    ADDED_BY_SCATTERING,
     ALL_OPERATORS,
     ATTENTION,
     DISTURBED,
@@ -70,11 +71,15 @@ def test_decodes_carry_what_they_add_to_other_operators() -> None:
         samples.add(Point("uneven", (batch, context, 50)), {ATTENTION: [7.0]}, 1.0)
     samples.add(Point("prefill", (1, 0)), {ATTENTION: [2.0]}, 1.0)
     for sizes, added in (((1, 32), -4.0), ((1, 64), 30.0), ((8, 64), 10.0), ((8, 1024), 100.0)):
-        samples.add(Point("beside", sizes), {ADDED_BY_ATTENTION: [added] * 3}, 1.0)
+        added_us = {ADDED_BY_ATTENTION: [added] * 3, ADDED_BY_SCATTERING: [2 * added - 8] * 3}
+        samples.add(Point("beside", sizes), added_us, 1.0)
     meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
     tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
     assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
+    assert tables["scattered"].to_dict("list") == {
+        "num_tokens": [32, 64, 512, 8192], "time_us": [0.0, 32 / 2, 32 / 2, 192 / 2]
+    }  # fmt: skip
 
 
 def test_a_mean_counts_disturbed_steps_and_stalls_up_to_three_medians() -> None:

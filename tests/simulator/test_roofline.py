@@ -31,7 +31,7 @@ def plan(chunks: list[tuple[int, int, bool]], num_decodes: int, num_context_toke
     sequence = Sequence(0, 1, 1)
     prefills = [PrefillChunk(sequence, *chunk) for chunk in chunks]
     return StepPlan(
-        prefills, (), num_decodes, num_context_tokens, 0, [], [], [], [], [], horizon=1, num_steps=1, num_running=1,
+        prefills, (), num_decodes, num_context_tokens, 0, 0, [], [], [], [], [], horizon=1, num_steps=1, num_running=1,
         num_waiting=0, num_used_blocks=1,
     )  # fmt: skip
 
