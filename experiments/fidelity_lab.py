@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,6 +26,7 @@ SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
+_QUIET, _LOOPS = 1.2, 200_000
 _KEPT = ("errors", "levels", "steps", "steps_of_repeats", "recovered_steps", "calibration")
 
 
@@ -38,6 +40,33 @@ class Scored(NamedTuple):
     def error(self, metric: str, statistic: str, column: str = "error_pct") -> float:
         found = self.errors[(self.errors["metric"] == metric) & (self.errors["statistic"] == statistic)]
         return float(found[column].iloc[0])
+
+
+class Quiet:
+    """Waits while neighbours slow a shared machine down, for `patience_s` in all: until a loop of plain Python takes at
+    most 1.2 times the least that it ever took. `waited_s` is how long that was so far."""
+
+    def __init__(self, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._least_s = math.inf
+        self.waited_s = 0.0
+
+    def wait(self) -> None:
+        started = time.monotonic()
+        while self._loop_s() > _QUIET * self._least_s and self.waited_s + time.monotonic() - started < self._patience_s:
+            time.sleep(2)
+        self.waited_s += time.monotonic() - started
+
+    def _loop_s(self) -> float:
+        """The least of five."""
+        times = []
+        for _ in range(5):
+            started = time.perf_counter()
+            for _ in range(_LOOPS):
+                pass
+            times.append(time.perf_counter() - started)
+        self._least_s = min(self._least_s, *times)
+        return min(times)
 
 
 class Lab:

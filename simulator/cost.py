@@ -24,8 +24,8 @@ class CostModel(Protocol):
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
         """Durations in ns, int64[num_steps], of a run of decode steps.
 
-        Step k has `k * plan.num_decodes` more context tokens, and more scattered ones, than the first. Entry k equals, bit for bit, what
-        `step_ns` returns for that step alone.
+        Step k has `k * plan.num_decodes` more context tokens, and more scattered ones, than the first. Entry k equals,
+        bit for bit, what `step_ns` returns for that step alone.
         """
 
 
