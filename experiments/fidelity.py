@@ -125,7 +125,7 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         shutil.rmtree(profile, ignore_errors=True)
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
     retimed: dict[str, list[Path]] = {name: [] for name in workloads}
-    quiet = Quiet(args.patience)
+    quiet = Quiet(0 if args.reuse else args.patience)
     for turn in range(2 * args.repeats):
         if not args.reuse:
             quiet.wait()
@@ -143,6 +143,7 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
                 lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
             retimed[name].append(again)
     if not args.reuse:
+        quiet.wait()
         lab.profile(profile, None, *profiling)
     scored = {}
     for i, (name, folders) in enumerate(runs.items()):
@@ -155,7 +156,7 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         )  # fmt: skip
     print_errors("our engine on this CPU", scored)
     print_noise(scored)
-    lab.write(engine=engine, workloads=workloads, waited_s=round(quiet.waited_s))
+    lab.write(engine=engine, workloads=workloads, waited_s=None if args.reuse else round(quiet.waited_s))
 
 
 def main() -> None:

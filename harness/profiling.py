@@ -23,7 +23,7 @@ from simulator.profile_checks import check_fits
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
 
 PROFILES = Path(__file__).resolve().parents[1] / "simulator" / "profiles"
-_SOFTWARE = ("python", "torch", "twinserve", "git_revision", "git_dirty", "platform")
+_SOFTWARE = ("python", "torch", "twinserve", "git_revision", "git_dirty", "platform", "transparent_hugepage")
 
 
 def profile(config: RunConfig, output_dir: Path) -> None:

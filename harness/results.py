@@ -162,6 +162,7 @@ def environment() -> dict[str, Any]:
         "cpu_cores": os.cpu_count(),
         "memory_bytes": _memory_bytes(),
         "platform": f"{platform.system()}-{platform.machine()}",
+        "transparent_hugepage": _transparent_hugepage(),
     }
 
 
@@ -192,6 +193,15 @@ def _version(package: str) -> str | None:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
+
+
+def _transparent_hugepage() -> str | None:
+    """Who gets huge pages on Linux: always, madvise (who asks) or never."""
+    try:
+        choices = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
+    except OSError:
+        return None
+    return choices.partition("[")[2].partition("]")[0] or None
 
 
 def _git_state(root: Path) -> tuple[str | None, bool | None]:

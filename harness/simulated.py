@@ -107,6 +107,8 @@ class SimulatedEngine:
         if not isinstance(self._cost, ProfiledCost):
             return found
         found += differences(self._cost.profile, model_shape(config), device_rates(config), config.block_size)
+        if "scattered" in self._cost.profile.tables and config.engine.kind == "sim" and not config.engine.cache_outputs:
+            found.append("the profile prices where KV blocks lie: as in the real engine with engine.cache_outputs=true")
         if outside := self._cost.outside():
             share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
             axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())

@@ -30,13 +30,10 @@ class CostModel(Protocol):
 
 
 def plan_to_price(
-    chunks: Sequence[tuple[int, int, bool]],
-    num_decodes: int,
-    num_context_tokens: int,
-    num_squared_context_tokens: int,
-    num_scattered_tokens: int = 0,
+    chunks: Sequence[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int, num_squared_context_tokens: int
 ) -> StepPlan:
-    """As much of a step plan as cost models look at; chunks are start, tokens and whether it is the prompt's last."""
+    """As much of a step plan as cost models look at; chunks are start, tokens and whether it is the prompt's last. The
+    KV blocks of each sequence lie in one piece."""
     prompt = Request(0, 1, 1)
     return StepPlan(
         prefills=[PrefillChunk(prompt, *chunk) for chunk in chunks],
@@ -44,7 +41,7 @@ def plan_to_price(
         num_decodes=num_decodes,
         num_context_tokens=num_context_tokens,
         num_squared_context_tokens=num_squared_context_tokens,
-        num_scattered_tokens=num_scattered_tokens,
+        num_scattered_tokens=0,
         fresh_decodes=[],
         admitted=[],
         preempted=[],

@@ -16,9 +16,9 @@ meta.yaml is how many times its median a decode step takes in the mean.
                      mean + gain·standard deviation (optional)
     deviations.csv   num_decodes,decode_context,deviation_pct,time_us   one layer's decode attention of uneven contexts:
                      their mean, and their standard deviation in percent of it (optional; instead of uneven.csv)
-    scattered.csv    num_tokens,time_us               what decode attention takes longer, per layer, for so many context
-                     tokens whose KV blocks lie scattered in memory; the tables of attention are then of blocks in one
-                     piece (optional: GPUs do not care)
+    scattered.csv    num_tokens,time_us               what a step of decodes takes longer, divided by the layers, if the
+                     KV blocks of so many context tokens do not follow the one before in memory; the tables of attention
+                     are then of blocks in one piece (optional: for CPUs)
     all_reduce.csv   num_bytes,time_us                with more than one rank (optional: a constant can stand in)
     copies.csv       num_blocks,time_us               copies of KV blocks before a step, all layers (optional)
     steps.csv        kind,num_tokens,time_us          what a whole step takes beyond its operators: host overhead,
@@ -184,8 +184,8 @@ def _checked(name: str, table: pd.DataFrame) -> pd.DataFrame:
     axes = [key for key in keys if key not in ("operator", "kind")]
     if (numbers[axes] < 0).to_numpy().any() or (numbers[axes] % 1 != 0).to_numpy().any():
         raise ProfileError(f"{name}: {', '.join(axes)} must be whole numbers from 0")
-    if name == "scattered" and (table[value] < 0).any():
-        raise ProfileError(f"{name}: time_us must not be below 0")
+    if name == "scattered" and ((table[value] < 0).any() or (table["num_tokens"] < 1).any()):
+        raise ProfileError(f"{name}: time_us must not be below 0, nor num_tokens below 1")
     if value == "time_us" and name not in ("steps", "scattered") and (table[value] <= 0).any():
         raise ProfileError(f"{name}: time_us must be above 0")
     if value == "time_us" and table[value].abs().max() > _LONGEST_CALL_US:

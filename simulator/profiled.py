@@ -95,7 +95,8 @@ class ProfiledCost:
         self._reduced_end = self._all_reduce.end if is_reduced_by_table else math.inf
         # a single point holds for all steps
         self._rest_end = {kind: curve.end for kind, curve in (self._rest or {}).items() if len(curve.xs) > 1}
-        self._tokens_end = min(self._tokens.end, self._reduced_end, *self._rest_end.values())
+        rest_ends = (self._rest_end.get(kind, math.inf) for kind in ("prefill", "mixed"))
+        self._tokens_end = min(self._tokens.end, self._reduced_end, *rest_ends)  # of steps with prompts
         self._step_ns = values["step_overhead_us"] * _US
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers
         self._tokens_ns: dict[int, float] = {}
@@ -143,7 +144,7 @@ class ProfiledCost:
         if self._scattered:
             num_scattered = plan.num_scattered_tokens + num_decodes * np.arange(num_steps, dtype=np.float64)
             times += self._scattered.many(num_scattered)
-            farthest = num_scattered[-1] / self._scattered.end
+            farthest = float(num_scattered[-1]) / self._scattered.end
             self._note(("scattered tokens", farthest), is_counted=plan.num_scattered_tokens > self._scattered.end)
         if plan.copies and self._copies:
             times[0] += self._copies(len(plan.copies))

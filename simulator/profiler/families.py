@@ -38,7 +38,7 @@ def grids(limits: Limits) -> list[Grid]:
 
 def others(limits: Limits) -> list[Grid]:
     """Families that are measured as they are: uneven contexts, copies, all-reduces, whole steps, and what attention
-    does to other operators."""
+    does to other operators and scattered blocks to steps."""
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     longest = min(limits.context, longest_context(limits.max_model_len))
     uneven_batches = log_spaced(2, limits.num_seqs, _FACTOR) if limits.num_seqs > 1 else []

@@ -95,9 +95,9 @@ class Operators:
         """
         num_rows, max_context = max(num_rows, len(contexts)), max(max_context, *contexts)
         counts = [-(-context // self._block_size) for context in contexts]
-        placed = block_tables(counts, self._cache.shape[2], scattered=scattered)
+        held = block_tables(counts, self._cache.shape[2], scattered=scattered)
         tables = np.zeros((num_rows, -(-max_context // self._block_size)), np.int32)
-        tables[: placed.shape[0], : placed.shape[1]] = placed
+        tables[: held.shape[0], : held.shape[1]] = held
         lengths = [*contexts, *[0] * (num_rows - len(contexts))]
         metadata = replace(
             self._nothing(),
@@ -226,14 +226,17 @@ def block_tables(counts: Sequence[int], num_blocks: int, *, scattered: bool) -> 
     """Block tables of sequences of so many blocks, int32[sequences, most], in a pool of `num_blocks`.
 
     Those of a sequence lie in one piece, as a prompt's, or scattered as what sequences generate side by side: in turns,
-    and where there are few, and room, also in turns with those of others that have ended since.
+    and where there are few, and room, also in turns with those of others that have ended since. A lone one without room
+    has every other of its own first.
     """
     longest = max(counts)
     num_ended = min(_LEAST_GROWING - len(counts), (num_blocks - sum(counts)) // longest) if scattered else 0
     lengths = [*counts, *[longest] * max(0, num_ended)]
     places = [(column, row) for row, length in enumerate(lengths) for column in range(length)]
+    if scattered:
+        places = sorted(places) if len(lengths) > 1 else places[::2] + places[1::2]
     tables = np.zeros((len(counts), longest), np.int32)
-    for block, (column, row) in enumerate(sorted(places) if scattered else places):
+    for block, (column, row) in enumerate(places):
         if row < len(counts):
             tables[row, column] = block
     return tables

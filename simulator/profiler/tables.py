@@ -42,7 +42,7 @@ def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: 
         "sequences": _operator_table(samples, "num_sequences", lambda name: name in _HEADS),
         "attention": _with_added(samples, _attention_table(samples), meta.num_layers),
         "deviations": _with_added(samples, _deviation_table(samples), meta.num_layers),
-        "scattered": _scattered_table(samples, meta.num_layers),
+        "scattered": _scattered_table(samples, meta),
         "all_reduce": _plain_table(samples, "all_reduce", "num_bytes"),
         "copies": _plain_table(samples, "copies", "num_blocks"),
     }
@@ -118,26 +118,32 @@ def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.Da
 
     Beyond the most that was measured it stays, as what could be driven out of the caches then is.
     """
-    added_us = _by_context_tokens(samples, ADDED_BY_ATTENTION)
+    added_us = _growing(samples, ADDED_BY_ATTENTION, math.prod)
     if table.empty or added_us.empty:
         return table
     more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *added_us.index], [0.0, *added_us])
     return table.assign(time_us=table["time_us"] + more_us / num_layers)
 
 
-def _scattered_table(samples: Samples, num_layers: int) -> pd.DataFrame:
-    added_us = _by_context_tokens(samples, ADDED_BY_SCATTERING)
-    return pd.DataFrame({"num_tokens": added_us.index, "time_us": added_us.to_numpy() / num_layers})
+def _scattered_table(samples: Samples, meta: ProfileMeta) -> pd.DataFrame:
+    def num_scattered(sizes: tuple[int, ...]) -> int:
+        """As a step plan counts them: of all blocks but the first of each sequence."""
+        batch, context = sizes
+        block_size = meta.block_size or 1
+        return batch * block_size * ((context - 1) // block_size)
+
+    added_us = _growing(samples, ADDED_BY_SCATTERING, num_scattered)
+    return pd.DataFrame({"num_tokens": added_us.index, "time_us": added_us.to_numpy() / meta.num_layers})
 
 
-def _by_context_tokens(samples: Samples, added: str) -> pd.Series[float]:
-    """What is `added` to steps of decodes, us, over the number of tokens in their contexts: that it falls anywhere, or
-    depends on anything else, is taken for noise."""
-    points = samples.points("beside")
+def _growing(samples: Samples, added: str, num_tokens: Callable[[tuple[int, ...]], int]) -> pd.Series[float]:
+    """What is `added` to steps of decodes, us, over what `num_tokens` makes of their batch and context, if that is not
+    0. That it falls anywhere, or depends on anything else, is taken for noise."""
+    points = [point for point in samples.points("beside") if num_tokens(point.sizes)]
     if not points:
         return pd.Series(dtype=np.float64)
     by_tokens = pd.Series([samples.median(point, added) for point in points])
-    by_tokens = by_tokens.groupby([math.prod(point.sizes) for point in points]).mean()
+    by_tokens = by_tokens.groupby([num_tokens(point.sizes) for point in points]).mean()
     return pd.Series(np.maximum(isotonic_regression(by_tokens).x, 0.0), by_tokens.index)
 
 

@@ -47,9 +47,10 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
 def test_scattered_blocks_can_add_nothing_but_not_less(folder: Path) -> None:
     (folder / "scattered.csv").write_text("num_tokens,time_us\n16,0.0\n64,2.0\n")
     assert load_profile(folder).tables["scattered"]["time_us"].tolist() == [0.0, 2.0]
-    edit(folder / "scattered.csv", "64,2.0", "64,-2.0")
-    with pytest.raises(ProfileError, match="scattered: time_us must not be below 0"):
-        load_profile(folder)
+    for wrong in ("64,-2.0", "0,2.0"):
+        (folder / "scattered.csv").write_text(f"num_tokens,time_us\n{wrong}\n")
+        with pytest.raises(ProfileError, match="scattered: time_us must not be below 0, nor num_tokens below 1"):
+            load_profile(folder)
 
 
 @pytest.mark.parametrize(

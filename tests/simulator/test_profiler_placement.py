@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("torch")
 
 from engine.block_manager import Eviction  # noqa: E402
+from engine.decode_set import num_breaks  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.executor import Rank  # noqa: E402
 from engine.model_runner import StepTokens  # noqa: E402
@@ -46,6 +47,7 @@ def test_blocks_lie_in_one_piece_or_in_turns_with_those_of_others() -> None:
     assert block_tables([3, 1, 3], 1000, scattered=True).tolist() == [[0, 8, 15], [1, 0, 0], [2, 9, 16]]
     assert block_tables([3, 1, 3], 9, scattered=True).tolist() == [[0, 3, 5], [1, 0, 0], [2, 4, 6]]
     assert block_tables([60, 60], 120, scattered=True)[0].tolist() == [*range(0, 120, 2)]
+    assert block_tables([5], 9, scattered=True).tolist() == [[0, 3, 1, 4, 2]]
 
 
 @pytest.mark.parametrize("scattered", [False, True])
@@ -56,6 +58,9 @@ def test_blocks_are_of_the_pool_and_nobody_elses(counts: list[int], spare: int, 
     tables = block_tables(counts, num_blocks, scattered=scattered)
     held = [block for row, count in zip(tables.tolist(), counts, strict=True) for block in row[:count]]
     assert len(set(held)) == len(held) and min(held) >= 0 and max(held) < num_blocks
+    if not scattered or spare == 10**4 or len(counts) == 1:  # else the longest has nobody left to take turns with
+        breaks = [num_breaks(row[:count]) for row, count in zip(tables.tolist(), counts, strict=True)]
+        assert breaks == [(count - 1) * scattered for count in counts]
 
 
 @pytest.mark.parametrize("eviction", ["unhashed_first", "lru"])

@@ -43,6 +43,8 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     samples.add(Point("step_decode", (8, 256)), {"8": [operators + 50] * 3, DISTURBED: [2 * (operators + 50)]}, 1.0)
     layers = 2 * (10 + 64 + 5 + 7 + 2 + 64)
     samples.add(Point("step_prefill", (64,)), {"64": [layers + 21 + 3 + 90] * 3}, 1.0)
+    alone = 2 * (10 + 1 + 5 + 7 + 1 + 261 / 16) + 21 + 3
+    samples.add(Point("step_decode", (1, 256)), {"1": [alone + 20] * 3, DISTURBED: [2 * (alone + 20)]}, 1.0)
     layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
     samples.add(Point("step_prefill", (8,)), {"8": [layers + 21 + 3 + 36] * 3}, 1.0)
     calls = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
@@ -54,11 +56,11 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     }  # fmt: skip
     assert profile.meta.mean_over_median == 1.25
     steps = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
-    assert steps["decode", 8] == pytest.approx(50, abs=0.01)
+    assert steps["decode", 1] == pytest.approx(20, abs=0.01) and steps["decode", 8] == pytest.approx(50, abs=0.01)
     assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
     samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
     timed_beside = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables["steps"]
-    assert timed_beside.set_index("kind").loc["decode", "time_us"] == pytest.approx(30, abs=0.01)
+    assert timed_beside.set_index(["kind", "num_tokens"])["time_us"]["decode", 8] == pytest.approx(30, abs=0.01)
 
 
 def test_decodes_carry_what_they_add_to_other_operators() -> None:
@@ -66,19 +68,19 @@ def test_decodes_carry_what_they_add_to_other_operators() -> None:
     samples = Samples({})
     calls = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
     samples.add(Point("tokens", (1,)), {operator: [10.0] for operator in calls}, 1.0)
-    for batch, context in ((1, 64), (8, 64), (8, 1024)):
+    for batch, context in ((1, 64), (8, 64), (8, 1024)):  # the shortest of those below are of a single block
         samples.add(Point("decode", (batch, context)), {ATTENTION: [5.0]}, 1.0)
         samples.add(Point("uneven", (batch, context, 50)), {ATTENTION: [7.0]}, 1.0)
     samples.add(Point("prefill", (1, 0)), {ATTENTION: [2.0]}, 1.0)
     for sizes, added in (((1, 32), -4.0), ((1, 64), 30.0), ((8, 64), 10.0), ((8, 1024), 100.0)):
         added_us = {ADDED_BY_ATTENTION: [added] * 3, ADDED_BY_SCATTERING: [2 * added - 8] * 3}
         samples.add(Point("beside", sizes), added_us, 1.0)
-    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
+    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", block_size=32, batched_prefill=False)
     tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
     assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
     assert tables["scattered"].to_dict("list") == {
-        "num_tokens": [32, 64, 512, 8192], "time_us": [0.0, 32 / 2, 32 / 2, 192 / 2]
+        "num_tokens": [32, 8 * 32, 8 * 992], "time_us": [32 / 2, 32 / 2, 192 / 2]
     }  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from harness.trace import Trace, trace_table
 from simulator.hardware import Device, ModelShape
 from simulator.replica import NEVER, Arrivals, Replica
 from simulator.roofline import RooflineCost
+from tests.simulator.test_scattered import SCATTERED, cost
 
 MODEL = ModelShape("m", 4, 256, 8, 4, 32, 768, 2048, False, 4096, "bf16", 2)
 DEVICE = Device("d", 1 << 30, 1e11, {"bf16": 1e12, "fp32": 1e11}, 0.8, 0.7, 1e9, 1e-5, 1e-4)
@@ -131,7 +132,7 @@ class Both:
         return lambda *args: [getattr(observer, name)(*args) for observer in self.observers]
 
 
-def simulate(case: Case, observer: object, *, compress: bool) -> Trace:
+def simulate(case: Case, observer: object, *, compress: bool, by_profile: bool = False) -> Trace:
     trace = make_trace(case)
     longest = int((trace.table["num_prompt_tokens"] + trace.table["num_output_tokens"]).max())
     scheduler = make_scheduler(
@@ -146,7 +147,8 @@ def simulate(case: Case, observer: object, *, compress: bool) -> Trace:
     arrivals = make_arrivals(case, trace)
     lookahead = 1 if case.options.async_scheduling else case.max_lookahead_steps
     Replica(
-        env, scheduler, RooflineCost(MODEL, DEVICE), arrivals, make, observer,  # type: ignore[arg-type]
+        env, scheduler, cost(SCATTERED) if by_profile else RooflineCost(MODEL, DEVICE), arrivals, make,
+        observer,  # type: ignore[arg-type]
         compress=compress, max_lookahead_steps=lookahead,
     )  # fmt: skip
     env.run()
@@ -154,9 +156,9 @@ def simulate(case: Case, observer: object, *, compress: bool) -> Trace:
     return trace
 
 
-def recorded(case: Case, *, compress: bool) -> RecordedRun:
+def recorded(case: Case, *, compress: bool, by_profile: bool) -> RecordedRun:
     recorder = Recorder()
-    trace = simulate(case, recorder, compress=compress)
+    trace = simulate(case, recorder, compress=compress, by_profile=by_profile)
     return recorder.tables(trace, [])
 
 
@@ -165,9 +167,10 @@ def expanded(run: RecordedRun) -> NDArray[np.float64]:
 
 
 @settings(max_examples=120, deadline=None)
-@given(CASES)
-def test_compressed_equals_stepped_to_the_last_bit(case: Case) -> None:
-    stepped, compressed = recorded(case, compress=False), recorded(case, compress=True)
+@given(CASES, st.booleans())
+def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool) -> None:
+    """By a profile, too, that prices where KV blocks lie."""
+    stepped, compressed = (recorded(case, compress=each, by_profile=by_profile) for each in (False, True))
     pd.testing.assert_frame_equal(stepped.requests, compressed.requests, check_exact=True)
     pd.testing.assert_frame_equal(stepped.steps, compressed.steps, check_exact=True)
     np.testing.assert_array_equal(expanded(stepped), expanded(compressed))

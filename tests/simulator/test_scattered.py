@@ -8,10 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.simulator.shapes import MODEL, plan, profile
+from tests.simulator.test_deviation_cost import TABLE as DEVIATIONS
 from tests.simulator.test_profiled import cost, with_tables
 
 TABLE = pd.DataFrame({"num_tokens": [500, 1000, 4000], "time_us": [0.0, 40.0, 160.0]})  # of one layer
 SCATTERED = with_tables(profile(), scattered=TABLE)
+ALL = with_tables(profile(mean_over_median=1.07), scattered=TABLE, deviations=DEVIATIONS)
 
 
 @pytest.mark.parametrize(
@@ -41,7 +43,7 @@ def test_a_run_of_steps_that_gets_beyond_the_profile_counts_once() -> None:
 @given(st.lists(st.integers(1, 6000), min_size=1, max_size=20), st.floats(0, 1), st.integers(1, 400))
 @settings(max_examples=60, deadline=None)
 def test_many_steps_at_once_are_the_single_steps_bit_for_bit(contexts: list[int], share: float, num_steps: int) -> None:
-    model, num_scattered = cost(SCATTERED), int(share * sum(contexts))
+    model, num_scattered = cost(ALL), int(share * sum(contexts))
     times = model.decode_ns(plan([], contexts, num_scattered), num_steps)
     for ahead in {0, num_steps // 2, num_steps - 1}:
         later = plan([], [context + ahead for context in contexts], num_scattered + ahead * len(contexts))
