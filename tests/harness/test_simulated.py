@@ -17,7 +17,9 @@ ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1"
 BUNDLES = ROOT.parent / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 RUN = ("trace.num_requests=5", "arrival=all_at_once", "plots=false", "progress=false", "cost=profiled")
-TINY = ("model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024")
+TINY = (
+    "model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024", "engine.cache_outputs=true",
+)  # fmt: skip
 
 
 def told(folder: Path, profile: str, *overrides: str) -> list[str]:
@@ -32,6 +34,7 @@ def told(folder: Path, profile: str, *overrides: str) -> list[str]:
     [
         ([], None),
         (["block_size=64"], "ran with block_size=16, this run has 64"),
+        (["engine.cache_outputs=false"], "KV blocks lie: as in the real engine with engine.cache_outputs=true"),
         (["device=h100-80gb"], "microseconds, and was NVIDIA H100 80GB HBM3 profiled?"),
     ],
 )
