@@ -27,7 +27,7 @@ def measured(tmp_path: Path) -> list[str]:
         save_profile(replace(profile, meta=replace(profile.meta, mean_over_median=factor)), tmp_path / name)
     pretend_measured(
         tmp_path / "a", *TINY, f"cost.profile={tmp_path / 'medians'}", "model=tiny", "max_num_batched_tokens=1024",
-        "trace.num_requests=20", "arrival.rate=0.2",
+        "trace.num_requests=20", "arrival.rate=0.02",  # one at a time
     )  # fmt: skip
     return [*TINY, f"cost.profile={tmp_path / 'means'}"]
 
