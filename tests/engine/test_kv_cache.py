@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch  # noqa: E402
 
 from engine import kv_cache  # noqa: E402
 from kernels.kv_store import FP8_DTYPE  # noqa: E402
