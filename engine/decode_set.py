@@ -15,7 +15,7 @@ joins, and whatever it generates from then on, as its blocks alternate with thos
 from __future__ import annotations
 
 import heapq
-from itertools import pairwise
+from operator import sub
 
 from engine.sequence import DecodeClock, Sequence
 
@@ -142,9 +142,7 @@ class DecodeSet:
 
 def num_breaks(block_table: list[int]) -> int:
     """How many blocks of a table do not follow the one before them."""
-    if not block_table or block_table == list(range(block_table[0], block_table[0] + len(block_table))):
-        return 0
-    return sum(block + 1 != following for block, following in pairwise(block_table))
+    return max(0, len(block_table) - 1 - list(map(sub, block_table[1:], block_table)).count(1))
 
 
 def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:

@@ -119,15 +119,17 @@ class ProfiledCost:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
             time = _decode_time(batch, context, spread)
         if self._scattered:
-            time += self._scattered(plan.num_scattered_tokens)
-            self._note(("scattered tokens", plan.num_scattered_tokens / self._scattered.end))
+            num_scattered = plan.num_scattered_tokens
+            time += self._scattered(num_scattered)
+            if num_scattered > self._scattered.end:
+                self._note(("scattered tokens", num_scattered / self._scattered.end))
         if plan.copies and self._copies:
             time += self._copies(len(plan.copies))
             self._note(("copies", len(plan.copies) / self._copies.end))
         return max(1, round(time if plan.prefills else self._factor * time))
 
     def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
-        num_decodes, total = plan.num_decodes, plan.num_context_tokens
+        num_decodes, total, scattered = plan.num_decodes, plan.num_context_tokens, plan.num_scattered_tokens
         batch = self._decodes.get(num_decodes) or self._decode_batch(num_decodes)
         first, spread = _contexts(batch, plan)
         last, end = first + num_steps - 1, batch.attention.end
@@ -135,17 +137,21 @@ class ProfiledCost:
         times: NDArray[np.float64]
         if num_steps <= _FEW_STEPS:
             ahead = [(total + num_decodes * k) / num_decodes + batch.gain * spread for k in range(num_steps)]
-            times = np.array([_decode_time(batch, context, spread) for context in ahead])
+            each = [_decode_time(batch, context, spread) for context in ahead]
+            if self._scattered:
+                each = [time + self._scattered(scattered + num_decodes * k) for k, time in enumerate(each)]
+            times = np.array(each)
         else:
-            contexts = (total + num_decodes * np.arange(num_steps, dtype=np.int64)) / num_decodes + batch.gain * spread
+            grown = num_decodes * np.arange(num_steps, dtype=np.float64)
+            contexts = (total + grown) / num_decodes + batch.gain * spread
             times = batch.base + batch.attention.many(contexts)
             if batch.uneven:
                 times += batch.uneven.many(contexts, spread)
-        if self._scattered:
-            num_scattered = plan.num_scattered_tokens + num_decodes * np.arange(num_steps, dtype=np.float64)
-            times += self._scattered.many(num_scattered)
-            farthest = float(num_scattered[-1]) / self._scattered.end
-            self._note(("scattered tokens", farthest), is_counted=plan.num_scattered_tokens > self._scattered.end)
+            if self._scattered:
+                times += self._scattered.many(scattered + grown)
+        if self._scattered and (farthest := scattered + num_decodes * (num_steps - 1)) > self._scattered.end:
+            is_counted = scattered > self._scattered.end
+            self._note(("scattered tokens", farthest / self._scattered.end), is_counted=is_counted)
         if plan.copies and self._copies:
             times[0] += self._copies(len(plan.copies))
         return np.maximum(np.rint(self._factor * times), 1).astype(np.int64)
