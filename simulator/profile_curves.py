@@ -47,7 +47,7 @@ def scattered_of(profile: Profile) -> Curve | None:
     if table is None:
         return None
     sizes, times = table["num_tokens"].tolist(), table["time_us"].tolist()
-    return Curve([0, *sizes], [0.0, *times], times[-1] / sizes[-1]).scaled(profile.meta.num_layers * _US)
+    return proportional([0, *sizes], [0.0, *times]).scaled(profile.meta.num_layers * _US)
 
 
 def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
