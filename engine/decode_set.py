@@ -8,8 +8,9 @@ All of them grow by one token per decode step, so what happens at which step is 
 
 because step s computes the token at position length - 1. Both are kept in buckets, and the contexts' sum and sum of
 squares are running sums: k steps turn S1 into S1 + kn and S2 into S2 + 2k S1 + k^2 n for n sequences. How many of their
-tokens lie scattered in memory is one more: those of blocks that do not follow the one before them when a sequence
-joins, and whatever it generates from then on, as its blocks alternate with those of others.
+tokens lie in order in memory is one more, which only joining and leaving change: all when a sequence joins but those of
+blocks that do not follow the one before them. The others lie scattered, also what is generated from then on, as the
+blocks of a sequence alternate with those of others.
 """
 
 from __future__ import annotations
@@ -21,17 +22,18 @@ from engine.sequence import DecodeClock, Sequence
 
 
 class DecodeSet:
-    """Sequences that decode, in the order they joined."""
+    """Sequences that decode, in the order they joined; how many tokens lie scattered is known if `counts_scattered`."""
 
-    def __init__(self, block_size: int) -> None:
+    def __init__(self, block_size: int, *, counts_scattered: bool) -> None:
         self.clock = DecodeClock()
-        self.sequences: dict[Sequence, int] = {}  # with how many tokens less than all of its context lie scattered
+        self.sequences: dict[Sequence, int] = {}  # with how many of their tokens lie in order
         self.fresh: dict[Sequence, None] = {}  # joined since the last decode step
         self.num_context_tokens = 0
         self.num_squared_context_tokens = 0
-        self.num_scattered_tokens = 0
         self.findable: dict[Sequence, None] = {}  # those that may yet fill blocks which others can find
         self._block_size = block_size
+        self._counts_scattered = counts_scattered
+        self._num_in_order_tokens = 0
         self._boundary: dict[int, dict[Sequence, list[int]]] = {}  # phase -> sequences and their block tables
         self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
         self._finish_steps: list[int] = []  # heap of the keys of _finish
@@ -39,15 +41,22 @@ class DecodeSet:
     def __len__(self) -> int:
         return len(self.sequences)
 
+    @property
+    def num_scattered_tokens(self) -> int:
+        """0 where they are not counted."""
+        return self.num_context_tokens - self._num_in_order_tokens if self._counts_scattered else 0
+
     def join(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
-        num_scattered = self._block_size * num_breaks(sequence.block_table)
-        self.sequences[sequence] = length - num_scattered
+        num_in_order = length
+        if self._counts_scattered:
+            num_in_order -= self._block_size * num_breaks(sequence.block_table)
+        self.sequences[sequence] = num_in_order
+        self._num_in_order_tokens += num_in_order
         self.fresh[sequence] = None
         self.num_context_tokens += length
         self.num_squared_context_tokens += length * length
-        self.num_scattered_tokens += num_scattered
         if sequence.has_content and (
             sequence.block_hashes is None or sequence.token_ids is not None
             or len(sequence.block_hashes) > sequence.num_registered_blocks
@@ -67,7 +76,7 @@ class DecodeSet:
     def remove(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
         phase, end = self._keys(sequence, length)
-        self.num_scattered_tokens -= length - self.sequences.pop(sequence)
+        self._num_in_order_tokens -= self.sequences.pop(sequence)
         self.fresh.pop(sequence, None)
         self.num_context_tokens -= length
         self.num_squared_context_tokens -= length * length
@@ -111,7 +120,6 @@ class DecodeSet:
         growth = num_steps * len(self.sequences)
         self.num_squared_context_tokens += num_steps * (2 * self.num_context_tokens + growth)
         self.num_context_tokens += growth
-        self.num_scattered_tokens += growth
         self.fresh.clear()
         finished = list(self._finish.get(self.clock.step, ()))
         for sequence in finished:
@@ -127,9 +135,10 @@ class DecodeSet:
         """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
         assert self.num_context_tokens == sum(s.num_tokens for s in self.sequences)
         assert self.num_squared_context_tokens == sum(s.num_tokens**2 for s in self.sequences)
-        scattered = {s: s.num_tokens - in_order for s, in_order in self.sequences.items()}
-        assert self.num_scattered_tokens == sum(scattered.values())
-        assert all(self._block_size * (num_breaks(s.block_table) - 1) <= n for s, n in scattered.items())
+        assert self._num_in_order_tokens == sum(self.sequences.values())
+        if self._counts_scattered:
+            scattered = {s: s.num_tokens - in_order for s, in_order in self.sequences.items()}
+            assert all(self._block_size * (num_breaks(s.block_table) - 1) <= n for s, n in scattered.items())
         assert self.findable.keys() <= {s for s in self.sequences if s.has_content}
         assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
         assert self.fresh.keys() <= self.sequences.keys()

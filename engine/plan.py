@@ -54,7 +54,7 @@ class StepPlan(NamedTuple):
             k * (2 * num_context_tokens + k * num_decodes).
         num_scattered_tokens: how many of the context tokens lie scattered in memory in the first step, about: those of
             blocks that did not follow the one before when their sequence began to decode, and all generated since;
-            each step adds `num_decodes`.
+            each step adds `num_decodes`. 0 where they are not counted.
         fresh_decodes: those that take no part in an earlier decode step since their last token.
         admitted: sequences that left the queue for this step.
         preempted: sequences that lost their blocks and went back to the queue.

@@ -29,6 +29,7 @@ class RunningSet:
         waiting: where preempted ones go; its head may fit whenever something is released.
         async_scheduling: ended sequences stay until `release_ended`, and the block that a decode fills is registered
             one step later, because the step that fills it was not over when the next one was planned.
+        counts_scattered: look at where the blocks of decodes lie.
 
     Attributes:
         sequences: all of them, in order of admission.
@@ -37,10 +38,12 @@ class RunningSet:
         ending: those that have got their last token and wait for `release_ended`.
     """
 
-    def __init__(self, blocks: BlockManager, waiting: WaitingQueue, *, async_scheduling: bool) -> None:
+    def __init__(
+        self, blocks: BlockManager, waiting: WaitingQueue, *, async_scheduling: bool, counts_scattered: bool
+    ) -> None:
         self.sequences: dict[Sequence, None] = {}
         self.prefilling: dict[Sequence, None] = {}
-        self.decodes = DecodeSet(blocks.block_size)
+        self.decodes = DecodeSet(blocks.block_size, counts_scattered=counts_scattered)
         self.ending: dict[Sequence, None] = {}
         self._blocks = blocks
         self._waiting = waiting

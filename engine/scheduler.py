@@ -36,6 +36,7 @@ class Scheduler:
             yet freed of what it ends: a sequence keeps its seat and its blocks for the planning of one more step.
         max_padding: for engines that pad the prompts of a step to the longest of them: how many tokens of padding it
             may have; with them it keeps to `max_num_batched_tokens`. None for engines that do not pad.
+        counts_scattered: tell in plans how many tokens lie scattered, which takes time for each request.
 
     Times are whatever the caller counts in; the scheduler only hands them on.
     """
@@ -53,6 +54,7 @@ class Scheduler:
         queue: Queue = "priority",
         async_scheduling: bool = False,
         max_padding: int | None = None,
+        counts_scattered: bool = True,
     ) -> None:
         if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
             raise ValueError(
@@ -68,7 +70,9 @@ class Scheduler:
         self.async_scheduling = async_scheduling
         self._allocates_chunks = allocation == "chunk"
         self._waiting = WaitingQueue(ignores_priority=queue == "fcfs")
-        self._running = RunningSet(blocks, self._waiting, async_scheduling=async_scheduling)
+        self._running = RunningSet(
+            blocks, self._waiting, async_scheduling=async_scheduling, counts_scattered=counts_scattered
+        )
         self._policy = policy
         self._planner = StepPlanner(
             blocks,

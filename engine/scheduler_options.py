@@ -40,6 +40,7 @@ def make_scheduler(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     max_model_len: int | None = None,
+    counts_scattered: bool = True,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens; raises ValueError as its parts do."""
     blocks = BlockManager(
@@ -60,4 +61,5 @@ def make_scheduler(
         queue=options.queue,
         async_scheduling=options.async_scheduling,
         max_padding=options.max_padding,
+        counts_scattered=counts_scattered,
     )

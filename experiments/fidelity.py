@@ -2,13 +2,12 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 5]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 8]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
-tiny model, measures workloads with the real engine and executes the steps of the first measurements again (twice for
-each measurement), all in turns, so that a slow phase of a shared machine hits all alike, and each when the machine is
-as fast as it was, if that does not take too long. Tables go to
-experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/.
+tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in
+turns, so that a slow phase of a shared machine hits all alike. Tables go to experiments/results/fidelity_<case>.json,
+fitted constants and figures to docs/fidelity/<case>/.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.fidelity_lab import Lab, Quiet, print_errors, print_noise  # noqa: E402
+from experiments.fidelity_lab import Lab, print_errors, print_noise  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
 from harness.results import RETIMED, SUMMARY  # noqa: E402
 
@@ -125,25 +124,18 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         shutil.rmtree(profile, ignore_errors=True)
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
     retimed: dict[str, list[Path]] = {name: [] for name in workloads}
-    quiet = Quiet(0 if args.reuse else args.patience)
-    for turn in range(2 * args.repeats):
+    for turn in range(args.repeats):
         if not args.reuse:
-            quiet.wait()
-            lab.profile(profile, args.profiling / (2 * args.repeats + 1), *profiling)
+            lab.profile(profile, args.profiling / (args.repeats + 1), *profiling)
         for i, (name, workload) in enumerate(workloads.items()):
-            if turn % 2 == 0:
-                folder = lab.scratch / f"run{i}_{turn // 2}"
-                if not (args.reuse and (folder / SUMMARY).exists()):
-                    quiet.wait()
-                    lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
-                runs[name].append(folder)
-            again = lab.scratch / f"retimed{i}_{turn}"
+            folder, again = lab.scratch / f"run{i}_{turn}", lab.scratch / f"retimed{i}_{turn}"
+            if not (args.reuse and (folder / SUMMARY).exists()):
+                lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
+            runs[name].append(folder)
             if not (args.reuse and (again / RETIMED).exists()):
-                quiet.wait()
                 lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
             retimed[name].append(again)
     if not args.reuse:
-        quiet.wait()
         lab.profile(profile, None, *profiling)
     scored = {}
     for i, (name, folders) in enumerate(runs.items()):
@@ -156,7 +148,7 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         )  # fmt: skip
     print_errors("our engine on this CPU", scored)
     print_noise(scored)
-    lab.write(engine=engine, workloads=workloads, waited_s=None if args.reuse else round(quiet.waited_s))
+    lab.write(engine=engine, workloads=workloads)
 
 
 def main() -> None:
@@ -165,10 +157,9 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=8)
     parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--profiling", type=float, default=600, help="seconds, in all")
-    parser.add_argument("--patience", type=float, default=900, help="seconds to wait for a quiet machine, in all")
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
     os.chdir(ROOT)

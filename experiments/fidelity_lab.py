@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,9 +25,6 @@ SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
-_LOOPS = 200_000  # turns of the loop of plain Python that says how fast the machine is, some milliseconds
-_BASELINE = 300  # times that it is run to find out how fast that can be
-_QUIET = 1.2  # times the least that it ever took
 _KEPT = ("errors", "levels", "steps", "steps_of_repeats", "recovered_steps", "calibration")
 
 
@@ -42,34 +38,6 @@ class Scored(NamedTuple):
     def error(self, metric: str, statistic: str, column: str = "error_pct") -> float:
         found = self.errors[(self.errors["metric"] == metric) & (self.errors["statistic"] == statistic)]
         return float(found[column].iloc[0])
-
-
-class Quiet:
-    """Waits while neighbours slow a shared machine down, for `patience_s` in all: until a loop of plain Python is about
-    as fast as it ever was. `waited_s` is how long that was so far. What a neighbour does to memory it does not see."""
-
-    def __init__(self, patience_s: float) -> None:
-        self._patience_s = patience_s
-        self._least_s = math.inf
-        self._loop_s(_BASELINE)
-        self.waited_s = 0.0
-
-    def wait(self) -> None:
-        started = time.monotonic()
-        while self._loop_s() > _QUIET * self._least_s and self.waited_s + time.monotonic() - started < self._patience_s:
-            time.sleep(2)
-        self.waited_s += time.monotonic() - started
-
-    def _loop_s(self, repeats: int = 5) -> float:
-        """The least of so many."""
-        times = []
-        for _ in range(repeats):
-            started = time.perf_counter()
-            for _ in range(_LOOPS):
-                pass
-            times.append(time.perf_counter() - started)
-        self._least_s = min(self._least_s, *times)
-        return min(times)
 
 
 class Lab:

@@ -46,6 +46,7 @@ class SimulatedEngine:
         self.pool = kv_pool(config)
         self.num_blocks = self.pool.num_blocks
         self._env = simpy.Environment(initial_time=0)
+        self._cost = cost or cost_model(config)
         self._scheduler = make_scheduler(
             SchedulerOptions(**config.scheduler.model_dump()),
             num_blocks=self.num_blocks,
@@ -53,8 +54,8 @@ class SimulatedEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len or config.model.max_position_embeddings,
+            counts_scattered=self._cost.prices_scattered,
         )
-        self._cost = cost or cost_model(config)
         self._replica = Replica(
             self._env,
             self._scheduler,
@@ -107,7 +108,7 @@ class SimulatedEngine:
         if not isinstance(self._cost, ProfiledCost):
             return found
         found += differences(self._cost.profile, model_shape(config), device_rates(config), config.block_size)
-        if "scattered" in self._cost.profile.tables and config.engine.kind == "sim" and not config.engine.cache_outputs:
+        if self._cost.prices_scattered and config.engine.kind == "sim" and not config.engine.cache_outputs:
             found.append("the profile prices where KV blocks lie: as in the real engine with engine.cache_outputs=true")
         if outside := self._cost.outside():
             share = max(axis.plans for axis in outside.values()) / self._cost.num_plans

@@ -73,6 +73,8 @@ class StepReplay:
 class GivenTimes:
     """Cost model that hands out the given times of steps in order, and then one that is longer than any run."""
 
+    prices_scattered = False
+
     def __init__(self, times_ns: Iterable[int]) -> None:
         self._left = iter(times_ns)
 
@@ -89,6 +91,7 @@ class _PricedReplay(GivenTimes):
     def __init__(self, durations_ns: npt.NDArray[np.int64], priced: CostModel) -> None:
         super().__init__(durations_ns.tolist())
         self._priced = priced
+        self.prices_scattered = priced.prices_scattered
         self.kinds: list[str] = []
         self.predicted_ns: list[int] = []
 

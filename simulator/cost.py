@@ -18,6 +18,8 @@ from engine.sequence import Sequence as Request
 
 
 class CostModel(Protocol):
+    prices_scattered: bool  # looks at `plan.num_scattered_tokens`, so that these must be counted
+
     def step_ns(self, plan: StepPlan) -> int:
         """Duration of the (first) step of `plan` in ns, at least 1."""
 

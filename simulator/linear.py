@@ -46,6 +46,8 @@ class LinearCost:
     `pads_prompts`: whether the prompts of a step are padded to the longest of them.
     """
 
+    prices_scattered = False
+
     def __init__(self, values: Mapping[str, float], *, pads_prompts: bool = False) -> None:
         self._step_ns = values["step_s"] * _NS
         self._context_token_ns = values["context_token_s"] * _NS

@@ -62,6 +62,7 @@ class ProfiledCost:
 
     Attributes:
         profile: what it was made from.
+        prices_scattered: whether steps take longer if tokens lie scattered.
         unused_constants: those without effect, as the profile measured what they stand for, or has nothing they scale.
 
     Raises:
@@ -88,6 +89,7 @@ class ProfiledCost:
         self._sequences = operators(profile, "sequences", "num_sequences")
         self._attention = AttentionCost(profile, values["mixing_factor"])
         self._scattered = scattered_of(profile)
+        self.prices_scattered = self._scattered is not None
         self._all_reduce = all_reduce_of(profile, model, tensor_parallel_size, values)
         self._copies = curve_of(profile.tables.get("copies"), "num_blocks")
         self._rest = rest_of(profile.tables.get("steps"))

@@ -26,6 +26,8 @@ _NS = 1e9
 class RooflineCost:
     """Cost model of `model` on `tensor_parallel_size` devices of one kind."""
 
+    prices_scattered = False
+
     def __init__(self, model: ModelShape, device: Device, tensor_parallel_size: int = 1) -> None:
         self._model = model
         self._tp = tensor_parallel_size

@@ -1,8 +1,9 @@
 """Decides what to measure next, so that any time budget gives a usable profile.
 
 First every point of the coarse grids once, smallest first. Then grids grow where interpolation is worst, as long as
-there is time to visit all points a few times more. The rest of the time goes round all points in an order drawn anew
-each time, so that a slow phase of a shared machine hits all of them alike.
+there is time to visit all points a few times more. The rest of the time goes round all points, those visited least
+first, as interrupted sessions must leave none behind, and else in an order drawn anew each time: so a slow phase of a
+shared machine hits all of them alike.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from simulator.profiler.samples import Point, Samples, Times
 
 _GOOD_ENOUGH = 0.02  # no line is added for a smaller error
 _SAVE_EVERY_S = 10.0
-_LEAST_VISITS = 3  # of every point, if there is time
+_LEAST_VISITS = 10  # of every point, if there is time: fewer may all fall into one phase of a shared machine
 _LARGEST_SHARE = 3.0  # of the time, in that of an average point
 
 Progress = Callable[[float, str], None]
@@ -122,7 +123,9 @@ class Session:
     def _repeat(self, budget_s: float) -> None:
         points = self._points()
         while True:
-            for index in self._rng.permutation(len(points)):
+            order = self._rng.permutation(len(points)).tolist()
+            order.sort(key=lambda index: self._samples.visits(points[index]))
+            for index in order:
                 if self._samples.spent_s >= budget_s:
                     return
                 if self._is_due(points[index], len(points)):

@@ -113,10 +113,10 @@ MUTANTS = {
     "the context sum forgets who left": ("decode_set.py", "        self.num_context_tokens -= length\n", ""),
     "the scattered sum forgets who left": (
         "decode_set.py",
-        "self.num_scattered_tokens -= length - self.sequences.pop(sequence)",
+        "self._num_in_order_tokens -= self.sequences.pop(sequence)",
         "self.sequences.pop(sequence)",
     ),
-    "only prompts are scattered": ("decode_set.py", "        self.num_scattered_tokens += growth\n", ""),
+    "what is generated lies in order": ("decode_set.py", "self.num_context_tokens - self._num_in_order_tokens", "0"),
     "prompts never lie scattered": ("decode_set.py", "self._block_size * num_breaks(sequence.block_table)", "0"),
     "the horizon ignores the pool": (
         "decode_set.py",

@@ -30,7 +30,7 @@ class Case:
     """`requests`: tokens (prompt and outputs), number of prompt tokens, arrival, whether others can share them."""
 
     requests: list[tuple[list[int], int, int, bool]]
-    limits: dict[str, int]
+    limits: dict[str, Any]
     caching: bool
     async_scheduling: bool
 
@@ -104,6 +104,8 @@ class Log:
 
 class UnitCost:
     """Every step takes 1 ns."""
+
+    prices_scattered = False
 
     def step_ns(self, plan: StepPlan) -> int:
         return 1

@@ -30,6 +30,8 @@ class Uneven:
     """A cost model whose steps take up to `noise` more or less, decodes of 9 to 16 `slow` times as long, and the 300th
     `stall_ns` more; it keeps what it was asked for."""
 
+    prices_scattered = False
+
     def __init__(self, cost: CostModel, noise: float, slow: float = 1.0, stall_ns: int = 0) -> None:
         self._cost, self._noise, self._slow, self._stall_ns = cost, noise, slow, stall_ns
         self._rng = np.random.default_rng(1)

@@ -32,7 +32,8 @@ SHAPE = {
     "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
-BLOCK_SIZE, LIMITS = 4, {"max_num_seqs": 6, "max_num_batched_tokens": 48}
+BLOCK_SIZE = 4
+LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "start_time", "duration",
@@ -62,6 +63,8 @@ class LoggingRecorder(Recorder):
 
 class MeasuredCost:
     """Hands out the measured durations, one per plan, in order, shared among its steps as they are recorded."""
+
+    prices_scattered = False
 
     def __init__(self, durations: list[int]) -> None:
         self._left = iter(durations)
