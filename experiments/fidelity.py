@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.fidelity_lab import Lab, print_errors, print_noise  # noqa: E402
+from experiments.fidelity_lab import Lab, print_errors, print_noise, print_steps  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
 from harness.results import RETIMED, SUMMARY  # noqa: E402
 
@@ -137,17 +137,18 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
             retimed[name].append(again)
     if not args.reuse:
         lab.profile(profile, None, *profiling)
-    scored = {}
+    scored, at_medians = {}, {}
     for i, (name, folders) in enumerate(runs.items()):
-        others = ",".join(f"run:{folder}" for folder in folders[1:])
-        more = ",".join(map(str, retimed[name]))
-        scored[name] = lab.validate(
-            f"workload{i}", "engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}",
-            f"validation.measured=run:{folders[0]}", f"validation.repeats=[{others}]",
-            f"validation.retimed=[{more}]", figures=True,
-        )  # fmt: skip
-    print_errors("our engine on this CPU", scored)
-    print_noise(scored)
+        more, others = ",".join(map(str, retimed[name])), ",".join(f"run:{folder}" for folder in folders[1:])
+        settings = ["engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}"]
+        settings += [f"validation.measured=run:{folders[0]}", f"validation.retimed=[{more}]"]
+        scored[name] = lab.validate(f"workload{i}", *settings, f"validation.repeats=[{others}]", figures=True)
+        at_medians[name] = lab.validate(f"workload{i}_at_medians", *settings, "validation.step_times=median")
+    print_steps(scored)
+    print_errors("latencies, each step at the median of its executions", at_medians)
+    print_noise("how far apart they are at the medians of half of the executions", at_medians)
+    print_errors("latencies, median of the runs", scored)
+    print_noise("largest difference of a run from the median of all", scored)
     lab.write(engine=engine, workloads=workloads)
 
 

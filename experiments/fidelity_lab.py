@@ -122,13 +122,19 @@ def print_errors(title: str, columns: dict[str, Scored], theirs: dict[str, dict[
     Console().print(table)
 
 
-def print_noise(columns: dict[str, Scored]) -> None:
-    """Spread of the repeated real runs, and the error of single steps, in percent."""
-    table = Table("", *columns, box=None, title="largest difference of a repeat from the median of all, and step times")
+def print_noise(title: str, columns: dict[str, Scored]) -> None:
+    """How far latencies are known, in percent."""
+    table = Table("", *columns, box=None, title=title)
     for metric in LATENCIES:
         for statistic in ("mean", "p90"):
             row = [f"{scored.error(metric, statistic, 'noise_floor_pct'):.1f} %" for scored in columns.values()]
             table.add_row(f"{metric.upper()} {statistic}", *row)
+    Console().print(table)
+
+
+def print_steps(columns: dict[str, Scored]) -> None:
+    """The error of single steps in percent, and whether decisions are the measured ones."""
+    table = Table("", *columns, box=None, title="step times")
     figures = {
         "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from the median": "single_mape_pct",
         "half of the executions from the others": "halves_mape_pct",

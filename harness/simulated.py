@@ -169,9 +169,14 @@ def median_cost_model(config: RunConfig, constants: Mapping[str, float] | None =
     Raises:
         ConfigError: as `cost_model`.
     """
-    if config.cost.kind == "profiled":
-        config = config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": "median"})})
-    return cost_model(config, constants)
+    return cost_model(at_medians(config), constants)
+
+
+def at_medians(config: RunConfig) -> RunConfig:
+    """`config` with step times at their medians where the cost model knows them."""
+    if config.cost.kind != "profiled":
+        return config
+    return config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": "median"})})
 
 
 def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> ProfiledCost:

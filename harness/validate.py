@@ -17,11 +17,11 @@ from harness.config import RunConfig, TraceArrival
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
-from harness.measured.own_run import SAMPLES, sample_steps, with_retimed
+from harness.measured.own_run import SAMPLES, at_median_times, sample_steps, with_retimed
 from harness.recovery.run import recovered_steps
 from harness.results import RunResult
 from harness.run import serve
-from harness.simulated import median_cost_model
+from harness.simulated import at_medians, median_cost_model
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
 from harness.validate_settings import different_settings
@@ -37,7 +37,8 @@ class Validation:
     Attributes:
         config: what was simulated.
         measured, simulated: requests tables as in `MeasuredRun.requests`, of the part that is scored.
-        repeats: those of the repeats of the measured run.
+        repeats: those of the repeats of the measured run, or of it at the medians of one half of its executions and of
+            the other.
         errors: as of `comparison`.
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
         levels: as of `align`.
@@ -75,16 +76,20 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     for repeat in repeats:
         _check_repeat(run, repeat)
     config = simulation_config(config, run)
+    compared, others = run, repeats
+    if config.validation.step_times == "median":
+        config = at_medians(config)
+        compared, others = at_median_times(run)
     fitted = calibration.configured(config)
     recovered = recovered_steps(config, run) if config.validation.recover_steps else None
-    arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
-    served = serve(config, run.trace, arrivals, output_dir, console)
+    arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
+    served = serve(config, compared.trace, arrivals, output_dir, console)
     if served.interrupted:
         raise KeyboardInterrupt
     score = config.validation.score
     own = [each for each in (run, *repeats) if each.own is not None]
     steps = [replay_steps(each, simulation_config(config, each), median_cost_model(config), score) for each in own]
-    validation = _compare(config, run, repeats, served.result, steps, recovered, fitted)
+    validation = _compare(config, compared, others, served.result, steps, recovered, fitted)
     document = write_validation(validation, output_dir)
     if config.plots:
         from harness.plots.validation import write_validation_plots  # imported late, as it brings matplotlib

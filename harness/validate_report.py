@@ -47,6 +47,7 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             },
             "score": settings.score,
             "num_scored": len(validation.measured),
+            "step_times": settings.step_times,
             "latency_from": settings.latency_from,
             "repeats": settings.repeats,
             "retimed": settings.retimed,
@@ -102,6 +103,8 @@ def _headline(validation: Validation) -> Text:
     config = validation.config
     text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
     runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
+    if settings.step_times == "median":
+        runs = " · measured: each step at the median of its executions, noise: of half of them"
     text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
     return text
 

@@ -13,6 +13,7 @@ from harness import results
 from harness.config import RunConfig, load
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
+    TIMES,
     MeasuredRun,
     OwnRun,
     check_order,
@@ -20,6 +21,8 @@ from harness.measured.measured_run import (
     requests_table,
     seen_times,
     series_table,
+    whole_ns,
+    with_latencies,
 )
 from harness.metrics import Floats
 from harness.readers import load_trace
@@ -88,6 +91,53 @@ def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
         table = results.read_table(folder / results.STEP_TIMES, ["repeat", "step", "duration"])
         times.append(table.pivot(index="repeat", columns="step", values="duration").to_numpy(dtype=np.float64))
     return replace(run, own=replace(run.own, retimed=np.concatenate(times)))
+
+
+def at_median_times(run: MeasuredRun) -> tuple[MeasuredRun, list[MeasuredRun]]:
+    """`run` as if each of its steps had taken the median of its executions, and that of one half of them or the other.
+
+    Raises:
+        MeasuredRunError: its steps were not executed again.
+    """
+    if run.own is None or run.own.retimed is None:
+        raise MeasuredRunError(
+            f"validation.step_times=median: needs more executions of the steps of {run.source} (validation.retimed)"
+        )
+    executions = run.own.executions()
+    whole, *halves = (
+        _at_step_times(run, run.own, np.median(part, axis=0))
+        for part in (executions, executions[::2], executions[1::2])
+    )
+    return whole, halves
+
+
+def _at_step_times(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> MeasuredRun:
+    """`run` as if its steps had taken so long: what happened during a step, as an arrival, then happens at the same
+    share of it, and an engine without work is so for as long as it was. `own` stays what was measured."""
+    steps = own.result.steps
+    starts, before = whole_ns(steps["start_time"]), whole_ns(steps["duration"])
+    now = whole_ns(durations_s)
+    later = np.cumsum(now - before)
+    new_starts = starts + np.concatenate([[0], later[:-1]])
+    knots = np.stack([starts, starts + before], axis=1).ravel()
+    images = np.stack([new_starts, new_starts + now], axis=1).ravel()
+    arrivals = own.result.requests["arrival_time"].to_numpy(dtype=np.float64)[own.rows]
+    origin_ns = whole_ns(arrivals.min())
+
+    def moved(times_s: pd.Series[float]) -> Floats:
+        times_ns = whole_ns(times_s) + origin_ns
+        return (np.rint(np.interp(times_ns, [0, *knots], [0, *images])) - origin_ns) * 1e-9
+
+    requests = with_latencies(run.requests.assign(**{name: moved(run.requests[name]) for name in TIMES}), "arrival")
+    steps = steps.assign(start_time=new_starts * 1e-9, duration=now * 1e-9)
+    origin, end = origin_ns * 1e-9, images[-1] * 1e-9
+    series = sample_steps(steps, own.result.num_blocks, np.linspace(origin, end, SAMPLES))
+    return replace(
+        run,
+        trace=replace(run.trace, table=run.trace.table.assign(arrival_time=requests["arrival_time"].to_numpy())),
+        requests=requests,
+        series=series.assign(time=series["time"] - origin),
+    )
 
 
 def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:

@@ -54,7 +54,9 @@ def draw_latencies(validation: Validation) -> Figure | None:
         return None
     size = (3.1 * len(curves), 2.9)
     subtitle = _subtitle(validation)
-    if validation.repeats:
+    if validation.config.validation.step_times == "median":
+        subtitle += " · steps at the median of their executions, grey: of half of them"
+    elif validation.repeats:
         subtitle += f" · grey: {len(validation.repeats)} repeats, errors from the median of all"
     figure, grid = panels("Latencies, measured and simulated", subtitle, 1, len(curves), size)
     for axes, (name, drawn) in zip(grid[0], curves.items(), strict=True):

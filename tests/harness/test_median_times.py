@@ -1,0 +1,91 @@
+"""validation.step_times=median: a measured run as if each step had taken the median of its executions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.errors import ConfigError, MeasuredRunError
+from harness.measured import load_measured
+from harness.measured.own_run import at_median_times, with_retimed
+from harness.simulated import cost_model
+from harness.validate import load_run, simulation_config
+from harness.validate_steps import replay_steps
+from tests.harness.measured_files import pretend_measured
+from tests.harness.test_run import config
+from tests.harness.test_validate import STARVED, compare
+
+SLOW = "device.step_overhead_s=0.02"  # of the measured run; the default is a small part of that
+WORKLOADS = {
+    "starved": STARVED,
+    "prefixes": ["trace=shared_prefix", "trace.num_requests=80", "arrival.rate=60", "num_blocks=700"],
+    "idle in between, some refused": ["trace.num_requests=40", "arrival.rate=0.4", "max_model_len=300"],
+    "closed loop": ["trace.num_requests=60", "arrival=closed_loop", "arrival.concurrency=6"],
+    "lookahead": ["trace.num_requests=80", "arrival.rate=20", "engine.max_lookahead_steps=6"],
+}
+
+
+def predicted_s(run: Path) -> np.ndarray:
+    """What the cost model of the default device says of each step of a run."""
+    settings = config("task=validate", f"validation.measured=run:{run}")
+    measured = load_run(settings)
+    settings = simulation_config(settings, measured)
+    replay = replay_steps(measured, settings, cost_model(settings), "all")
+    assert replay.first_difference is None
+    return replay.steps["predicted"].to_numpy()
+
+
+def write_executions(run: Path, folder: Path, *durations_s: np.ndarray) -> Path:
+    """As task=retime leaves them."""
+    folder.mkdir()
+    repeat, step = np.indices((len(durations_s), len(durations_s[0])))
+    table = pd.DataFrame({"repeat": repeat.ravel(), "step": step.ravel(), "duration": np.concatenate(durations_s)})
+    table.to_parquet(folder / "step_times.parquet", index=False)
+    measured = {"source": str(run), "data_sha256": load_measured(f"run:{run}").data_sha256()}
+    (folder / "retimed.json").write_text(json.dumps({"measured": measured}))
+    return folder
+
+
+@pytest.mark.parametrize("overrides", WORKLOADS.values(), ids=WORKLOADS)
+def test_a_simulation_that_predicts_the_medians_has_no_error_at_them(overrides: list[str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    pretend_measured(run, *overrides, SLOW)
+    predicted = predicted_s(run)
+    more = write_executions(run, tmp_path / "more", predicted, predicted)
+    settings = [f"validation.retimed=[{more}]", "plots=false"]
+    as_it_was = compare(f"run:{run}", tmp_path / "as_it_was", *settings)
+    assert max(abs(row["error_pct"] or 0.0) for row in as_it_was["errors"]) > 10
+    found = compare(f"run:{run}", tmp_path / "out", *settings, "validation.step_times=median")
+    assert max(abs(row["error_pct"]) for row in found["errors"]) < 1e-6
+    assert all(level["mean_abs_difference"] < 1e-6 for level in found["levels"].values())
+    noise = {(row["metric"], row["statistic"]): row["noise_floor_pct"] for row in found["errors"]}
+    assert noise["tpot", "mean"] > 10, "one half holds the run as it was"
+    assert found["steps"] == as_it_was["steps"]
+
+
+def test_executions_as_long_as_the_run_change_nothing(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "run", *WORKLOADS["idle in between, some refused"])
+    run = load_measured(f"run:{tmp_path / 'run'}")
+    assert run.own is not None
+    durations = run.own.result.steps["duration"].to_numpy()
+    same, halves = at_median_times(
+        with_retimed(run, [write_executions(tmp_path / "run", tmp_path / "more", *[durations] * 3)])
+    )
+    for each in (same, *halves):
+        pd.testing.assert_frame_equal(each.requests, run.requests, rtol=0, atol=1e-9)
+        pd.testing.assert_frame_equal(each.series, run.series, rtol=0, atol=1e-9)
+        pd.testing.assert_frame_equal(each.trace.table, run.trace.table, rtol=0, atol=1e-9)
+
+
+def test_only_executed_steps_of_a_single_run_have_medians(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "run", "trace.num_requests=5")
+    measured = f"run:{tmp_path / 'run'}"
+    with pytest.raises(MeasuredRunError, match=r"step_times=median: needs more executions .* \(validation.retimed\)"):
+        compare(measured, tmp_path / "out", "validation.step_times=median")
+    for overrides in (["task=validate", f"validation.repeats=[{measured}]"], ["task=calibrate"]):
+        with pytest.raises(ConfigError, match="validation.step_times=median: for task=validate, of a single run"):
+            config(*overrides, f"validation.measured={measured}", "validation.step_times=median")
