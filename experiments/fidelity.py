@@ -7,7 +7,7 @@
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
 tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in
 turns, so that a slow phase of a shared machine hits all alike. Tables go to experiments/results/fidelity_<case>.json,
-fitted constants and figures to docs/fidelity/<case>/.
+fitted constants and figures to docs/fidelity/<case>/; the cpu case has the processor in its name.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.fidelity_lab import Lab, print_errors, print_noise, print_steps  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
-from harness.results import RETIMED, SUMMARY  # noqa: E402
+from harness.results import RETIMED, SUMMARY, cpu_model, slug  # noqa: E402
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
 
@@ -164,7 +164,7 @@ def main() -> None:
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")
     args = parser.parse_args()
     os.chdir(ROOT)
-    lab = Lab(args.case, keep=args.reuse)
+    lab = Lab(f"cpu_{slug(cpu_model() or 'unknown')}" if args.case == "cpu" else args.case, keep=args.reuse)
     if args.case == "vllm":
         vllm(lab, args.data)
     elif args.case == "distserve":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.real import check_memory, engine_settings
 from harness.recorder import Recorder
-from harness.results import command_line, cpu_model, environment
+from harness.results import command_line, cpu_model, environment, slug
 from harness.shapes import model_shape
 from simulator.profile import ProfileError, load_profile
 from simulator.profile_checks import check_fits
@@ -57,12 +56,7 @@ def profile_folder(config: RunConfig, device: str) -> Path:
     if config.profile.out is not None:
         return Path(config.profile.out)
     model = config.model.name.rpartition("/")[2]
-    return PROFILES / _slug(device) / _slug(model) / f"tp{config.tensor_parallel_size}"
-
-
-def _slug(name: str) -> str:
-    """In lower case, with what is neither letter, digit nor dot as single hyphens."""
-    return re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
+    return PROFILES / slug(device) / slug(model) / f"tp{config.tensor_parallel_size}"
 
 
 def _job(config: RunConfig) -> Job:

@@ -32,6 +32,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import subprocess
 import sys
@@ -219,6 +220,11 @@ def _git_state(root: Path) -> tuple[str | None, bool | None]:
 def _git(root: Path, *arguments: str) -> str:
     command = ["git", "-C", str(root), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=10).stdout.strip()
+
+
+def slug(name: str) -> str:
+    """In lower case, with what is neither letter, digit nor dot as single hyphens, and without trademark signs."""
+    return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
 
 
 def cpu_model() -> str | None:
