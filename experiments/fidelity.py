@@ -142,8 +142,8 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         more, others = ",".join(map(str, retimed[name])), ",".join(f"run:{folder}" for folder in folders[1:])
         settings = ["engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}"]
         settings += [f"validation.measured=run:{folders[0]}", f"validation.retimed=[{more}]"]
-        scored[name] = lab.validate(f"workload{i}", *settings, f"validation.repeats=[{others}]", figures=True)
-        at_medians[name] = lab.validate(f"workload{i}_at_medians", *settings, "validation.step_times=median")
+        scored[name] = lab.validate(f"workload{i}_runs", *settings, f"validation.repeats=[{others}]")
+        at_medians[name] = lab.validate(f"workload{i}", *settings, "validation.step_times=median", figures=True)
     print_steps(scored)
     print_errors("latencies, each step at the median of its executions", at_medians)
     print_noise("how far apart they are at the medians of half of the executions", at_medians)
