@@ -20,7 +20,7 @@ from harness.errors import ConfigError
 from harness.prompts import PromptSource
 from harness.recorder import Recorder
 from harness.replay import Intake, Replay, replay_paced
-from harness.results import cpu_model
+from harness.results import cpu_model, cpu_with_threads
 from harness.shapes import model_shape
 from harness.trace import Trace
 from kernels.attention import BackendUnavailableError
@@ -73,8 +73,7 @@ class RealEngine:
     def device_name(self) -> str:
         if self._engine.config.device == "cuda":
             return torch.cuda.get_device_name()
-        threads = torch.get_num_threads()
-        return f"{cpu_model() or 'CPU'}, {threads} thread" + ("" if threads == 1 else "s")
+        return cpu_with_threads(cpu_model(), torch.get_num_threads())
 
     def describe(self) -> str:
         """The KV pool and the attention backend, for the log."""

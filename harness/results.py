@@ -237,6 +237,11 @@ def cpu_model() -> str | None:
     return next(names, None) or platform.processor() or None
 
 
+def cpu_with_threads(name: str | None, num_threads: int) -> str:
+    """The device of a run on a CPU."""
+    return f"{name or 'CPU'}, {num_threads} thread" + ("" if num_threads == 1 else "s")
+
+
 def _memory_bytes() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -24,8 +24,9 @@ from harness.run import serve
 from harness.simulated import at_medians, median_cost_model
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
-from harness.validate_settings import different_settings
+from harness.validate_settings import different_device, different_settings
 from harness.validate_steps import StepReplay, replay_steps
+from simulator.profiled import ProfiledCost
 
 _SAME_IN_REPEATS = {"progress", "plots", "results"}
 
@@ -200,6 +201,8 @@ def _unfinished(requests: pd.DataFrame, times: np.ndarray) -> np.ndarray:
 
 def _warnings(config: RunConfig, run: MeasuredRun, result: RunResult, fitted: Calibration | None) -> list[str]:
     warnings = [*run.notes, *result.meta["notes"], *different_settings(run.settings, config)]
+    if run.own is not None and isinstance(cost := median_cost_model(config), ProfiledCost):
+        warnings += different_device(run.own.result.meta.get("device"), cost.profile)
     refused = int((result.requests["status"] != "finished").sum())
     if refused:
         warnings.append(f"{refused} requests that were served in the measured run were refused in the simulation")

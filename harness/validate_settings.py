@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from harness.results import cpu_with_threads
+from simulator.profile import Profile
 from simulator.profile_checks import base_name
 
 if TYPE_CHECKING:
@@ -31,6 +33,14 @@ def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[s
         for name, value in ours.items()
         if theirs.get(name) is not None and not same_setting(name, value, theirs[name])
     ]
+
+
+def different_device(measured_on: str | None, profile: Profile) -> list[str]:
+    """A line where a run of our own engine was measured on another device than `profile`, or with other threads."""
+    source, profiled_on = profile.meta.source, profile.meta.device
+    if source.get("num_threads") and source.get("driver") is None:
+        profiled_on = cpu_with_threads(profiled_on, source["num_threads"])
+    return [] if measured_on == profiled_on else [f"the profile is of {profiled_on}, the run of {measured_on}"]
 
 
 def same_setting(name: str, one: Any, other: Any) -> bool:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.measured import load_measured
-from harness.validate_settings import different_settings
+from harness.validate_settings import different_device, different_settings
+from simulator.profile import load_profile
 from tests.harness.test_measured import GROUND_TRUTH, needs_ground_truth
 from tests.harness.test_run import config
 
@@ -56,3 +59,15 @@ def test_formats_of_eight_bits_are_alike() -> None:
     assert different_settings({"kv_cache_dtype": "fp8_e4m3"}, config("engine.kv_cache_dtype=fp8")) == []
     (line,) = different_settings({"kv_cache_dtype": "auto"}, config("engine.kv_cache_dtype=fp8"))
     assert line == "kv_cache_dtype=fp8 simulated, auto measured"
+
+
+def test_a_run_of_another_device_or_other_threads_than_the_profile_is_told() -> None:
+    profile = load_profile(Path(__file__).parents[2] / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1")
+    assert different_device("AMD EPYC, 1 thread", profile) == []
+    (line,) = different_device("AMD EPYC, 2 threads", profile)
+    assert line == "the profile is of AMD EPYC, 1 thread, the run of AMD EPYC, 2 threads"
+    of_gpu = replace(
+        profile, meta=replace(profile.meta, device="NVIDIA H200", source={"driver": "CUDA 13.0", "num_threads": 8})
+    )
+    assert different_device("NVIDIA H200", of_gpu) == []
+    assert different_device("NVIDIA H100", of_gpu) == ["the profile is of NVIDIA H200, the run of NVIDIA H100"]
