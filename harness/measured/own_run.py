@@ -130,14 +130,19 @@ def _at_step_times(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> Measur
 
     requests = with_latencies(run.requests.assign(**{name: moved(run.requests[name]) for name in TIMES}), "arrival")
     steps = steps.assign(start_time=new_starts * 1e-9, duration=now * 1e-9)
-    origin, end = origin_ns * 1e-9, images[-1] * 1e-9
-    series = sample_steps(steps, own.result.num_blocks, np.linspace(origin, end, SAMPLES))
     return replace(
         run,
         trace=replace(run.trace, table=run.trace.table.assign(arrival_time=requests["arrival_time"].to_numpy())),
         requests=requests,
-        series=series.assign(time=series["time"] - origin),
+        series=_series(steps, own.result.num_blocks, float(arrivals.min())),
     )
+
+
+def _series(steps: pd.DataFrame, num_blocks: int, origin: float) -> pd.DataFrame:
+    """The state from `origin`, in s, to the end of the last step, as `MeasuredRun.series`."""
+    end = float(steps["start_time"].iloc[-1] + steps["duration"].iloc[-1])
+    series = sample_steps(steps, num_blocks, np.linspace(origin, end, SAMPLES))
+    return series.assign(time=series["time"] - origin)
 
 
 def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
@@ -157,9 +162,6 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     check_order(path / results.REQUESTS, requests)
     rows = finished["source_row"].to_numpy()[requests["row"].to_numpy()]
     requests["num_requested_tokens"] = result.requests["num_requested_tokens"].to_numpy()[rows]
-    end = float(result.steps["start_time"].iloc[-1] + result.steps["duration"].iloc[-1])
-    origin = float(arrival.min())
-    series = sample_steps(result.steps, result.num_blocks, np.linspace(origin, end, SAMPLES))
     refused = len(result.requests) - len(finished)
     notes = [f"{refused} requests that were refused are left out"] if refused else []
     return MeasuredRun(
@@ -169,7 +171,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         data_files=(path / results.REQUESTS, path / results.STEPS),
         trace=_trace(path, config, requests, rows, len(result.requests)),
         requests=requests,
-        series=series.assign(time=series["time"] - origin),
+        series=_series(result.steps, result.num_blocks, float(arrival.min())),
         settings={"model": config.model.name, "num_blocks": result.num_blocks},
         notes=tuple(notes),
         own=OwnRun(config, result, rows),
