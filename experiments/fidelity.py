@@ -2,12 +2,13 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--repeats 8]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--turns 14]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
 tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in
-turns, so that a slow phase of a shared machine hits all alike. Tables go to experiments/results/fidelity_<case>.json,
-fitted constants and figures to docs/fidelity/<case>/; the cpu case has the processor in its name.
+turns, so that a slow phase of a shared machine hits all alike and the fastest of each is from a quiet one. Tables go to
+experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/; the cpu case has the
+processor in its name.
 """
 
 from __future__ import annotations
@@ -22,11 +23,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.fidelity_lab import Lab, print_errors, print_noise, print_steps  # noqa: E402
+from experiments.fidelity_lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
 from harness.results import RETIMED, SUMMARY, cpu_model, slug  # noqa: E402
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
+RUN_EVERY = 5  # turns a workload is run anew, besides the steps of its first run being executed again
+LONG = ("mooncake, 0.5/s",)  # executed every second turn
+START_UP_S = 8.0  # of the profiler, about
 
 
 def published_errors(path: Path) -> dict[str, float]:
@@ -118,38 +122,56 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         "engine=cpu", "model=tiny", f"model.max_position_embeddings={CPU_CONTEXT}",
         f"engine.num_threads={args.threads}", "max_num_seqs=64", "max_num_batched_tokens=1024",
     ]  # fmt: skip
+    profile, runs, retimed = measure(lab, args, engine, workloads)
+    of_runs: dict[str, Scored] = {}
+    at: dict[str, dict[str, Scored]] = {"fastest": {}, "median": {}}
+    for i, (name, folders) in enumerate(runs.items()):
+        more, others = ",".join(map(str, retimed[name])), ",".join(f"run:{folder}" for folder in folders[1:])
+        settings = ["engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}"]
+        settings += [f"validation.measured=run:{folders[0]}", f"validation.retimed=[{more}]"]
+        of_runs[name] = lab.validate(f"workload{i}_runs", *settings, f"validation.repeats=[{others}]")
+        for statistic, scored in at.items():
+            step_times, figures = f"validation.step_times={statistic}", statistic == "fastest"
+            scored[name] = lab.validate(f"workload{i}_{statistic}", *settings, step_times, figures=figures)
+    for statistic, scored in at.items():
+        print_steps(f"step times, {statistic} of the executions of each", scored)
+        print_errors(f"latencies, each step at the {statistic} of its executions", scored)
+        print_noise("how far apart they are with half of the executions", scored)
+    print_errors("latencies, median of the runs", of_runs)
+    print_noise("largest difference of a run from the median of all", of_runs)
+    print_decisions(of_runs)
+    lab.write(engine=engine, workloads=workloads)
+
+
+def measure(
+    lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
+) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
+    """Folders of the profile, and by workload of the runs and of more executions of the first run's steps: a slice of
+    the profile, and one execution of each workload, in turns."""
     profile = lab.scratch / "profile"
     profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
     if not args.reuse:
         shutil.rmtree(profile, ignore_errors=True)
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
     retimed: dict[str, list[Path]] = {name: [] for name in workloads}
-    for turn in range(args.repeats):
-        if not args.reuse:
-            lab.profile(profile, args.profiling / (args.repeats + 1), *profiling)
+    slice_s = START_UP_S + args.profiling / (args.turns * len(workloads) / 2)
+    for turn in range(args.turns):
         for i, (name, workload) in enumerate(workloads.items()):
+            if not args.reuse and i % 2 == 0:
+                lab.profile(profile, slice_s, *profiling)
+            if name in LONG and turn % 2:
+                continue
             folder, again = lab.scratch / f"run{i}_{turn}", lab.scratch / f"retimed{i}_{turn}"
-            if not (args.reuse and (folder / SUMMARY).exists()):
-                lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
-            runs[name].append(folder)
+            if turn % RUN_EVERY == 0:
+                if not (args.reuse and (folder / SUMMARY).exists()):
+                    lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
+                runs[name].append(folder)
             if not (args.reuse and (again / RETIMED).exists()):
                 lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
             retimed[name].append(again)
     if not args.reuse:
         lab.profile(profile, None, *profiling)
-    scored, at_medians = {}, {}
-    for i, (name, folders) in enumerate(runs.items()):
-        more, others = ",".join(map(str, retimed[name])), ",".join(f"run:{folder}" for folder in folders[1:])
-        settings = ["engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}"]
-        settings += [f"validation.measured=run:{folders[0]}", f"validation.retimed=[{more}]"]
-        scored[name] = lab.validate(f"workload{i}_runs", *settings, f"validation.repeats=[{others}]")
-        at_medians[name] = lab.validate(f"workload{i}", *settings, "validation.step_times=median", figures=True)
-    print_steps(scored)
-    print_errors("latencies, each step at the median of its executions", at_medians)
-    print_noise("how far apart they are at the medians of half of the executions", at_medians)
-    print_errors("latencies, median of the runs", scored)
-    print_noise("largest difference of a run from the median of all", scored)
-    lab.write(engine=engine, workloads=workloads)
+    return profile, runs, retimed
 
 
 def main() -> None:
@@ -158,7 +180,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--repeats", type=int, default=8)
+    parser.add_argument("--turns", type=int, default=14)
     parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--profiling", type=float, default=600, help="seconds, in all")
     parser.add_argument("--reuse", action="store_true", help="cpu: score the runs of the last time with a new profile")

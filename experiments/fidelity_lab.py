@@ -132,11 +132,11 @@ def print_noise(title: str, columns: dict[str, Scored]) -> None:
     Console().print(table)
 
 
-def print_steps(columns: dict[str, Scored]) -> None:
-    """The error of single steps in percent, and whether decisions are the measured ones."""
-    table = Table("", *columns, box=None, title="step times")
+def print_steps(title: str, columns: dict[str, Scored]) -> None:
+    """The error of single steps in percent."""
+    table = Table("", *columns, box=None, title=title)
     figures = {
-        "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from the median": "single_mape_pct",
+        "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from that of all": "single_mape_pct",
         "half of the executions from the others": "halves_mape_pct",
     }  # fmt: skip
     for kind in ("decode", "mixed"):
@@ -144,6 +144,12 @@ def print_steps(columns: dict[str, Scored]) -> None:
             errors = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
             sign = "+" if name == "bias" else ""
             table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, math.nan):{sign}.1f} %" for each in errors))
+    Console().print(table)
+
+
+def print_decisions(columns: dict[str, Scored]) -> None:
+    """Whether the decisions of all runs are the measured ones, given the measured step times."""
+    table = Table("", *columns, box=None)
     same = ("plans_identical", "preemptions_identical", "cache_hits_identical")
     replays = [[scored.document["steps"], *scored.document["steps_of_repeats"]] for scored in columns.values()]
     equal = [all(steps[key] for key in same for steps in each) for each in replays]

@@ -38,7 +38,7 @@ from harness.measured.measured_run import with_latencies
 from harness.recovery.run import recover
 from harness.recovery.step_search import priced_by
 from harness.results import CALIBRATION, command_line
-from harness.simulated import SimulatedEngine, cost_model, median_cost_model
+from harness.simulated import SimulatedEngine, at_statistic, cost_model
 from harness.validate import load_run, simulated_requests, simulation_config
 from harness.validate_metrics import part_of, statistics
 from harness.validate_settings import different_settings
@@ -255,9 +255,10 @@ _LATENCY_MISFITS: dict[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], fl
 
 def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
     others, part = _others(config), config.calibration.part
+    priced = at_statistic(config, "median")
 
     def replay(constants: Mapping[str, float]) -> StepReplay:
-        return replay_steps(run, config, median_cost_model(config, {**others, **constants}), part)
+        return replay_steps(run, config, cost_model(priced, {**others, **constants}), part)
 
     def misfit(constants: Mapping[str, float]) -> float:
         steps = replay(constants).steps

@@ -116,7 +116,7 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"{outcome.num_points} points in {outcome.spent_s:,.0f} s; rows: {rows}",
         f"noise: half the interquartile range is {outcome.noise:.1%} of the median at half of the points",
         f"decode steps took {meta.mean_over_median:.3f} times their median in the mean, and so latencies are simulated "
-        "(cost.statistic=median leaves out what others did on this machine meanwhile)",
+        "(cost.statistic=median, or fastest, leaves out what others did on this machine meanwhile)",
         *(f"not measured: {hole}, which do not fit" for hole in outcome.profile.holes()),
         f"use it with: cost=profiled cost.profile={folder}",
     ]

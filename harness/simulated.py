@@ -14,6 +14,7 @@ from engine.sequence import Sequence
 from harness import calibration
 from harness.arrivals import ArrivalProcess
 from harness.config import RunConfig
+from harness.config.validation import StepStatistic
 from harness.content import sequence_factory
 from harness.errors import ConfigError
 from harness.recorder import Recorder
@@ -163,20 +164,12 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
     return RooflineCost(model_shape(config), device, config.tensor_parallel_size)
 
 
-def median_cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) -> CostModel:
-    """As `cost_model`, at the medians of step times where it knows them: what medians of measured steps compare with.
-
-    Raises:
-        ConfigError: as `cost_model`.
-    """
-    return cost_model(at_medians(config), constants)
-
-
-def at_medians(config: RunConfig) -> RunConfig:
-    """`config` with step times at their medians where the cost model knows them."""
+def at_statistic(config: RunConfig, statistic: StepStatistic) -> RunConfig:
+    """`config` with step times at a statistic where the cost model knows it: what that of measured steps compares
+    with."""
     if config.cost.kind != "profiled":
         return config
-    return config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": "median"})})
+    return config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": statistic})})
 
 
 def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> ProfiledCost:
@@ -185,6 +178,8 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
     values = _defaults(config) | dict(constants)
     try:
         profile = open_profile(name, model, ranks, config.max_num_seqs, device_rates(config))
+        if config.cost.statistic == "fastest":
+            profile = profile.at_fastest()
         cost = ProfiledCost(profile, model, ranks, values, of_means=config.cost.statistic == "mean")
         check_units(profile, model, device_rates(config))
     except ProfileError as error:

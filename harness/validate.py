@@ -14,18 +14,20 @@ from harness import calibration
 from harness.arrivals import make_arrivals
 from harness.calibration import Calibration
 from harness.config import RunConfig, TraceArrival
+from harness.config.validation import StepStatistic
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
-from harness.measured.own_run import SAMPLES, at_median_times, sample_steps, with_retimed
+from harness.measured.own_run import SAMPLES, at_step_times, sample_steps, with_retimed
 from harness.recovery.run import recovered_steps
 from harness.results import RunResult
 from harness.run import serve
-from harness.simulated import at_medians, median_cost_model
+from harness.simulated import at_statistic, cost_model
 from harness.validate_metrics import align, comparison, part_of, statistics
 from harness.validate_report import print_validation, write_validation
 from harness.validate_settings import different_device, different_settings
 from harness.validate_steps import StepReplay, replay_steps
+from simulator.cost import CostModel
 from simulator.profiled import ProfiledCost
 
 _SAME_IN_REPEATS = {"progress", "plots", "results"}
@@ -38,8 +40,8 @@ class Validation:
     Attributes:
         config: what was simulated.
         measured, simulated: requests tables as in `MeasuredRun.requests`, of the part that is scored.
-        repeats: those of the repeats of the measured run, or of it at the medians of one half of its executions and of
-            the other.
+        repeats: those of the repeats of the measured run, or of it at the step times of one half of its executions and
+            of the other.
         errors: as of `comparison`.
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, within the part's time.
         levels: as of `align`.
@@ -78,19 +80,22 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         _check_repeat(run, repeat)
     config = simulation_config(config, run)
     compared, others = run, repeats
-    if config.validation.step_times == "median":
-        config = at_medians(config)
-        compared, others = at_median_times(run)
+    score, step_times = config.validation.score, config.validation.step_times
+    statistic: StepStatistic = "median" if step_times == "measured" else step_times
+    priced = cost_model(at_statistic(config, statistic))
+    if step_times != "measured":
+        config = at_statistic(config, statistic)
+        compared, others = at_step_times(run, statistic)
     fitted = calibration.configured(config)
     recovered = recovered_steps(config, run) if config.validation.recover_steps else None
     arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, compared.trace, arrivals, output_dir, console)
     if served.interrupted:
         raise KeyboardInterrupt
-    score = config.validation.score
     own = [each for each in (run, *repeats) if each.own is not None]
-    steps = [replay_steps(each, simulation_config(config, each), median_cost_model(config), score) for each in own]
-    validation = _compare(config, compared, others, served.result, steps, recovered, fitted)
+    steps = [replay_steps(each, simulation_config(config, each), priced, score, statistic) for each in own]
+    warnings = _warnings(config, run, served.result, fitted, priced)
+    validation = _compare(config, compared, others, served.result, steps, recovered, fitted, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
         from harness.plots.validation import write_validation_plots  # imported late, as it brings matplotlib
@@ -152,6 +157,7 @@ def _compare(
     steps: list[StepReplay],
     recovered: dict[str, Any] | None,
     fitted: Calibration | None,
+    warnings: list[str],
 ) -> Validation:
     settings = config.validation
     rows = part_of(len(run.requests), settings.score)
@@ -179,7 +185,7 @@ def _compare(
         fitted=fitted,
         on_fitted_data=fitted is not None
         and any(fitted.was_fitted_on(each.data_sha256(), settings.score) for each in (run, *repeats)),
-        warnings=_warnings(config, run, result, fitted),
+        warnings=warnings,
     )
 
 
@@ -199,10 +205,12 @@ def _unfinished(requests: pd.DataFrame, times: np.ndarray) -> np.ndarray:
     return np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")
 
 
-def _warnings(config: RunConfig, run: MeasuredRun, result: RunResult, fitted: Calibration | None) -> list[str]:
+def _warnings(
+    config: RunConfig, run: MeasuredRun, result: RunResult, fitted: Calibration | None, priced: CostModel
+) -> list[str]:
     warnings = [*run.notes, *result.meta["notes"], *different_settings(run.settings, config)]
-    if run.own is not None and isinstance(cost := median_cost_model(config), ProfiledCost):
-        warnings += different_device(run.own.result.meta.get("device"), cost.profile)
+    if run.own is not None and isinstance(priced, ProfiledCost):
+        warnings += different_device(run.own.result.meta.get("device"), priced.profile)
     refused = int((result.requests["status"] != "finished").sum())
     if refused:
         warnings.append(f"{refused} requests that were served in the measured run were refused in the simulation")

@@ -103,8 +103,8 @@ def _headline(validation: Validation) -> Text:
     config = validation.config
     text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
     runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
-    if settings.step_times == "median":
-        runs = " · measured: each step at the median of its executions, noise: of half of them"
+    if settings.step_times != "measured":
+        runs = f" · measured: each step at the {settings.step_times} of its executions, noise: of half of them"
     text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
     return text
 
@@ -166,8 +166,8 @@ def _recovered(summary: Mapping[str, Any]) -> str:
 
 def _executions(summary: Mapping[str, Any]) -> str:
     return (
-        f"measured: median of {summary['num_executions']} executions of each step; one run: how far a single one is "
-        "from it; halves: how far the medians of half of them are apart"
+        f"measured: {summary['statistic']} of {summary['num_executions']} executions of each step; one run: how far a "
+        "single one is from it; halves: how far those of half of them are apart"
     )
 
 

@@ -2,8 +2,8 @@
 
 With the time of every step given, the scheduler meets the same requests at the same times, so it must make the same
 plans: then preemptions and cache hits are equal, and the error of the cost model is seen without what it leads to.
-Predictions are medians. Where steps were executed more often (task=retime), they are compared with the median of all
-executions; where not, the total of a noisy machine's steps is longer than that of their medians.
+Predictions are medians, or the fastest times. Where steps were executed more often (task=retime), they are compared
+with the median of all executions, or the fastest; where not, the total of a noisy machine's steps is longer than that.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import pandas as pd
 from engine.plan import StepPlan
 from harness.arrivals import OpenLoop
 from harness.config import RunConfig
-from harness.config.validation import Part
-from harness.measured.measured_run import MeasuredRun, handover_steps, whole_ns
+from harness.config.validation import Part, StepStatistic
+from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, time_of, whole_ns
 from harness.metrics import Floats
 from harness.recorder import RecordedRun
 from harness.simulated import SimulatedEngine
@@ -42,7 +42,7 @@ class StepReplay:
     Attributes:
         steps: kind, start_time, measured, predicted (s), for the steps of the part that were planned as measured;
             single and halves as of `deviations`, NaN unless they were executed more than once.
-        num_executions: of each step, whose median `measured` is.
+        num_executions: of each step; `statistic` of them is what `measured` is.
         num_steps: steps measured.
         first_difference: the first step that was planned otherwise; None where all plans are the measured ones.
         same_preemptions, same_cache_hits: whether each request was preempted as often, and found as much in the cache.
@@ -50,6 +50,7 @@ class StepReplay:
 
     steps: pd.DataFrame
     num_executions: int
+    statistic: StepStatistic
     num_steps: int
     first_difference: int | None
     same_preemptions: bool
@@ -62,6 +63,7 @@ class StepReplay:
         return {
             "num_steps": self.num_steps,
             "num_executions": self.num_executions,
+            "statistic": self.statistic,
             "plans_identical": self.first_difference is None,
             "first_difference": self.first_difference,
             "preemptions_identical": self.same_preemptions,
@@ -101,8 +103,11 @@ class _PricedReplay(GivenTimes):
         return super().step_ns(plan)
 
 
-def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part) -> StepReplay:
-    """Replay `run`, of our own engine, under `config` with its measured step times, and price its steps.
+def replay_steps(
+    run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part, statistic: StepStatistic = "median"
+) -> StepReplay:
+    """Replay `run`, of our own engine, under `config` with its measured step times, and price its steps, which are
+    compared with that `statistic` of their executions.
 
     The steps of a part of the requests are those before the first arrival of the second half, or from there on.
     """
@@ -119,12 +124,12 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
         return bool(np.array_equal(in_order[name].to_numpy(), run.requests[name].to_numpy()))
 
     executions = run.own.executions()
-    single, halves = deviations(executions)
+    single, halves = deviations(executions, statistic)
     steps = pd.DataFrame(
         {
             "kind": cost.kinds[:num_same],
             "start_time": measured["start_time"].to_numpy()[:num_same],
-            "measured": np.median(executions, axis=0)[:num_same],
+            "measured": time_of(executions, statistic)[:num_same],
             "predicted": np.array(cost.predicted_ns[:num_same]) * 1e-9,
             "single": single[:num_same],
             "halves": halves[:num_same],
@@ -132,7 +137,7 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     )
     steps = steps[_in_part(run, steps["start_time"].to_numpy(), part)]
     same_preemptions, same_cache_hits = same("num_preemptions"), same("num_cached_tokens")
-    return StepReplay(steps, len(executions), len(measured), different, same_preemptions, same_cache_hits)
+    return StepReplay(steps, len(executions), statistic, len(measured), different, same_preemptions, same_cache_hits)
 
 
 def serve_at(config: RunConfig, trace: Trace, seen_ns: npt.NDArray[np.int64], times: GivenTimes) -> RecordedRun:
@@ -144,17 +149,18 @@ def serve_at(config: RunConfig, trace: Trace, seen_ns: npt.NDArray[np.int64], ti
     return engine.recorder.tables(trace, engine.unfinished())
 
 
-def deviations(executions: Floats) -> tuple[Floats, Floats]:
+def deviations(executions: Floats, statistic: StepStatistic = "median") -> tuple[Floats, Floats]:
     """How well the times of steps are known, relatively and by step, from `executions` [executions, steps].
 
-    Returns: the mean distance of a single execution from the median of all, and that of the medians of both halves
-    from each other, which are about twice as far apart as the median of all is from the truth; NaN if too few.
+    Returns: the mean distance of a single execution from the `statistic` of all, and that of the statistics of both
+    halves from each other; medians of halves are about twice as far apart as that of all is from the truth. NaN if too
+    few.
     """
     count, num_steps = executions.shape
     if count < 2:
         return np.full(num_steps, np.nan), np.full(num_steps, np.nan)
-    single = np.abs(executions / np.median(executions, axis=0) - 1).mean(axis=0)
-    one, other = (np.median(executions[first::2], axis=0) for first in (0, 1))
+    single = np.abs(executions / time_of(executions, statistic) - 1).mean(axis=0)
+    one, other = (time_of(half, statistic) for half in halves_of(executions))
     return single, np.abs(one / other - 1)
 
 

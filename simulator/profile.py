@@ -1,8 +1,9 @@
 """Kernel-cost profiles: what each operator of a model takes on a device, as small tables that diff well.
 
 A profile is a folder `<device>/<model>/tp<N>` with `meta.yaml` and a CSV file per table. All times are medians in
-microseconds of one call on one rank; `spread_us`, where given, is half their interquartile range. `mean_over_median` in
-meta.yaml is how many times its median a decode step takes in the mean.
+microseconds of one call on one rank; `spread_us`, where given, is half their interquartile range, and `fastest_us` the
+table of the fastest instead of the medians: the machine's own speed, where others slow it down most of the time.
+`mean_over_median` in meta.yaml is how many times its median a decode step takes in the mean.
 
     tokens.csv       operator,num_tokens,time_us      linear layers, norms, rotary, activation, KV store, embedding
     sequences.csv    operator,num_sequences,time_us   LM head, sampler
@@ -55,6 +56,7 @@ _REQUIRED = ("tokens", "sequences", "attention")
 _OPERATORS = {"tokens": ("qkv_proj", "o_proj"), "sequences": ("lm_head",)}
 _MLP = ("gate_up_proj", "down_proj")  # of a dense model; a mixture of experts has "experts"
 _KINDS = ("decode", "prefill", "mixed")
+_FASTEST = "fastest_us"
 _LONGEST_CALL_US = 6e7  # a minute: no single call takes longer, unless its unit is another one
 
 
@@ -145,6 +147,18 @@ class Profile:
             if not ((attention[kind] > 0) & (attention[other] == 0)).any():
                 raise ProfileError(f"attention: no rows with {other}=0, of {kind} alone")
 
+    def at_fastest(self) -> Profile:
+        """The profile with the fastest of what was timed in place of medians.
+
+        Raises:
+            ProfileError: a table does not hold it.
+        """
+        times = {name: table for name, table in self.tables.items() if name != "uneven"}
+        if lacking := [name for name, table in times.items() if _FASTEST not in table.columns]:
+            raise ProfileError(f"no fastest times: no column {_FASTEST} in {', '.join(lacking)}")
+        fastest = {name: table.drop(columns=_FASTEST).assign(time_us=table[_FASTEST]) for name, table in times.items()}
+        return dataclasses.replace(self, tables=self.tables | fastest)
+
     def holes(self) -> list[str]:
         """Points of the attention grids that were not measured though their row and their column were."""
         found = []
@@ -174,7 +188,7 @@ def _checked(name: str, table: pd.DataFrame) -> pd.DataFrame:
             f"{name}: no column {', '.join(missing)} (there: {', '.join(map(str, table.columns))}); "
             "times are in microseconds, in a column time_us"
         )
-    table = table[[*columns, *(["spread_us"] if "spread_us" in table.columns else [])]]
+    table = table[[*columns, *(column for column in (_FASTEST, "spread_us") if column in table.columns)]]
     if table.empty:
         raise ProfileError(f"{name}: no rows")
     numbers = table.drop(columns=[key for key in ("operator", "kind") if key in table.columns])
@@ -184,12 +198,15 @@ def _checked(name: str, table: pd.DataFrame) -> pd.DataFrame:
     axes = [key for key in keys if key not in ("operator", "kind")]
     if (numbers[axes] < 0).to_numpy().any() or (numbers[axes] % 1 != 0).to_numpy().any():
         raise ProfileError(f"{name}: {', '.join(axes)} must be whole numbers from 0")
-    if name == "scattered" and ((table[value] < 0).any() or (table["num_tokens"] < 1).any()):
-        raise ProfileError(f"{name}: time_us must not be below 0, nor num_tokens below 1")
-    if value == "time_us" and name not in ("steps", "scattered") and (table[value] <= 0).any():
-        raise ProfileError(f"{name}: time_us must be above 0")
-    if value == "time_us" and table[value].abs().max() > _LONGEST_CALL_US:
-        raise ProfileError(f"{name}: time_us reaches {table[value].abs().max():.3g}: are these microseconds?")
+    if name == "scattered" and (table["num_tokens"] < 1).any():
+        raise ProfileError(f"{name}: num_tokens must not be below 1")
+    for time in {"time_us", _FASTEST}.intersection(table.columns):
+        if name == "scattered" and (table[time] < 0).any():
+            raise ProfileError(f"{name}: {time} must not be below 0")
+        if name not in ("steps", "scattered") and (table[time] <= 0).any():
+            raise ProfileError(f"{name}: {time} must be above 0")
+        if table[time].abs().max() > _LONGEST_CALL_US:
+            raise ProfileError(f"{name}: {time} reaches {table[time].abs().max():.3g}: are these microseconds?")
     if name == "steps" and (unknown := set(table["kind"]) - set(_KINDS)):
         raise ProfileError(f"steps: unknown kind {', '.join(sorted(unknown))} (known: {', '.join(_KINDS)})")
     if (twice := table.duplicated(keys)).any():

@@ -7,6 +7,7 @@ from pydantic import Field
 from harness.config.base import ConfigModel, PositiveFloat, PositiveInt, Text
 
 Part = Literal["all", "first_half", "second_half"]
+StepStatistic = Literal["median", "fastest"]
 Objective = Literal["steps", "statistics", "requests"]
 
 
@@ -16,9 +17,9 @@ class ValidationConfig(ConfigModel):
     `workload` is the file that was replayed, for formats whose log lacks the prompts; `repeats` are more runs of the
     same, as `measured`; `retimed` are folders of task=retime with more executions of its steps; `score` is the part of
     the requests, by order of arrival, that is compared; `step_times` says whether its latencies are those of the run or
-    as if each step had taken the median of its executions, the simulation at its medians too; `latency_from` is where
-    TTFT and E2EL start: at the arrival, or when the scheduler first saw the request; `recover_steps` finds the steps of
-    another engine's run from its log and compares them one by one.
+    as if each step had taken the median of its executions, or the fastest of them, and the simulation's too;
+    `latency_from` is where TTFT and E2EL start: at the arrival, or when the scheduler first saw the request;
+    `recover_steps` finds the steps of another engine's run from its log and compares them one by one.
     """
 
     measured: Text | None = None
@@ -26,7 +27,7 @@ class ValidationConfig(ConfigModel):
     repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     retimed: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
-    step_times: Literal["measured", "median"] = "measured"
+    step_times: Literal["measured"] | StepStatistic = "measured"
     latency_from: Literal["arrival", "queued"] = "arrival"
     recover_steps: bool = False
 

@@ -19,6 +19,7 @@ from harness.trace import Trace, trace_table
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
+    from harness.config.validation import StepStatistic
     from harness.results import RunResult
 
 TIMES = ("arrival_time", "queued_time", "first_scheduled_time", "first_token_time", "finish_time")
@@ -91,6 +92,16 @@ class OwnRun:
         """float64[1 + k, steps]: what each step took in s, in the run itself and in later executions."""
         measured = self.result.steps["duration"].to_numpy(dtype=np.float64)[None]
         return measured if self.retimed is None else np.concatenate([measured, self.retimed])
+
+
+def halves_of(executions: Floats) -> tuple[Floats, Floats]:
+    """Every other of the executions [executions, steps] of steps, and those in between."""
+    return executions[::2], executions[1::2]
+
+
+def time_of(executions: Floats, statistic: StepStatistic) -> Floats:
+    """float64[steps]: the median of the executions [executions, steps] of each step, or the fastest."""
+    return np.min(executions, axis=0) if statistic == "fastest" else np.median(executions, axis=0)
 
 
 def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:

@@ -11,16 +11,19 @@ import pandas as pd
 
 from harness import results
 from harness.config import RunConfig, load
+from harness.config.validation import StepStatistic
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     TIMES,
     MeasuredRun,
     OwnRun,
     check_order,
+    halves_of,
     read_json,
     requests_table,
     seen_times,
     series_table,
+    time_of,
     whole_ns,
     with_latencies,
 )
@@ -93,25 +96,25 @@ def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
     return replace(run, own=replace(run.own, retimed=np.concatenate(times)))
 
 
-def at_median_times(run: MeasuredRun) -> tuple[MeasuredRun, list[MeasuredRun]]:
-    """`run` as if each of its steps had taken the median of its executions, and that of one half of them or the other.
+def at_step_times(run: MeasuredRun, statistic: StepStatistic) -> tuple[MeasuredRun, list[MeasuredRun]]:
+    """`run` as if each of its steps had taken what `time_of` says of its executions, and of either half of them.
 
     Raises:
         MeasuredRunError: its steps were not executed again.
     """
     if run.own is None or run.own.retimed is None:
         raise MeasuredRunError(
-            f"validation.step_times=median: needs more executions of the steps of {run.source} (validation.retimed)"
+            f"validation.step_times={statistic}: needs more executions of the steps of {run.source} "
+            "(validation.retimed)"
         )
     executions = run.own.executions()
     whole, *halves = (
-        _at_step_times(run, run.own, np.median(part, axis=0))
-        for part in (executions, executions[::2], executions[1::2])
+        _with_durations(run, run.own, time_of(part, statistic)) for part in (executions, *halves_of(executions))
     )
     return whole, halves
 
 
-def _at_step_times(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> MeasuredRun:
+def _with_durations(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> MeasuredRun:
     """`run` as if its steps had taken so long: what happened during a step, as an arrival, then happens at the same
     share of it, and an engine without work is so for as long as it was. `own` stays what was measured."""
     steps = own.result.steps

@@ -54,8 +54,9 @@ def draw_latencies(validation: Validation) -> Figure | None:
         return None
     size = (3.1 * len(curves), 2.9)
     subtitle = _subtitle(validation)
-    if validation.config.validation.step_times == "median":
-        subtitle += " · steps at the median of their executions, grey: of half of them"
+    step_times = validation.config.validation.step_times
+    if step_times != "measured":
+        subtitle += f" · steps at the {step_times} of their executions, grey: of half of them"
     elif validation.repeats:
         subtitle += f" · grey: {len(validation.repeats)} repeats, errors from the median of all"
     figure, grid = panels("Latencies, measured and simulated", subtitle, 1, len(curves), size)
@@ -109,7 +110,7 @@ def draw_steps(validation: Validation) -> Figure | None:
     figure, grid = panels(title, _subtitle(validation), 1, len(kinds), size)
     for axes, kind in zip(grid[0], kinds, strict=True):
         _draw_scatter(axes, *_points(replay, kind))
-        more = f", median of {replay.num_executions}" if replay.num_executions > 1 else ""
+        more = f", {replay.statistic} of {replay.num_executions}" if replay.num_executions > 1 else ""
         axes.set_xlabel(f"measured{more}, ms")
         found = errors[kind]
         counted = f"{found['count']:,} step" + ("" if found["count"] == 1 else "s")

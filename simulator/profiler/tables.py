@@ -1,15 +1,15 @@
-"""From samples to the tables of a profile."""
+"""From samples to the tables of a profile: at the medians of all that was timed, and at the fastest."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
+from scipy.stats import iqr
 
 from engine.plan import StepPlan
 from simulator.cost import plan_to_price
@@ -34,22 +34,32 @@ _LONGEST_STALL = 3.0  # times the median of a step: longer ones count as this, s
 Split = Callable[[int], list[int]]
 """How so many prompt tokens of a step were divided among prompts."""
 
+Statistic = Callable[[Sequence[float]], float]
+"""What is taken of the times of a point."""
+
 
 def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
     """The profile of what was measured; whole steps are priced by its operators, and what is left is theirs."""
-    tables = {
-        "tokens": _operator_table(samples, "num_tokens", lambda name: name not in _HEADS),
-        "sequences": _operator_table(samples, "num_sequences", lambda name: name in _HEADS),
-        "attention": _with_added(samples, _attention_table(samples), meta.num_layers),
-        "deviations": _with_added(samples, _deviation_table(samples), meta.num_layers),
-        "scattered": _scattered_table(samples, meta),
-        "all_reduce": _plain_table(samples, "all_reduce", "num_bytes"),
-        "copies": _plain_table(samples, "copies", "num_blocks"),
-    }
     meta = replace(meta, mean_over_median=round(mean_over_median(samples), 4))
+    medians, fastest = (_profile_at(statistic, samples, meta, model, split) for statistic in (np.median, np.min))
+    tables = {name: table.assign(fastest_us=fastest.tables[name]["time_us"]) for name, table in medians.tables.items()}
+    return Profile(meta, tables)
+
+
+def _profile_at(statistic: Statistic, samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
+    """With `statistic` of what was timed as all times, but for differences of two: those are medians."""
+    tables = {
+        "tokens": _operator_table(samples, statistic, "num_tokens", lambda name: name not in _HEADS),
+        "sequences": _operator_table(samples, statistic, "num_sequences", lambda name: name in _HEADS),
+        "attention": _with_added(samples, _attention_table(samples, statistic), meta.num_layers),
+        "deviations": _with_added(samples, _deviation_table(samples, statistic), meta.num_layers),
+        "scattered": _scattered_table(samples, meta),
+        "all_reduce": _plain_table(samples, statistic, "all_reduce", "num_bytes"),
+        "copies": _plain_table(samples, statistic, "copies", "num_blocks"),
+    }
     operators = Profile(meta, {name: table for name, table in tables.items() if table is not None and len(table)})
     cost = ProfiledCost(operators, model, meta.tensor_parallel_size, _NOTHING_FITTED, of_means=False)
-    steps = _step_table(samples, cost, split)
+    steps = _step_table(samples, statistic, cost, split)
     return replace(operators, tables=operators.tables | ({"steps": steps} if len(steps) else {}))
 
 
@@ -76,9 +86,9 @@ def noise(samples: Samples, families: Iterable[str]) -> float:
     return float(np.median(shares)) if shares else 0.0
 
 
-def _operator_table(samples: Samples, axis: str, belongs: Callable[[str], bool]) -> pd.DataFrame:
+def _operator_table(samples: Samples, statistic: Statistic, axis: str, belongs: Callable[[str], bool]) -> pd.DataFrame:
     rows = [
-        {"operator": operator, axis: point.sizes[0], **_statistics(samples, point, operator)}
+        {"operator": operator, axis: point.sizes[0], **_times(samples, statistic, point, operator)}
         for point in samples.points("tokens")
         for operator in samples.operators(point)
         if belongs(operator)
@@ -86,28 +96,28 @@ def _operator_table(samples: Samples, axis: str, belongs: Callable[[str], bool])
     return pd.DataFrame(rows)
 
 
-def _attention_table(samples: Samples) -> pd.DataFrame:
+def _attention_table(samples: Samples, statistic: Statistic) -> pd.DataFrame:
     prefill = [
         {
             "prefill_tokens": point.sizes[0], "prefill_context": point.sizes[1], "num_decodes": 0, "decode_context": 0,
-            **_statistics(samples, point, ATTENTION),
+            **_times(samples, statistic, point, ATTENTION),
         }
         for point in samples.points("prefill")
     ]  # fmt: skip
     decode = [
         {
             "prefill_tokens": 0, "prefill_context": 0, "num_decodes": point.sizes[0], "decode_context": point.sizes[1],
-            **_statistics(samples, point, ATTENTION),
+            **_times(samples, statistic, point, ATTENTION),
         }
         for point in samples.points("decode")
     ]  # fmt: skip
     return pd.DataFrame(prefill + decode)
 
 
-def _deviation_table(samples: Samples) -> pd.DataFrame:
+def _deviation_table(samples: Samples, statistic: Statistic) -> pd.DataFrame:
     names = ("num_decodes", "decode_context", "deviation_pct")
     rows = [
-        {**dict(zip(names, point.sizes, strict=True)), **_statistics(samples, point, ATTENTION)}
+        {**dict(zip(names, point.sizes, strict=True)), **_times(samples, statistic, point, ATTENTION)}
         for point in samples.points("uneven")
     ]
     return pd.DataFrame(rows)
@@ -147,36 +157,33 @@ def _growing(samples: Samples, added: str, num_tokens: Callable[[tuple[int, ...]
     return pd.Series(np.maximum(isotonic_regression(by_tokens).x, 0.0), by_tokens.index)
 
 
-def _plain_table(samples: Samples, family: str, axis: str) -> pd.DataFrame | None:
+def _plain_table(samples: Samples, statistic: Statistic, family: str, axis: str) -> pd.DataFrame | None:
     rows = [
-        {axis: point.sizes[0], **_statistics(samples, point, operator)}
+        {axis: point.sizes[0], **_times(samples, statistic, point, operator)}
         for point in samples.points(family)
         for operator in samples.operators(point)
     ]
     return pd.DataFrame(rows) if rows else None
 
 
-def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFrame:
+def _step_table(samples: Samples, statistic: Statistic, cost: ProfiledCost, split: Split) -> pd.DataFrame:
     """What steps took beyond their operators, by kind: a line over their tokens.
 
     The difference of two long times is mostly noise: so few parameters, to which a step counts the less the longer it
     takes. Where the operators were timed beside the steps they are not priced, so that a slow phase of a shared machine
     hits both sides of the difference.
     """
-    beyond: dict[str, list[tuple[float, ...]]] = {}
-    for point in samples.points("step_decode"):
-        batch, context = point.sizes
-        entry = _beyond(samples, point, str(batch), batch, cost, _plan([], batch, context + MIDDLE_STEP))
-        beyond.setdefault("decode", []).append(entry)
-    for kind in ("prefill", "mixed"):
-        for point in samples.points(f"step_{kind}"):
-            batch, context = point.sizes[:2] if kind == "mixed" else (0, 0)
-            for count in samples.operators(point):
-                plan = _plan(split(int(count)), batch, context + 3)
-                entry = _beyond(samples, point, count, batch + int(count), cost, plan)
-                beyond.setdefault(kind, []).append(entry)
+    beyond = {
+        "decode": [_beyond_decode(samples, statistic, cost, point) for point in samples.points("step_decode")],
+        **{
+            kind: [_beyond_prompts(samples, statistic, cost, split, point) for point in samples.points(f"step_{kind}")]
+            for kind in ("prefill", "mixed")
+        },
+    }
     rows = []
     for kind, entries in beyond.items():
+        if not entries:
+            continue
         num_tokens, time, rest, spread = np.array(entries).T
         ends = np.unique([num_tokens.min(), num_tokens.max()])
         line = np.polyfit(num_tokens, rest, len(ends) - 1, w=1 / time)
@@ -187,14 +194,39 @@ def _step_table(samples: Samples, cost: ProfiledCost, split: Split) -> pd.DataFr
     return pd.DataFrame(rows)
 
 
-def _beyond(
-    samples: Samples, point: Point, operator: str, num_tokens: int, cost: ProfiledCost, plan: StepPlan
-) -> tuple[float, ...]:
-    """Number of tokens, time, time beyond the operators and spread of a step."""
-    time, spread = _median(samples, point, operator)
-    is_timed = ALL_OPERATORS in samples.operators(point)
-    operators_us = samples.median(point, ALL_OPERATORS) if is_timed else cost.step_ns(plan) * 1e-3
-    return num_tokens, time, time - operators_us, spread
+def _beyond_decode(
+    samples: Samples, statistic: Statistic, cost: ProfiledCost, point: Point
+) -> tuple[float, float, float, float]:
+    """Number of tokens, time, time beyond the operators and spread of a step of decodes."""
+    batch, context = point.sizes
+    time_us, spread_us = _times(samples, statistic, point, str(batch)).values()
+    if ALL_OPERATORS in samples.operators(point):
+        operators_us = statistic(samples.times(point, ALL_OPERATORS))
+    else:
+        operators_us = cost.step_ns(_plan([], batch, context + MIDDLE_STEP)) * 1e-3
+    return batch, time_us, time_us - operators_us, spread_us
+
+
+def _beyond_prompts(
+    samples: Samples, statistic: Statistic, cost: ProfiledCost, split: Split, point: Point
+) -> tuple[float, float, float, float]:
+    """The same of a step with prompts. As these were timed at many numbers of tokens, about those of the point, it is
+    by how many times its price that each took."""
+    *decodes, num_prompt_tokens = point.sizes
+    batch, context = decodes or (0, 0)
+
+    def priced_us(count: int) -> float:
+        return cost.step_ns(_plan(split(count), batch, context + 3)) * 1e-3
+
+    factors = [
+        time / operators_us
+        for count in samples.operators(point)
+        for operators_us in [priced_us(int(count))]
+        for time in samples.times(point, count)
+    ]
+    factor, operators_us = statistic(factors), priced_us(num_prompt_tokens)
+    spread_us = iqr(factors) / 2 * operators_us
+    return batch + num_prompt_tokens, factor * operators_us, (factor - 1) * operators_us, spread_us
 
 
 def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:
@@ -202,10 +234,6 @@ def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:
     return plan_to_price([(0, length, True) for length in prompts], batch, batch * context, batch * context**2)
 
 
-def _median(samples: Samples, point: Point, operator: str) -> tuple[float, float]:
-    return samples.median(point, operator), samples.spread(point, operator)
-
-
-def _statistics(samples: Samples, point: Point, operator: str) -> Mapping[str, Any]:
-    time, spread = _median(samples, point, operator)
-    return {"time_us": time, "spread_us": spread}
+def _times(samples: Samples, statistic: Statistic, point: Point, operator: str) -> dict[str, float]:
+    time_us = float(statistic(samples.times(point, operator)))
+    return {"time_us": time_us, "spread_us": samples.spread(point, operator)}

@@ -1,4 +1,4 @@
-"""validation.step_times=median: a measured run as if each step had taken the median of its executions."""
+"""validation.step_times: a measured run as if each step had taken the median of its executions, or the fastest."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import TIMES, with_latencies
-from harness.measured.own_run import at_median_times, with_retimed
+from harness.measured.own_run import at_step_times, with_retimed
 from harness.simulated import cost_model
 from harness.validate import load_run, simulation_config
 from harness.validate_steps import replay_steps
@@ -63,21 +63,25 @@ def write_executions(run: Path, folder: Path, *durations_s: np.ndarray) -> Path:
     return folder
 
 
+@pytest.mark.parametrize(("statistic", "others"), [("median", (1, 1)), ("fastest", (1, 3, 2))])
 @pytest.mark.parametrize("overrides", WORKLOADS.values(), ids=WORKLOADS)
-def test_a_simulation_that_predicts_the_medians_has_no_error_at_them(overrides: list[str], tmp_path: Path) -> None:
+def test_a_simulation_that_predicts_step_times_has_no_error_at_them(
+    overrides: list[str], statistic: str, others: tuple[int, ...], tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     pretend_measured(run, *overrides, SLOW)
     predicted = predicted_s(run)
-    more = write_executions(run, tmp_path / "more", predicted, predicted)
+    more = write_executions(run, tmp_path / "more", *(factor * predicted for factor in others))
     settings = [f"validation.retimed=[{more}]", "plots=false"]
     as_it_was = compare(f"run:{run}", tmp_path / "as_it_was", *settings)
     assert max(abs(row["error_pct"] or 0.0) for row in as_it_was["errors"]) > 10
-    found = compare(f"run:{run}", tmp_path / "out", *settings, "validation.step_times=median")
+    found = compare(f"run:{run}", tmp_path / "out", *settings, f"validation.step_times={statistic}")
     assert max(abs(row["error_pct"]) for row in found["errors"]) < 1e-6
     assert all(level["mean_abs_difference"] < 1e-6 for level in found["levels"].values())
     noise = {(row["metric"], row["statistic"]): row["noise_floor_pct"] for row in found["errors"]}
     assert noise["tpot", "mean"] > 10, "one half holds the run as it was"
-    assert found["steps"] == as_it_was["steps"]
+    assert found["steps"]["errors"]["all"]["mape_pct"] < 1e-6
+    assert (found["steps"] == as_it_was["steps"]) == (statistic == "median"), "steps of the run are scored at medians"
 
 
 def test_executions_as_long_as_the_run_change_nothing(tmp_path: Path) -> None:
@@ -85,19 +89,20 @@ def test_executions_as_long_as_the_run_change_nothing(tmp_path: Path) -> None:
     run = with_first_step_late(load_measured(f"run:{tmp_path / 'run'}"))
     assert run.own is not None
     durations = run.own.result.steps["duration"].to_numpy()
-    same, halves = at_median_times(
-        with_retimed(run, [write_executions(tmp_path / "run", tmp_path / "more", *[durations] * 3)])
-    )
+    executed = with_retimed(run, [write_executions(tmp_path / "run", tmp_path / "more", *[durations] * 3)])
+    same, halves = at_step_times(executed, "median")
     for each in (same, *halves):
         pd.testing.assert_frame_equal(each.requests, run.requests, rtol=0, atol=1e-9)
         pd.testing.assert_frame_equal(each.trace.table, run.trace.table, rtol=0, atol=1e-9)
 
 
-def test_only_executed_steps_of_a_single_run_have_medians(tmp_path: Path) -> None:
+@pytest.mark.parametrize("step_times", ["median", "fastest"])
+def test_only_executed_steps_of_a_single_run_have_a_statistic(step_times: str, tmp_path: Path) -> None:
     pretend_measured(tmp_path / "run", "trace.num_requests=5")
     measured = f"run:{tmp_path / 'run'}"
-    with pytest.raises(MeasuredRunError, match=r"step_times=median: needs more executions .* \(validation.retimed\)"):
-        compare(measured, tmp_path / "out", "validation.step_times=median")
+    asked = f"validation.step_times={step_times}"
+    with pytest.raises(MeasuredRunError, match=rf"{asked}: needs more executions .* \(validation.retimed\)"):
+        compare(measured, tmp_path / "out", asked)
     for overrides in (["task=validate", f"validation.repeats=[{measured}]"], ["task=calibrate"]):
-        with pytest.raises(ConfigError, match="validation.step_times=median: for task=validate, of a single run"):
-            config(*overrides, f"validation.measured={measured}", "validation.step_times=median")
+        with pytest.raises(ConfigError, match=f"{asked}: for task=validate, of a single run"):
+            config(*overrides, f"validation.measured={measured}", asked)

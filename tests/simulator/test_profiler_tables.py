@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import pandas as pd
 import pytest
 
 pytest.importorskip("torch")
 
-from simulator.profile import ProfileMeta  # noqa: E402
+from simulator.profile import Profile, ProfileMeta  # noqa: E402
 from simulator.profiler import stopwatch  # noqa: E402
 from simulator.profiler.bench import Bench  # noqa: E402
 from simulator.profiler.samples import (  # noqa: E402
@@ -24,9 +25,12 @@ from simulator.profiler.stopwatch import Undisturbed  # noqa: E402
 from simulator.profiler.tables import make_profile, mean_over_median  # noqa: E402
 from tests.simulator.small_model import ENGINE, FAMILIES, MODEL_SHAPE  # noqa: E402
 
+CALLS = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
 
-def test_the_rest_of_steps_is_what_was_put_in() -> None:
-    """Samples of a machine whose times are known: steps of 36, 50 or 90 us beyond their operators, 2 layers."""
+
+def made_up_samples() -> tuple[Samples, float]:
+    """Of a machine whose times are known: steps of 20, 36, 50 or 90 us beyond their operators, 2 layers. Returns also
+    what the operators of 8 decodes take."""
     samples = Samples({})
     for size in (1, 8, 64):
         times = {"qkv_proj": [10.0 + size], "o_proj": [5.0], "gate_up_proj": [3.0], "down_proj": [4.0]}
@@ -47,27 +51,62 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     samples.add(Point("step_decode", (1, 256)), {"1": [alone + 20] * 3, DISTURBED: [2 * (alone + 20)]}, 1.0)
     layers = 2 * (10 + 8 + 5 + 7 + 2 + 8)
     samples.add(Point("step_prefill", (8,)), {"8": [layers + 21 + 3 + 36] * 3}, 1.0)
-    calls = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
-    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", batched_prefill=False)
-    profile = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
+    return samples, operators
+
+
+def made_up_profile(samples: Samples) -> Profile:
+    meta = ProfileMeta("made up", "small", 1, 2, CALLS, dtype="float32", batched_prefill=False)
+    return make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
+
+
+def test_the_rest_of_steps_is_what_was_put_in() -> None:
+    samples, operators = made_up_samples()
+    profile = made_up_profile(samples)
     (uneven,) = profile.tables["deviations"].to_dict("records")
     assert uneven == {
-        "num_decodes": 8, "decode_context": 256, "deviation_pct": 50, "time_us": 150.0, "spread_us": 0.0
+        "num_decodes": 8, "decode_context": 256, "deviation_pct": 50, "time_us": 150.0, "fastest_us": 150.0,
+        "spread_us": 0.0,
     }  # fmt: skip
     assert profile.meta.mean_over_median == 1.25
     steps = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
     assert steps["decode", 1] == pytest.approx(20, abs=0.01) and steps["decode", 8] == pytest.approx(50, abs=0.01)
     assert steps["prefill", 8] == pytest.approx(36, abs=0.01) and steps["prefill", 64] == pytest.approx(90, abs=0.01)
     samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
-    timed_beside = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables["steps"]
+    timed_beside = made_up_profile(samples).tables["steps"]
     assert timed_beside.set_index(["kind", "num_tokens"])["time_us"]["decode", 8] == pytest.approx(30, abs=0.01)
+
+
+def test_a_profile_holds_medians_and_the_fastest() -> None:
+    """Of samples that were three times as long at most visits."""
+    slowed, slow = Samples({}), Samples({})
+    fast, _ = made_up_samples()
+    for family in ("tokens", "decode", "uneven", "prefill", "step_decode", "step_prefill"):
+        for point in fast.points(family):
+            times = {name: fast.times(point, name) for name in fast.operators(point)}
+            slow.add(point, {name: [3 * time for time in values] for name, values in times.items()}, 1.0)
+            for factor in (3, 1, 3):
+                slowed.add(point, {name: [factor * time for time in values] for name, values in times.items()}, 1.0)
+    both = made_up_profile(slowed)
+    for found, expected in ((both, made_up_profile(slow)), (both.at_fastest(), made_up_profile(fast))):
+        assert found.tables.keys() == expected.tables.keys()
+        for name, table in found.tables.items():
+            pd.testing.assert_series_equal(table["time_us"], expected.tables[name]["time_us"])
+
+
+def test_a_slow_step_with_prompts_decides_nothing() -> None:
+    """Every one is of another number of tokens, as the profiler times them."""
+    samples, _ = made_up_samples()
+    expected = made_up_profile(samples).tables["steps"]["time_us"]
+    samples.add(Point("step_prefill", (64,)), {"62": [9e3], "60": [1.0], "58": [8e3], "57": [2.0]}, 1.0)
+    found = made_up_profile(samples)
+    pd.testing.assert_series_equal(found.tables["steps"]["time_us"], expected)
+    assert (found.at_fastest().tables["steps"]["time_us"] < expected - 50).any()
 
 
 def test_decodes_carry_what_they_add_to_other_operators() -> None:
     """Two layers; the samples of 512 tokens say less than those of 64, which cannot be but noise."""
     samples = Samples({})
-    calls = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
-    samples.add(Point("tokens", (1,)), {operator: [10.0] for operator in calls}, 1.0)
+    samples.add(Point("tokens", (1,)), {operator: [10.0] for operator in CALLS}, 1.0)
     for batch, context in ((1, 64), (8, 64), (8, 1024)):  # the shortest of those below are of a single block
         samples.add(Point("decode", (batch, context)), {ATTENTION: [5.0]}, 1.0)
         samples.add(Point("uneven", (batch, context, 50)), {ATTENTION: [7.0]}, 1.0)
@@ -75,12 +114,12 @@ def test_decodes_carry_what_they_add_to_other_operators() -> None:
     for sizes, added in (((1, 32), -4.0), ((1, 64), 30.0), ((8, 64), 10.0), ((8, 1024), 100.0)):
         added_us = {ADDED_BY_ATTENTION: [added] * 3, ADDED_BY_SCATTERING: [2 * added - 8] * 3}
         samples.add(Point("beside", sizes), added_us, 1.0)
-    meta = ProfileMeta("made up", "small", 1, 2, calls, dtype="float32", block_size=32, batched_prefill=False)
+    meta = ProfileMeta("made up", "small", 1, 2, CALLS, dtype="float32", block_size=32, batched_prefill=False)
     tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
     assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
     assert tables["scattered"].to_dict("list") == {
-        "num_tokens": [32, 8 * 32, 8 * 992], "time_us": [32 / 2, 32 / 2, 192 / 2]
+        "num_tokens": [32, 8 * 32, 8 * 992], **dict.fromkeys(("time_us", "fastest_us"), [32 / 2, 32 / 2, 192 / 2])
     }  # fmt: skip
 
 
