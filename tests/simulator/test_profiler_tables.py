@@ -79,7 +79,8 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
 def test_a_profile_holds_medians_and_the_fastest() -> None:
     """Of samples that were three times as long at most visits."""
     slowed, slow = Samples({}), Samples({})
-    fast, _ = made_up_samples()
+    fast, operators = made_up_samples()
+    fast.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
     for family in ("tokens", "decode", "uneven", "prefill", "step_decode", "step_prefill"):
         for point in fast.points(family):
             times = {name: fast.times(point, name) for name in fast.operators(point)}
