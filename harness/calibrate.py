@@ -5,10 +5,10 @@ What is minimised is `calibration.objective`:
     statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99
     requests    mean of the absolute errors of single requests' TTFT and decode times, relative to their measured means
     steps       of our own engine, whose step times are known: root mean square of the relative errors of the single
-                steps, weighted by their measured times (with `validation.retimed`, the medians of their executions);
-                the measured plans are priced one by one, at their medians. Of a log of vLLM: sum of the absolute
-                errors of the times between its known moments, relative to their sum, for the steps recovered from it
-                (with scheduler=vllm these are found with the prices before the fit)
+                steps, weighted by their measured times (with `validation.retimed`, the medians of their executions,
+                or the fastest with cost.statistic=fastest); the measured plans are priced one by one, at the same. Of a
+                log of vLLM: sum of the absolute errors of the times between its known moments, relative to their sum,
+                for the steps recovered from it (with scheduler=vllm these are found with the prices before the fit)
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from harness.arrivals import make_arrivals
 from harness.calibrate_fit import Fit, minimise
 from harness.calibration import Constant
 from harness.config import RunConfig
+from harness.config.validation import StepStatistic
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
@@ -255,10 +256,11 @@ _LATENCY_MISFITS: dict[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], fl
 
 def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
     others, part = _others(config), config.calibration.part
-    priced = at_statistic(config, "median")
+    statistic: StepStatistic = "fastest" if getattr(config.cost, "statistic", None) == "fastest" else "median"
+    priced = at_statistic(config, statistic)
 
     def replay(constants: Mapping[str, float]) -> StepReplay:
-        return replay_steps(run, config, cost_model(priced, {**others, **constants}), part)
+        return replay_steps(run, config, cost_model(priced, {**others, **constants}), part, statistic)
 
     def misfit(constants: Mapping[str, float]) -> float:
         steps = replay(constants).steps

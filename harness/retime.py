@@ -1,9 +1,9 @@
 """task=retime: executes the steps of a measured run again, exactly as they were planned, and times each once more.
 
 A single step takes a different time whenever it is executed, on a shared machine by a tenth and more. No cost model can
-know that, so `task=validate` scores it against the median of all executions (`validation.retimed`). The run is served
-again on its own clock: requests reach the engine at the measured times and the scheduler is told that each step took as
-long as it did then. So it decides the same, which is checked.
+know that, so `task=validate` scores it against the median of all executions (`validation.retimed`), or the fastest. The
+run is served again on its own clock: requests reach the engine at the measured times and the scheduler is told that
+each step took as long as it did then. So it decides the same, which is checked.
 
 <folder>/step_times.parquet   repeat, step, duration (s)
          retimed.json         which run; written last

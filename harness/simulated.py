@@ -165,8 +165,8 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
 
 
 def at_statistic(config: RunConfig, statistic: StepStatistic) -> RunConfig:
-    """`config` with step times at a statistic where the cost model knows it: what that of measured steps compares
-    with."""
+    """`config` with steps priced at a statistic, for comparison with that of measured steps. A cost model without a
+    profile has a single price."""
     if config.cost.kind != "profiled":
         return config
     return config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": statistic})})
@@ -179,7 +179,7 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
     try:
         profile = open_profile(name, model, ranks, config.max_num_seqs, device_rates(config))
         if config.cost.statistic == "fastest":
-            profile = profile.at_fastest()
+            profile = profile.fastest
         cost = ProfiledCost(profile, model, ranks, values, of_means=config.cost.statistic == "mean")
         check_units(profile, model, device_rates(config))
     except ProfileError as error:

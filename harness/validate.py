@@ -82,9 +82,9 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     compared, others = run, repeats
     score, step_times = config.validation.score, config.validation.step_times
     statistic: StepStatistic = "median" if step_times == "measured" else step_times
-    priced = cost_model(at_statistic(config, statistic))
+    priced_config = at_statistic(config, statistic)
     if step_times != "measured":
-        config = at_statistic(config, statistic)
+        config = priced_config
         compared, others = at_step_times(run, statistic)
     fitted = calibration.configured(config)
     recovered = recovered_steps(config, run) if config.validation.recover_steps else None
@@ -93,6 +93,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if served.interrupted:
         raise KeyboardInterrupt
     own = [each for each in (run, *repeats) if each.own is not None]
+    priced = cost_model(priced_config)
     steps = [replay_steps(each, simulation_config(config, each), priced, score, statistic) for each in own]
     warnings = _warnings(config, run, served.result, fitted, priced)
     validation = _compare(config, compared, others, served.result, steps, recovered, fitted, warnings)
@@ -164,7 +165,9 @@ def _compare(
     tables = [with_latencies(each.requests, settings.latency_from).iloc[rows] for each in (run, *repeats)]
     simulated = simulated_requests(result.requests, result.steps, config)
     measured, scored = tables[0], simulated.iloc[rows]
-    errors = comparison(statistics(measured), statistics(scored), [statistics(table) for table in tables[1:]])
+    others = [statistics(table) for table in tables[1:]]
+    are_parts = settings.step_times != "measured"
+    errors = comparison(statistics(measured), statistics(scored), others, are_parts=are_parts)
     theirs = _levels(run)
     if settings.score != "all":
         theirs = theirs[theirs["time"].between(measured["arrival_time"].min(), measured["arrival_time"].max())]

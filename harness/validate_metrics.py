@@ -53,13 +53,15 @@ def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
     return out | _throughput(finished) | _decisions(finished)
 
 
-def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = ()) -> pd.DataFrame:
+def comparison(
+    measured: Values, simulated: Values, repeats: Sequence[Values] = (), *, are_parts: bool = False
+) -> pd.DataFrame:
     """One row per statistic that was measured, with both values, the error and the noise.
 
     Columns: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct. `measured` is the median of the
-    run and its `repeats`. error_pct = 100 (simulated - measured) / measured, NaN where nothing was measured to compare
-    to. noise_floor_pct is the largest deviation of a measured run from that median; NaN without repeats, and where one
-    deviates from a median of 0.
+    run and its `repeats`, or if these are parts of its measurements that of the run. error_pct = 100 (simulated -
+    measured) / measured, NaN where nothing was measured to compare to. noise_floor_pct is the largest deviation of a
+    measured run from `measured`; NaN without repeats, and where one deviates from 0.
     """
     rows = []
     for (metric, statistic), value in measured.items():
@@ -67,7 +69,7 @@ def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = 
             continue
         ours = simulated.get((metric, statistic), math.nan)
         runs = np.array([value, *(each.get((metric, statistic), math.nan) for each in repeats)])
-        middle = float(np.median(runs))
+        middle = value if are_parts else float(np.median(runs))
         deviations = np.abs([_percent(run, middle) for run in runs.tolist()])
         rows.append(
             {

@@ -104,7 +104,7 @@ class _PricedReplay(GivenTimes):
 
 
 def replay_steps(
-    run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part, statistic: StepStatistic = "median"
+    run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part, statistic: StepStatistic
 ) -> StepReplay:
     """Replay `run`, of our own engine, under `config` with its measured step times, and price its steps, which are
     compared with that `statistic` of their executions.

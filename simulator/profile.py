@@ -1,8 +1,8 @@
 """Kernel-cost profiles: what each operator of a model takes on a device, as small tables that diff well.
 
-A profile is a folder `<device>/<model>/tp<N>` with `meta.yaml` and a CSV file per table. All times are medians in
-microseconds of one call on one rank; `spread_us`, where given, is half their interquartile range, and `fastest_us` the
-table of the fastest instead of the medians: the machine's own speed, where others slow it down most of the time.
+A profile is a folder `<device>/<model>/tp<N>` with `meta.yaml` and a CSV file per table. `time_us` are medians in
+microseconds of one call on one rank; `spread_us`, where given, is half their interquartile range, and `fastest_us` what
+the table holds if the fastest are taken instead: the machine's own speed, where others slow it down most of the time.
 `mean_over_median` in meta.yaml is how many times its median a decode step takes in the mean.
 
     tokens.csv       operator,num_tokens,time_us      linear layers, norms, rotary, activation, KV store, embedding
@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,7 +148,8 @@ class Profile:
             if not ((attention[kind] > 0) & (attention[other] == 0)).any():
                 raise ProfileError(f"attention: no rows with {other}=0, of {kind} alone")
 
-    def at_fastest(self) -> Profile:
+    @cached_property
+    def fastest(self) -> Profile:
         """The profile with the fastest of what was timed in place of medians.
 
         Raises:
@@ -155,7 +157,9 @@ class Profile:
         """
         times = {name: table for name, table in self.tables.items() if name != "uneven"}
         if lacking := [name for name, table in times.items() if _FASTEST not in table.columns]:
-            raise ProfileError(f"no fastest times: no column {_FASTEST} in {', '.join(lacking)}")
+            raise ProfileError(
+                f"no fastest times: no column {_FASTEST} in {', '.join(lacking)}; profiles made by task=profile have it"
+            )
         fastest = {name: table.drop(columns=_FASTEST).assign(time_us=table[_FASTEST]) for name, table in times.items()}
         return dataclasses.replace(self, tables=self.tables | fastest)
 

@@ -3,8 +3,8 @@
     step = operators by tokens + operators by sequences + attention + scattered KV blocks + all-reduces + copies
            + the rest of a step
 
-That is a median, as a profile holds. Of decode steps it also tells how much longer they take in the mean, of which
-latencies are sums; steps with prompts are long, and their means hardly differ from their medians.
+That is a median, as a profile holds, or the fastest that it holds. Of decode steps it also tells how much longer they
+take in the mean, of which latencies are sums; steps with prompts are long, and their means hardly differ from medians.
 Tokens are padded to the profile's buckets where the engine replays CUDA graphs. What lies between measured points is
 interpolated (`simulator.curve`), attention as `simulator.attention_cost` says; an all-reduce of the embedding and two
 per layer carry tokens·hidden_size elements each. A few constants stand for what a profile of kernels cannot show.

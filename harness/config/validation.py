@@ -17,7 +17,7 @@ class ValidationConfig(ConfigModel):
     `workload` is the file that was replayed, for formats whose log lacks the prompts; `repeats` are more runs of the
     same, as `measured`; `retimed` are folders of task=retime with more executions of its steps; `score` is the part of
     the requests, by order of arrival, that is compared; `step_times` says whether its latencies are those of the run or
-    as if each step had taken the median of its executions, or the fastest of them, and the simulation's too;
+    as if each step had taken the median of its executions, or the fastest of them, a profile's too;
     `latency_from` is where TTFT and E2EL start: at the arrival, or when the scheduler first saw the request;
     `recover_steps` finds the steps of another engine's run from its log and compares them one by one.
     """

@@ -41,19 +41,21 @@ Statistic = Callable[[Sequence[float]], float]
 def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
     """The profile of what was measured; whole steps are priced by its operators, and what is left is theirs."""
     meta = replace(meta, mean_over_median=round(mean_over_median(samples), 4))
-    medians, fastest = (_profile_at(statistic, samples, meta, model, split) for statistic in (np.median, np.min))
+    medians, fastest = (_profile_at(statistic, samples, meta, model, split) for statistic in (np.median, min))
     tables = {name: table.assign(fastest_us=fastest.tables[name]["time_us"]) for name, table in medians.tables.items()}
     return Profile(meta, tables)
 
 
 def _profile_at(statistic: Statistic, samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
-    """With `statistic` of what was timed as all times, but for differences of two: those are medians."""
+    """With `statistic` of what was timed as all times. Differences that were taken when they were measured are medians,
+    as much shorter as all other times are than theirs."""
+    pace = _pace(samples, statistic)
     tables = {
         "tokens": _operator_table(samples, statistic, "num_tokens", lambda name: name not in _HEADS),
         "sequences": _operator_table(samples, statistic, "num_sequences", lambda name: name in _HEADS),
-        "attention": _with_added(samples, _attention_table(samples, statistic), meta.num_layers),
-        "deviations": _with_added(samples, _deviation_table(samples, statistic), meta.num_layers),
-        "scattered": _scattered_table(samples, meta),
+        "attention": _with_added(samples, pace, _attention_table(samples, statistic), meta.num_layers),
+        "deviations": _with_added(samples, pace, _deviation_table(samples, statistic), meta.num_layers),
+        "scattered": _scattered_table(samples, pace, meta),
         "all_reduce": _plain_table(samples, statistic, "all_reduce", "num_bytes"),
         "copies": _plain_table(samples, statistic, "copies", "num_blocks"),
     }
@@ -123,7 +125,14 @@ def _deviation_table(samples: Samples, statistic: Statistic) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.DataFrame:
+def _pace(samples: Samples, statistic: Statistic) -> float:
+    """The statistic as a share of the median, at most points of decode attention."""
+    points = samples.points("decode")
+    shares = [statistic(samples.times(point, ATTENTION)) / samples.median(point, ATTENTION) for point in points]
+    return float(np.median(shares)) if shares else 1.0
+
+
+def _with_added(samples: Samples, pace: float, table: pd.DataFrame, num_layers: int) -> pd.DataFrame:
     """`table` of attention in a layer with what decodes add to the other operators of a step as part of their times.
 
     Beyond the most that was measured it stays, as what could be driven out of the caches then is.
@@ -132,10 +141,10 @@ def _with_added(samples: Samples, table: pd.DataFrame, num_layers: int) -> pd.Da
     if table.empty or added_us.empty:
         return table
     more_us = np.interp(table["num_decodes"] * table["decode_context"], [0, *added_us.index], [0.0, *added_us])
-    return table.assign(time_us=table["time_us"] + more_us / num_layers)
+    return table.assign(time_us=table["time_us"] + pace * more_us / num_layers)
 
 
-def _scattered_table(samples: Samples, meta: ProfileMeta) -> pd.DataFrame:
+def _scattered_table(samples: Samples, pace: float, meta: ProfileMeta) -> pd.DataFrame:
     def num_scattered(sizes: tuple[int, ...]) -> int:
         """As a step plan counts them: of all blocks but the first of each sequence."""
         batch, context = sizes
@@ -143,7 +152,7 @@ def _scattered_table(samples: Samples, meta: ProfileMeta) -> pd.DataFrame:
         return batch * block_size * ((context - 1) // block_size)
 
     added_us = _growing(samples, ADDED_BY_SCATTERING, num_scattered)
-    return pd.DataFrame({"num_tokens": added_us.index, "time_us": added_us.to_numpy() / meta.num_layers})
+    return pd.DataFrame({"num_tokens": added_us.index, "time_us": pace * added_us.to_numpy() / meta.num_layers})
 
 
 def _growing(samples: Samples, added: str, num_tokens: Callable[[tuple[int, ...]], int]) -> pd.Series[float]:
@@ -170,8 +179,8 @@ def _step_table(samples: Samples, statistic: Statistic, cost: ProfiledCost, spli
     """What steps took beyond their operators, by kind: a line over their tokens.
 
     The difference of two long times is mostly noise: so few parameters, to which a step counts the less the longer it
-    takes. Where the operators were timed beside the steps they are not priced, so that a slow phase of a shared machine
-    hits both sides of the difference.
+    takes. Where the operators were timed beside the steps their median is not that of other moments, so that a slow
+    phase of a shared machine hits both sides of the difference; the fastest of few is not the fastest there is.
     """
     beyond = {
         "decode": [_beyond_decode(samples, statistic, cost, point) for point in samples.points("step_decode")],
@@ -199,12 +208,12 @@ def _beyond_decode(
 ) -> tuple[float, float, float, float]:
     """Number of tokens, time, time beyond the operators and spread of a step of decodes."""
     batch, context = point.sizes
-    time_us, spread_us = _times(samples, statistic, point, str(batch)).values()
-    if ALL_OPERATORS in samples.operators(point):
-        operators_us = statistic(samples.times(point, ALL_OPERATORS))
+    time_us = statistic(samples.times(point, str(batch)))
+    if statistic is np.median and ALL_OPERATORS in samples.operators(point):
+        operators_us = samples.median(point, ALL_OPERATORS)
     else:
         operators_us = cost.step_ns(_plan([], batch, context + MIDDLE_STEP)) * 1e-3
-    return batch, time_us, time_us - operators_us, spread_us
+    return batch, time_us, time_us - operators_us, samples.spread(point, str(batch))
 
 
 def _beyond_prompts(
@@ -218,12 +227,8 @@ def _beyond_prompts(
     def priced_us(count: int) -> float:
         return cost.step_ns(_plan(split(count), batch, context + 3)) * 1e-3
 
-    factors = [
-        time / operators_us
-        for count in samples.operators(point)
-        for operators_us in [priced_us(int(count))]
-        for time in samples.times(point, count)
-    ]
+    prices = {count: priced_us(int(count)) for count in samples.operators(point)}
+    factors = [time / price for count, price in prices.items() for time in samples.times(point, count)]
     factor, operators_us = statistic(factors), priced_us(num_prompt_tokens)
     spread_us = iqr(factors) / 2 * operators_us
     return batch + num_prompt_tokens, factor * operators_us, (factor - 1) * operators_us, spread_us
@@ -235,5 +240,6 @@ def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:
 
 
 def _times(samples: Samples, statistic: Statistic, point: Point, operator: str) -> dict[str, float]:
-    time_us = float(statistic(samples.times(point, operator)))
-    return {"time_us": time_us, "spread_us": samples.spread(point, operator)}
+    return {
+        "time_us": float(statistic(samples.times(point, operator))), "spread_us": samples.spread(point, operator)
+    }  # fmt: skip

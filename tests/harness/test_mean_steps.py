@@ -58,7 +58,7 @@ def test_fastest_steps_are_compared_with_the_fastest_of_a_profile(tmp_path: Path
     cost = [*TINY, f"cost.profile={tmp_path / 'fast'}", "cost.statistic=median"]
     pretend_measured(tmp_path / "a", *cost, *settings)
     durations = read_results(tmp_path / "a")[0].steps["duration"].to_numpy()
-    more = write_executions(tmp_path / "a", tmp_path / "more", 2 * durations, 2 * durations)
+    more = write_executions(tmp_path / "a", tmp_path / "more", 3 * durations, 4 * durations)
     asked = [*TINY, f"validation.retimed=[{more}]", "validation.step_times=fastest"]
     found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", *asked, f"cost.profile={tmp_path / 'both'}")
     assert max(abs(row["error_pct"]) for row in found["errors"]) < 0.01

@@ -77,18 +77,21 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
 
 
 def test_a_profile_holds_medians_and_the_fastest() -> None:
-    """Of samples that were three times as long at most visits."""
+    """Of samples that were three times as long at most visits, those of operators beside steps at all."""
     slowed, slow = Samples({}), Samples({})
     fast, operators = made_up_samples()
-    fast.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
-    for family in ("tokens", "decode", "uneven", "prefill", "step_decode", "step_prefill"):
+    added = {ADDED_BY_ATTENTION: [30.0], ADDED_BY_SCATTERING: [12.0]}
+    fast.add(Point("beside", (8, 64)), added, 1.0)
+    for family in ("tokens", "decode", "uneven", "prefill", "beside", "step_decode", "step_prefill"):
         for point in fast.points(family):
             times = {name: fast.times(point, name) for name in fast.operators(point)}
             slow.add(point, {name: [3 * time for time in values] for name, values in times.items()}, 1.0)
             for factor in (3, 1, 3):
                 slowed.add(point, {name: [factor * time for time in values] for name, values in times.items()}, 1.0)
+    for samples in (slowed, slow):
+        samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [3 * operators] * 3}, 1.0)
     both = made_up_profile(slowed)
-    for found, expected in ((both, made_up_profile(slow)), (both.at_fastest(), made_up_profile(fast))):
+    for found, expected in ((both, made_up_profile(slow)), (both.fastest, made_up_profile(fast))):
         assert found.tables.keys() == expected.tables.keys()
         for name, table in found.tables.items():
             pd.testing.assert_series_equal(table["time_us"], expected.tables[name]["time_us"])
@@ -101,7 +104,7 @@ def test_a_slow_step_with_prompts_decides_nothing() -> None:
     samples.add(Point("step_prefill", (64,)), {"62": [9e3], "60": [1.0], "58": [8e3], "57": [2.0]}, 1.0)
     found = made_up_profile(samples)
     pd.testing.assert_series_equal(found.tables["steps"]["time_us"], expected)
-    assert (found.at_fastest().tables["steps"]["time_us"] < expected - 50).any()
+    assert (found.fastest.tables["steps"]["time_us"] < expected - 50).any()
 
 
 def test_decodes_carry_what_they_add_to_other_operators() -> None:
