@@ -2,7 +2,7 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--turns 14]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces [--turns 20]   our own engine on this machine
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
 tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in
@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import os
 import re
-import shutil
 import sys
+from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,6 +26,7 @@ sys.path.insert(0, str(ROOT))
 from experiments.fidelity_lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
 from harness.results import RETIMED, SUMMARY, cpu_model, slug  # noqa: E402
+from simulator.profile import META  # noqa: E402
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
 RUN_EVERY = 5  # turns a workload is run anew, besides the steps of its first run being executed again
@@ -146,29 +147,28 @@ def measure(
     lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
 ) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
     """Folders of the profile, and by workload of the runs and of more executions of the first run's steps: a slice of
-    the profile, and one execution of each workload, in turns."""
+    the profile before every second workload, and an execution of each, in turns. What is there already is kept."""
     profile = lab.scratch / "profile"
     profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
-    if not args.reuse:
-        shutil.rmtree(profile, ignore_errors=True)
+    slice_s = START_UP_S + args.profiling / (args.turns * len(workloads) / 2)
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
     retimed: dict[str, list[Path]] = {name: [] for name in workloads}
-    slice_s = START_UP_S + args.profiling / (args.turns * len(workloads) / 2)
-    for turn in range(args.turns):
-        for i, (name, workload) in enumerate(workloads.items()):
-            if not args.reuse and i % 2 == 0:
-                lab.profile(profile, slice_s, *profiling)
-            if name in LONG and turn % 2:
-                continue
-            folder, again = lab.scratch / f"run{i}_{turn}", lab.scratch / f"retimed{i}_{turn}"
-            if turn % RUN_EVERY == 0:
-                if not (args.reuse and (folder / SUMMARY).exists()):
-                    lab.run(folder.name, *engine, "num_blocks=32768", *workload, "plots=false")
-                runs[name].append(folder)
-            if not (args.reuse and (again / RETIMED).exists()):
-                lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
-            retimed[name].append(again)
-    if not args.reuse:
+    for turn, (i, name) in product(range(args.turns), enumerate(workloads)):
+        is_profiled = (profile / META).exists() or (lab.scratch / f"retimed{i + 1}_{turn}" / RETIMED).exists()
+        if i % 2 == 0 and not is_profiled:
+            lab.profile(profile, slice_s, *profiling)
+        if name in LONG and turn % 2:
+            continue
+        if turn % RUN_EVERY == 0:
+            folder = lab.scratch / f"run{i}_{turn}"
+            if not (folder / SUMMARY).exists():
+                lab.run(folder.name, *engine, "num_blocks=32768", *workloads[name], "plots=false")
+            runs[name].append(folder)
+        again = lab.scratch / f"retimed{i}_{turn}"
+        if not (again / RETIMED).exists():
+            lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
+        retimed[name].append(again)
+    if not (profile / META).exists():
         lab.profile(profile, None, *profiling)
     return profile, runs, retimed
 
@@ -179,13 +179,13 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=14)
+    parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--profiling", type=float, default=600, help="seconds, in all")
-    parser.add_argument("--reuse", action="store_true", help="cpu: score what was measured the last time again")
+    parser.add_argument("--profiling", type=float, default=860, help="seconds, in all")
+    parser.add_argument("--resume", action="store_true", help="cpu: go on where it was interrupted, or score again")
     args = parser.parse_args()
     os.chdir(ROOT)
-    lab = Lab(f"cpu_{slug(cpu_model() or 'unknown')}" if args.case == "cpu" else args.case, keep=args.reuse)
+    lab = Lab(f"cpu_{slug(cpu_model() or 'unknown')}" if args.case == "cpu" else args.case, keep=args.resume)
     if args.case == "vllm":
         vllm(lab, args.data)
     elif args.case == "distserve":
