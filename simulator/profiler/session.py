@@ -3,7 +3,7 @@
 First every point of the coarse grids once, smallest first. Then grids grow where interpolation is worst, as long as
 there is time to visit all points a few times more. The rest of the time goes round all points, those visited least
 first, as interrupted sessions must leave none behind, and else in an order drawn anew each time: so a slow phase of a
-shared machine hits all of them alike.
+shared machine hits all of them alike. Whole steps are visited more often.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ from simulator.profiler.samples import Point, Samples, Times
 
 _GOOD_ENOUGH = 0.02  # no line is added for a smaller error
 _SAVE_EVERY_S = 10.0
-_LEAST_VISITS = 10  # of every point, if there is time: fewer may all fall into one phase of a shared machine
+_LEAST_VISITS = 20  # of every point, if there is time: fewer may all fall into slow phases of a shared machine
 _LARGEST_SHARE = 3.0  # of the time, in that of an average point
+_WEIGHT_OF_STEPS = 3  # times as many visits to whole steps: they are few, and the rest of all steps is known by them
 
 Progress = Callable[[float, str], None]
 """Told the seconds spent measuring, and what is being measured."""
@@ -122,9 +123,10 @@ class Session:
 
     def _repeat(self, budget_s: float) -> None:
         points = self._points()
+        each = np.repeat(np.arange(len(points)), [_weight(point) for point in points])
         while True:
-            order = self._rng.permutation(len(points)).tolist()
-            order.sort(key=lambda index: self._samples.visits(points[index]))
+            order = self._rng.permutation(each).tolist()
+            order.sort(key=lambda index: self._samples.visits(points[index]) // _weight(points[index]))
             for index in order:
                 if self._samples.spent_s >= budget_s:
                     return
@@ -136,7 +138,7 @@ class Session:
         samples = self._samples
         visits = samples.visits(point)
         spent_s = visits * (samples.seconds_per_visit(point) or 0.0)
-        return visits < _LEAST_VISITS or spent_s <= _LARGEST_SHARE * samples.spent_s / num_points
+        return visits < _LEAST_VISITS * _weight(point) or spent_s <= _LARGEST_SHARE * samples.spent_s / num_points
 
     def _points(self) -> list[Point]:
         return [point for grid in (*self.refined, *self.fixed) for point in grid.points()]
@@ -162,6 +164,11 @@ class Session:
         seconds = self._samples.seconds_per_visit(nearest)
         assert seconds is not None
         return seconds * max(1.0, _work(point) / _work(nearest))
+
+
+def _weight(point: Point) -> int:
+    """How many visits count as one; so many are made of each round."""
+    return _WEIGHT_OF_STEPS if point.family.startswith("step_") else 1
 
 
 def _work(point: Point) -> float:

@@ -152,6 +152,14 @@ def test_interruptions_leave_no_point_behind(tmp_path: Path, monkeypatch: pytest
     assert max(visits) - min(visits) <= 1
 
 
+def test_whole_steps_are_visited_three_times_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made_up, samples = MadeUp(line), Samples({})
+    grids = [Grid("g", [list(range(300, 330))]), Grid("step_mixed", [list(range(300, 304))])]
+    session(made_up, grids, samples, tmp_path / "partial.json", monkeypatch).run(400)
+    others, steps = ([samples.visits(point) for point in grid.points()] for grid in grids)
+    assert min(steps) > 2.5 * max(others) and max(steps) - min(steps) <= 3
+
+
 def test_samples_of_something_else_are_not_taken_up_and_what_differs_is_told(tmp_path: Path) -> None:
     path, told = tmp_path / "partial.json", list[str]()
     samples = Samples({"model": "a", "limits": {"num_seqs": 4, "buckets": (1, 2)}})
@@ -182,4 +190,4 @@ def test_dear_points_do_not_take_all_the_time(tmp_path: Path, monkeypatch: pytes
     grid = Grid("g", [[255, 256, *range(300, 330)]])  # too close for more points between
     session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(2000)
     visits = [samples.visits(point) for point in grid.points()]
-    assert min(visits) >= 10 and samples.visits(Point("g", (256,))) < max(visits) / 2
+    assert min(visits) >= 20 and samples.visits(Point("g", (256,))) < max(visits) / 2
