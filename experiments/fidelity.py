@@ -8,7 +8,7 @@ Constants are fitted where the table says so, by task=calibrate, and scored by t
 tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in
 turns, so that a slow phase of a shared machine hits all alike and the fastest of each is from a quiet one. Tables go to
 experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/; the cpu case has the
-processor in its name.
+processor in its name, takes two hours, and goes on with --resume.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--profiling", type=float, default=860, help="seconds, in all")
+    parser.add_argument("--profiling", type=float, default=1400, help="seconds, in all")
     parser.add_argument("--resume", action="store_true", help="cpu: go on where it was interrupted, or score again")
     args = parser.parse_args()
     os.chdir(ROOT)
