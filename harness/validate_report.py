@@ -184,7 +184,7 @@ def _plain_table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
         number = head not in ("", "Mean over time", "Step times alone", "Recovered steps")
-        table.add_column(head, justify="right" if number else "left", no_wrap=True, min_width=9 if number else None)
+        table.add_column(head, justify="right" if number else "left", no_wrap=True, min_width=8 if number else None)
     return table
 
 

@@ -126,7 +126,7 @@ def _deviation_table(samples: Samples, statistic: Statistic) -> pd.DataFrame:
 
 
 def _pace(samples: Samples, statistic: Statistic) -> float:
-    """The statistic as a share of the median, at most points of decode attention."""
+    """The statistic as a share of the median, of decode attention at the middle one of its points."""
     points = samples.points("decode")
     shares = [statistic(samples.times(point, ATTENTION)) / samples.median(point, ATTENTION) for point in points]
     return float(np.median(shares)) if shares else 1.0
