@@ -93,8 +93,10 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if served.interrupted:
         raise KeyboardInterrupt
     own = [each for each in (run, *repeats) if each.own is not None]
-    priced = cost_model(priced_config)
-    steps = [replay_steps(each, simulation_config(config, each), priced, score, statistic) for each in own]
+    priced = cost_model(priced_config) if own else None
+    steps = []
+    if priced:
+        steps = [replay_steps(each, simulation_config(config, each), priced, score, statistic) for each in own]
     warnings = _warnings(config, run, served.result, fitted, priced)
     validation = _compare(config, compared, others, served.result, steps, recovered, fitted, warnings)
     document = write_validation(validation, output_dir)
@@ -209,7 +211,7 @@ def _unfinished(requests: pd.DataFrame, times: np.ndarray) -> np.ndarray:
 
 
 def _warnings(
-    config: RunConfig, run: MeasuredRun, result: RunResult, fitted: Calibration | None, priced: CostModel
+    config: RunConfig, run: MeasuredRun, result: RunResult, fitted: Calibration | None, priced: CostModel | None
 ) -> list[str]:
     warnings = [*run.notes, *result.meta["notes"], *different_settings(run.settings, config)]
     if run.own is not None and isinstance(priced, ProfiledCost):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,9 +69,8 @@ class Samples:
         return float(np.median(self._times[point][operator]))
 
     def spread(self, point: Point, operator: str) -> float:
-        """Half the interquartile range."""
-        low, high = np.percentile(self._times[point][operator], (25, 75))
-        return float(high - low) / 2
+        """That of `spread_of`."""
+        return spread_of(self._times[point][operator])
 
     def total(self, point: Point, calls: Mapping[str, int]) -> float:
         """Time of all calls of a step at this point, one call of operators without a number."""
@@ -120,6 +119,12 @@ class Samples:
             samples._seconds[point] = entry["seconds"]
         samples.spent_s = sum(samples._seconds.values())
         return samples
+
+
+def spread_of(values: Sequence[float]) -> float:
+    """Half the interquartile range."""
+    low, high = np.percentile(values, (25, 75))
+    return float(high - low) / 2
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> Iterator[str]:

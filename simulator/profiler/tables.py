@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
-from scipy.stats import iqr
 
 from engine.plan import StepPlan
 from simulator.cost import plan_to_price
@@ -24,6 +23,7 @@ from simulator.profiler.samples import (
     DISTURBED,
     Point,
     Samples,
+    spread_of,
 )
 from simulator.profiler.steps import MIDDLE_STEP
 
@@ -230,8 +230,8 @@ def _beyond_prompts(
     prices = {count: priced_us(int(count)) for count in samples.operators(point)}
     factors = [time / price for count, price in prices.items() for time in samples.times(point, count)]
     factor, operators_us = statistic(factors), priced_us(num_prompt_tokens)
-    spread_us = iqr(factors) / 2 * operators_us
-    return batch + num_prompt_tokens, factor * operators_us, (factor - 1) * operators_us, spread_us
+    rest_us, spread_us = (factor - 1) * operators_us, spread_of(factors) * operators_us
+    return batch + num_prompt_tokens, factor * operators_us, rest_us, spread_us
 
 
 def _plan(prompts: list[int], batch: int, context: int) -> StepPlan:
