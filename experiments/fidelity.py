@@ -2,13 +2,16 @@
 
     python experiments/fidelity.py vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
     python experiments/fidelity.py distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
-    python experiments/fidelity.py cpu --traces ../shared/traces [--turns 20]   our own engine on this machine
+    python experiments/fidelity.py cpu --traces ../shared/traces             our own engine on this machine
+    python experiments/fidelity.py gpu --device h200                         our own engine on this machine's GPU
+    python experiments/fidelity.py gpu --quick --device laptop-cpu           the same flow in tiny sizes, without a GPU
 
 Constants are fitted where the table says so, by task=calibrate, and scored by task=validate; the cpu case profiles the
 tiny model, measures workloads with the real engine and executes the steps of the first measurements again, all in
 turns, so that a slow phase of a shared machine hits all alike and the fastest of each is from a quiet one. Tables go to
-experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/; the cpu case has the
-processor in its name, takes two hours, and goes on with --resume.
+experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/, profiles to
+simulator/profiles/; the cpu and gpu cases have the processor in their names and go on with --resume. The cpu case takes
+two hours for 20 turns and 1,400 s of profiling.
 """
 
 from __future__ import annotations
@@ -17,21 +20,15 @@ import argparse
 import os
 import re
 import sys
-from itertools import product
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.fidelity_lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps  # noqa: E402
+from experiments.fidelity_lab import Lab, print_errors  # noqa: E402
+from experiments.fidelity_own import cpu, gpu  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
-from harness.results import RETIMED, SUMMARY, cpu_model, slug  # noqa: E402
-from simulator.profile import META  # noqa: E402
-
-CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
-RUN_EVERY = 5  # turns a workload is run anew, besides the steps of its first run being executed again
-LONG = ("mooncake, 0.5/s",)  # executed, and run anew, in every second turn only
-START_UP_S = 8.0  # of the profiler, about
+from harness.results import cpu_model, slug  # noqa: E402
 
 
 def published_errors(path: Path) -> dict[str, float]:
@@ -109,89 +106,39 @@ def distserve(lab: Lab, data: Path) -> None:
     lab.write()
 
 
-def cpu(lab: Lab, args: argparse.Namespace) -> None:
-    """Our own engine: profile the tiny model, measure the workloads and their steps in turns, then predict them."""
-    chats = ["trace=sharegpt", f"trace.num_requests={args.requests}"]
-    mooncake = ["trace=mooncake", f"trace.path={args.traces / 'mooncake' / 'conversation_trace.jsonl'}"]
-    workloads = {  # none of them is used to profile
-        "sharegpt, 2/s": [*chats, "arrival.rate=2"],
-        "sharegpt, 6/s": [*chats, "arrival.rate=6"],
-        "mooncake, 0.5/s": [*mooncake, f"trace.limit={args.requests}", "arrival.rate=0.5"],
-        "KV-starved, 6/s": [*chats, "arrival.rate=6", "num_blocks=300"],
-    }
-    engine = [
-        "engine=cpu", "model=tiny", f"model.max_position_embeddings={CPU_CONTEXT}",
-        f"engine.num_threads={args.threads}", "max_num_seqs=64", "max_num_batched_tokens=1024",
-    ]  # fmt: skip
-    profile, runs, retimed = measure(lab, args, engine, workloads)
-    of_runs: dict[str, Scored] = {}
-    at: dict[str, dict[str, Scored]] = {"fastest": {}, "median": {}}
-    for i, (name, folders) in enumerate(runs.items()):
-        more, others = ",".join(map(str, retimed[name])), ",".join(f"run:{folder}" for folder in folders[1:])
-        settings = ["engine=sim", "device=laptop-cpu", "cost=profiled", f"cost.profile={profile}"]
-        settings += [f"validation.measured=run:{folders[0]}", f"validation.retimed=[{more}]"]
-        of_runs[name] = lab.validate(f"workload{i}_runs", *settings, f"validation.repeats=[{others}]")
-        at["fastest"][name] = lab.validate(f"workload{i}", *settings, "validation.step_times=fastest", figures=True)
-        at["median"][name] = lab.validate(f"workload{i}_median", *settings, "validation.step_times=median")
-    for statistic, scored in at.items():
-        print_steps(f"step times, {statistic} of the executions of each", scored)
-        print_errors(f"latencies, each step at the {statistic} of its executions", scored)
-        print_noise("how far apart they are with half of the executions", scored)
-    print_errors("latencies, median of the runs", of_runs)
-    print_noise("largest difference of a run from the median of all", of_runs)
-    print_decisions(of_runs)
-    lab.write(engine=engine, workloads=workloads)
-
-
-def measure(
-    lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
-) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
-    """Folders of the profile, and by workload of the runs and of more executions of the first run's steps: a slice of
-    the profile before every second workload, and an execution of each, in turns. What is there already is kept."""
-    profile = lab.scratch / "profile"
-    profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
-    slice_s = START_UP_S + args.profiling / (args.turns * len(workloads) / 2)
-    runs: dict[str, list[Path]] = {name: [] for name in workloads}
-    retimed: dict[str, list[Path]] = {name: [] for name in workloads}
-    for turn, (i, name) in product(range(args.turns), enumerate(workloads)):
-        is_profiled = (profile / META).exists() or (lab.scratch / f"retimed{i + 1}_{turn}" / RETIMED).exists()
-        if i % 2 == 0 and not is_profiled:
-            lab.profile(profile, slice_s, *profiling)
-        if name in LONG and turn % 2:
-            continue
-        if turn % RUN_EVERY == 0:
-            folder = lab.scratch / f"run{i}_{turn}"
-            if not (folder / SUMMARY).exists():
-                lab.run(folder.name, *engine, "num_blocks=32768", *workloads[name], "plots=false")
-            runs[name].append(folder)
-        again = lab.scratch / f"retimed{i}_{turn}"
-        if not (again / RETIMED).exists():
-            lab.run(again.name, "task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1")
-        retimed[name].append(again)
-    if not (profile / META).exists():
-        lab.profile(profile, None, *profiling)
-    return profile, runs, retimed
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=("vllm", "distserve", "cpu"))
+    parser.add_argument("case", choices=("vllm", "distserve", "cpu", "gpu"))
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=20)
     parser.add_argument("--requests", type=int, default=80)
-    parser.add_argument("--profiling", type=float, default=1400, help="seconds, in all")
-    parser.add_argument("--resume", action="store_true", help="cpu: go on where it was interrupted, or score again")
+    parser.add_argument("--profiling", type=float, help="seconds, in all: 1400 for cpu, 200 a model for gpu")
+    parser.add_argument("--device", default="h200", help="gpu: what simulates it, of conf/device")
+    parser.add_argument("--quick", action="store_true", help="gpu: whether it runs, not how far off it is")
+    parser.add_argument("--resume", action="store_true", help="go on where it was interrupted, or score again")
     args = parser.parse_args()
+    args.profiling = args.profiling or {"cpu": 1400, "gpu": 20 if args.quick else 200}.get(args.case)
     os.chdir(ROOT)
-    lab = Lab(f"cpu_{slug(cpu_model() or 'unknown')}" if args.case == "cpu" else args.case, keep=args.resume)
+    lab = Lab(_name(args), keep=args.resume)
     if args.case == "vllm":
         vllm(lab, args.data)
     elif args.case == "distserve":
         distserve(lab, args.data)
     else:
-        cpu(lab, args)
+        {"cpu": cpu, "gpu": gpu}[args.case](lab, args)
+
+
+def _name(args: argparse.Namespace) -> str:
+    """The case, with what it runs on where that is this machine."""
+    if args.case == "cpu":
+        return f"cpu_{slug(cpu_model() or 'unknown')}"
+    if args.case == "gpu":
+        import torch
+
+        return "gpu_quick" if args.quick else f"gpu_{slug(torch.cuda.get_device_name())}"
+    return str(args.case)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,13 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from harness.results import environment
+from harness.results import environment, slug
+from simulator.profile import load_profile
 
 DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
 RESULTS = Path("experiments/results")
 SCRATCH = Path("outputs/fidelity")
+PROFILES = Path("simulator/profiles")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
@@ -61,6 +63,11 @@ class Lab:
             raise SystemExit(f"{' '.join(settings)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return folder
 
+    def run_once(self, name: str, result: str, *settings: str) -> Path:
+        """The same, unless the job left its `result` before."""
+        folder = self.scratch / name
+        return folder if (folder / result).exists() else self.run(name, *settings)
+
     def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
         """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted.
 
@@ -92,6 +99,23 @@ class Lab:
         path = self.scratch / f"scaled_{factor}.yaml"
         path.write_text(yaml.safe_dump(document))
         return path
+
+    def scaled_profile(self, profile: Path, factor: float) -> Path:
+        """A profile with all times of `profile` times `factor`."""
+        folder = self.scratch / f"profile_{factor}"
+        shutil.copytree(profile, folder, dirs_exist_ok=True)
+        for path in folder.glob("*.csv"):
+            table = pd.read_csv(path)
+            times = table.columns[table.columns.str.endswith("_us")]
+            table.assign(**{name: factor * table[name] for name in times}).to_csv(path, index=False)
+        return folder
+
+    def publish(self, profile: Path) -> None:
+        """Put `profile` among those of the repository."""
+        meta = load_profile(profile).meta
+        folder = PROFILES / slug(meta.device) / slug(meta.model.rpartition("/")[2]) / f"tp{meta.tensor_parallel_size}"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(profile, folder)
 
     def validate(self, name: str, *settings: str, figures: bool = False) -> Scored:
         folder = self.run(name, "task=validate", f"plots={figures}".lower(), *settings)

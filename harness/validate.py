@@ -216,6 +216,8 @@ def _warnings(
     warnings = [*run.notes, *result.meta["notes"], *different_settings(run.settings, config)]
     if run.own is not None and isinstance(priced, ProfiledCost):
         warnings += different_device(run.own.result.meta.get("device"), priced.profile)
+    if config.validation.step_times == "fastest" and config.cost.kind != "profiled":
+        warnings.append(f"cost={config.cost.kind} has a single price for a step, also compared with the fastest")
     refused = int((result.requests["status"] != "finished").sum())
     if refused:
         warnings.append(f"{refused} requests that were served in the measured run were refused in the simulation")

@@ -83,6 +83,7 @@ def test_a_simulation_that_predicts_step_times_has_no_error_at_them(
     assert found["steps"]["errors"]["all"]["mape_pct"] < 1e-6
     same = found["steps"]["errors"] == as_it_was["steps"]["errors"]
     assert same == (statistic == "median"), "steps of the run are scored at medians"
+    assert any("cost=roofline has a single price" in each for each in found["warnings"]) == (statistic == "fastest")
 
 
 def test_what_is_measured_at_the_fastest_is_no_half_of_it(tmp_path: Path) -> None:

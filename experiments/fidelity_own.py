@@ -1,0 +1,137 @@
+"""The cases of fidelity.py on our own engine: a profile of this machine, and runs that were not used to make it."""
+
+from __future__ import annotations
+
+import argparse
+from itertools import product
+from pathlib import Path
+
+from experiments.fidelity_lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps
+from harness.results import RETIMED, SUMMARY
+from simulator.profile import META
+
+CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
+RUN_EVERY = 5  # turns a workload is run anew, besides the steps of its first run being executed again
+LONG = "mooncake, 0.5/s"  # executed, and run anew, in every second turn only
+STARVED = "KV-starved, 6/s"
+START_UP_S = 8.0  # of the profiler, about
+OTHER_PACES = (0.98, 0.99, 1.01, 1.02)  # times the time of each step: what latencies would be
+
+GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: a light load, a heavier one, a heavy one
+QUICK_RATES = {"tiny": (20,)}
+QUICK_REQUESTS = 10
+QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
+SERVED_S = 20  # of requests to serve at each rate
+LEAST_REQUESTS = 100
+GPU_RUNS = 3  # of each, for the noise floor
+
+
+def cpu(lab: Lab, args: argparse.Namespace) -> None:
+    """The tiny model: profile it, measure the workloads and their steps in turns, then predict them."""
+    chats = ["trace=sharegpt", f"trace.num_requests={args.requests}"]
+    mooncake = ["trace=mooncake", f"trace.path={args.traces / 'mooncake' / 'conversation_trace.jsonl'}"]
+    workloads = {  # none of them is used to profile
+        "sharegpt, 2/s": [*chats, "arrival.rate=2"],
+        "sharegpt, 6/s": [*chats, "arrival.rate=6"],
+        LONG: [*mooncake, f"trace.limit={args.requests}", "arrival.rate=0.5"],
+        STARVED: [*chats, "arrival.rate=6", "num_blocks=300"],
+    }
+    engine = [
+        "engine=cpu", "model=tiny", f"model.max_position_embeddings={CPU_CONTEXT}",
+        f"engine.num_threads={args.threads}", "max_num_seqs=64", "max_num_batched_tokens=1024",
+    ]  # fmt: skip
+    profile, runs, retimed = measure(lab, args, engine, workloads)
+
+    def predicted(name: str, *, profile: Path = profile) -> list[str]:
+        return _predicted("laptop-cpu", profile, runs[name], retimed[name])
+
+    of_runs: dict[str, Scored] = {}
+    at: dict[str, dict[str, Scored]] = {"fastest": {}, "median": {}}
+    for i, (name, folders) in enumerate(runs.items()):
+        of_runs[name] = lab.validate(f"workload{i}_runs", *predicted(name), _repeats(folders))
+        for statistic, scored in at.items():
+            suffix, is_shown = ("", True) if statistic == "fastest" else (f"_{statistic}", False)
+            at_statistic = f"validation.step_times={statistic}"
+            scored[name] = lab.validate(f"workload{i}{suffix}", *predicted(name), at_statistic, figures=is_shown)
+    for statistic, scored in at.items():
+        print_steps(f"step times, {statistic} of the executions of each", scored)
+        print_errors(f"latencies, each step at the {statistic} of its executions", scored)
+        print_noise("how far apart they are with half of the executions", scored)
+    print_errors("latencies, median of the runs", of_runs)
+    print_noise("largest difference of a run from the median of all", of_runs)
+    print_decisions(of_runs)
+    paces = {"as profiled": at["fastest"][STARVED]}
+    for pace in OTHER_PACES:
+        settings = predicted(STARVED, profile=lab.scaled_profile(profile, pace))
+        paces[f"{pace} times"] = lab.validate(f"starved_{pace}", *settings, "validation.step_times=fastest")
+    print_errors("KV-starved at the fastest step times, all of the simulation's steps shorter or longer", paces)
+    lab.publish(profile)
+    lab.write(engine=engine, workloads=workloads)
+
+
+def measure(
+    lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
+) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
+    """Folders of the profile, and by workload of the runs and of more executions of the first run's steps: a slice of
+    the profile before every second workload, and an execution of each, in turns. What is there already is kept."""
+    profile = lab.scratch / "profile"
+    profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
+    slice_s = START_UP_S + args.profiling / (args.turns * len(workloads) / 2)
+    runs: dict[str, list[Path]] = {name: [] for name in workloads}
+    retimed: dict[str, list[Path]] = {name: [] for name in workloads}
+    for turn, (i, name) in product(range(args.turns), enumerate(workloads)):
+        is_profiled = (profile / META).exists() or (lab.scratch / f"retimed{i + 1}_{turn}" / RETIMED).exists()
+        if i % 2 == 0 and not is_profiled:
+            lab.profile(profile, slice_s, *profiling)
+        if name == LONG and turn % 2:
+            continue
+        if turn % RUN_EVERY == 0:
+            settings = [*engine, "num_blocks=32768", *workloads[name], "plots=false"]
+            runs[name].append(lab.run_once(f"run{i}_{turn}", SUMMARY, *settings))
+        again = ["task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1"]
+        retimed[name].append(lab.run_once(f"retimed{i}_{turn}", RETIMED, *again))
+    if not (profile / META).exists():
+        lab.profile(profile, None, *profiling)
+    return profile, runs, retimed
+
+
+def gpu(lab: Lab, args: argparse.Namespace) -> None:
+    """Qwen3 on this machine's GPU: profile each model, serve ShareGPT's lengths at three rates, then predict them."""
+    kind, models = ("cpu", QUICK_RATES) if args.quick else ("gpu", GPU_RATES)
+    for model, rates in models.items():
+        engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [])]
+        profile = lab.scratch / f"profile_{model}"
+        if not (profile / META).exists():
+            lab.profile(profile, None, *engine, f"profile.time_budget_s={args.profiling}")
+        scored = {}
+        for rate in rates:
+            name = f"{model}_{rate}"
+            count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
+            requests = ["trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}"]
+            settings = [*engine, *requests, "plots=false"]
+            runs = [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
+            again = ["task=retime", f"validation.measured=run:{runs[0]}", "retiming.repeats=3"]
+            retimed = [lab.run_once(f"{name}_retimed", RETIMED, *again)]
+            predicted = _predicted(args.device, profile, runs, retimed)
+            scored[f"{model}, {rate}/s"] = lab.validate(name, *predicted, _repeats(runs), figures=True)
+        print_steps("step times, median of the executions of each", scored)
+        print_errors("latencies, median of the runs", scored)
+        print_noise("largest difference of a run from the median of all", scored)
+        print_decisions(scored)
+        if not args.quick:
+            lab.publish(profile)
+        lab.write(rates=models)
+
+
+def _predicted(device: str, profile: Path, runs: list[Path], retimed: list[Path]) -> list[str]:
+    """Settings to predict the first of `runs` at the prices of a profile, and to score its steps."""
+    more = ",".join(map(str, retimed))
+    return [
+        "engine=sim", f"device={device}", "cost=profiled", f"cost.profile={profile}",
+        f"validation.measured=run:{runs[0]}", f"validation.retimed=[{more}]",
+    ]  # fmt: skip
+
+
+def _repeats(runs: list[Path]) -> str:
+    """The setting that compares with the median of `runs`, of which the first is the one that is validated."""
+    return f"validation.repeats=[{','.join(f'run:{folder}' for folder in runs[1:])}]"
