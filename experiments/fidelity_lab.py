@@ -58,15 +58,17 @@ class Lab:
         """One job of run.py; returns its folder."""
         folder = self.scratch / name
         command = [sys.executable, "run.py", "progress=false", *settings, f"hydra.run.dir={folder}"]
+        print(name, flush=True)
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(f"{' '.join(settings)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
         return folder
 
     def run_once(self, name: str, result: str, *settings: str) -> Path:
-        """The same, unless the job left its `result` before."""
-        folder = self.scratch / name
-        return folder if (folder / result).exists() else self.run(name, *settings)
+        """The same, unless the job left its `result` before, and not because it was interrupted."""
+        path = self.scratch / name / result
+        is_there = path.exists() and json.loads(path.read_text()).get("complete", True)
+        return path.parent if is_there else self.run(name, *settings)
 
     def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
         """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted.

@@ -21,9 +21,10 @@ GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: 
 QUICK_RATES = {"tiny": (20,)}
 QUICK_REQUESTS = 10
 QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
-SERVED_S = 20  # of requests to serve at each rate
-LEAST_REQUESTS = 100
-GPU_RUNS = 3  # of each, for the noise floor
+GPU_CONTEXT = 8192  # tokens; whole steps are profiled at contexts in proportion to it
+SERVED_S = 12  # of requests to serve at each rate
+LEAST_REQUESTS = 60
+GPU_RUNS = 2  # of each, for the noise floor, and as many more executions of the steps of the first
 
 
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
@@ -96,31 +97,42 @@ def measure(
 
 
 def gpu(lab: Lab, args: argparse.Namespace) -> None:
-    """Qwen3 on this machine's GPU: profile each model, serve ShareGPT's lengths at three rates, then predict them."""
-    kind, models = ("cpu", QUICK_RATES) if args.quick else ("gpu", GPU_RATES)
+    """Qwen3 on this machine's GPU: profile each model and serve ShareGPT's lengths at three rates; then predict them,
+    which needs no GPU any more."""
+    kind, models = ("cpu", QUICK_RATES) if args.quick else ("gpu", {name: GPU_RATES[name] for name in args.models})
+    measured: dict[str, dict[int, tuple[list[Path], list[Path]]]] = {}
     for model, rates in models.items():
-        engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [])]
-        profile = lab.scratch / f"profile_{model}"
-        if not (profile / META).exists():
-            lab.profile(profile, None, *engine, f"profile.time_budget_s={args.profiling}")
+        engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [f"max_model_len={GPU_CONTEXT}"])]
+        if not (_profile_of(lab, model) / META).exists():
+            lab.profile(_profile_of(lab, model), None, *engine, f"profile.time_budget_s={args.profiling}")
+        measured[model] = {rate: _served(lab, args, engine, f"{model}_{rate}", rate) for rate in rates}
+    for model, by_rate in measured.items():
         scored = {}
-        for rate in rates:
-            name = f"{model}_{rate}"
-            count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
-            requests = ["trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}"]
-            settings = [*engine, *requests, "plots=false"]
-            runs = [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
-            again = ["task=retime", f"validation.measured=run:{runs[0]}", "retiming.repeats=3"]
-            retimed = [lab.run_once(f"{name}_retimed", RETIMED, *again)]
-            predicted = _predicted(args.device, profile, runs, retimed)
-            scored[f"{model}, {rate}/s"] = lab.validate(name, *predicted, _repeats(runs), figures=True)
-        print_steps("step times, median of the executions of each", scored)
-        print_errors("latencies, median of the runs", scored)
+        for rate, (runs, retimed) in by_rate.items():
+            predicted = _predicted(args.device, _profile_of(lab, model), runs, retimed)
+            scored[f"{rate}/s"] = lab.validate(f"{model}_{rate}", *predicted, _repeats(runs), figures=True)
+        print_steps(f"{model}: step times, median of the executions of each", scored)
+        print_errors(f"{model}: latencies, median of the runs", scored)
         print_noise("largest difference of a run from the median of all", scored)
         print_decisions(scored)
         if not args.quick:
-            lab.publish(profile)
-        lab.write(rates=models)
+            lab.publish(_profile_of(lab, model))
+    lab.write(rates=models)
+
+
+def _profile_of(lab: Lab, model: str) -> Path:
+    return lab.scratch / f"profile_{model}"
+
+
+def _served(
+    lab: Lab, args: argparse.Namespace, engine: list[str], name: str, rate: int
+) -> tuple[list[Path], list[Path]]:
+    """Folders of runs at a rate, and of more executions of the first run's steps."""
+    count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
+    settings = [*engine, "trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}", "plots=false"]
+    runs = [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
+    again = ["task=retime", f"validation.measured=run:{runs[0]}", "retiming.repeats=1"]
+    return runs, [lab.run_once(f"{name}_retimed{i}", RETIMED, *again) for i in range(GPU_RUNS)]
 
 
 def _predicted(device: str, profile: Path, runs: list[Path], retimed: list[Path]) -> list[str]:

@@ -85,7 +85,11 @@ def _job(config: RunConfig) -> Job:
 
 def _check_overwrite(config: RunConfig, folder: Path) -> None:
     """Whether what is in the folder may be replaced; raises ConfigError where it may not."""
-    if config.profile.overwrite or not folder.is_dir() or {path.name for path in folder.iterdir()} <= {PARTIAL}:
+    if (
+        config.profile.overwrite
+        or not folder.is_dir()
+        or {path.stem for path in folder.iterdir()} <= {Path(PARTIAL).stem}
+    ):
         return
     try:
         check_fits(load_profile(folder), model_shape(config), config.tensor_parallel_size)

@@ -26,8 +26,8 @@ from harness.trace import Trace
 from kernels.attention import BackendUnavailableError
 
 _WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
-# Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and decodes beside a prompt.
-_WARM_UP_TOKENS = ((10,), (20,), (50,), (300, 5))
+# Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and a decode beside a prompt.
+_WARM_UP_TOKENS = ((10,), (20,), (50,), (5, 300))
 
 
 class RealEngine:
@@ -111,11 +111,13 @@ class RealEngine:
         self._engine.close()
 
     def _warm_up(self, params: SamplingParams) -> None:
-        """Run each kind of step once, uncounted, and forget it: no later request finds its blocks."""
+        """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a
+        group come one step after the other."""
         for lengths in _WARM_UP_TOKENS:
             for i, length in enumerate(lengths):
                 length = min(length, self._engine.max_model_len - params.max_tokens)
                 self._engine.add(Sequence(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
+                self._engine.step(0)
             while self._engine.step(0):
                 pass
             self._engine.reset()

@@ -116,7 +116,7 @@ def profile_machine(job: Job, device: str, folder: Path, progress: Progress, tel
         except (BudgetError, CollectiveError, WorkerError) as error:
             raise ProfilingError(str(error)) from error
         meta = _meta(job, bench, device, samples)
-        profile = make_profile(samples, meta, job.shape, bench.prompts)
+        profile = make_profile(samples, meta, job.shape, bench.prompts, on_a_line=bench.limits.on_cpu)
         grids = [*session.refined, *session.fixed]
     _write(profile, folder)
     points = [point for grid in grids for point in grid.points()]

@@ -38,15 +38,22 @@ Statistic = Callable[[Sequence[float]], float]
 """What is taken of the times of a point."""
 
 
-def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
-    """The profile of what was measured; whole steps are priced by its operators, and what is left is theirs."""
+def make_profile(samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split, *, on_a_line: bool) -> Profile:
+    """The profile of what was measured; whole steps are priced by its operators, and what is left is theirs.
+
+    `on_a_line`: whether what is left grows evenly with a step's tokens, as where nothing is launched ahead.
+    """
     meta = replace(meta, mean_over_median=round(mean_over_median(samples), 4))
-    medians, fastest = (_profile_at(statistic, samples, meta, model, split) for statistic in (np.median, min))
+    medians, fastest = (
+        _profile_at(statistic, samples, meta, model, split, on_a_line) for statistic in (np.median, min)
+    )
     tables = {name: table.assign(fastest_us=fastest.tables[name]["time_us"]) for name, table in medians.tables.items()}
     return Profile(meta, tables)
 
 
-def _profile_at(statistic: Statistic, samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split) -> Profile:
+def _profile_at(
+    statistic: Statistic, samples: Samples, meta: ProfileMeta, model: ModelShape, split: Split, on_a_line: bool
+) -> Profile:
     """With `statistic` of what was timed as all times. Differences that were taken when they were measured are medians,
     as much shorter as all other times are than theirs."""
     pace = _pace(samples, statistic)
@@ -61,7 +68,7 @@ def _profile_at(statistic: Statistic, samples: Samples, meta: ProfileMeta, model
     }
     operators = Profile(meta, {name: table for name, table in tables.items() if table is not None and len(table)})
     cost = ProfiledCost(operators, model, meta.tensor_parallel_size, _NOTHING_FITTED, of_means=False)
-    steps = _step_table(samples, statistic, cost, split)
+    steps = _step_table(samples, statistic, cost, split, on_a_line)
     return replace(operators, tables=operators.tables | ({"steps": steps} if len(steps) else {}))
 
 
@@ -175,12 +182,16 @@ def _plain_table(samples: Samples, statistic: Statistic, family: str, axis: str)
     return pd.DataFrame(rows) if rows else None
 
 
-def _step_table(samples: Samples, statistic: Statistic, cost: ProfiledCost, split: Split) -> pd.DataFrame:
-    """What steps took beyond their operators, by kind: a line over their tokens.
+def _step_table(
+    samples: Samples, statistic: Statistic, cost: ProfiledCost, split: Split, on_a_line: bool
+) -> pd.DataFrame:
+    """What steps took beyond their operators, by kind, over their tokens.
 
-    The difference of two long times is mostly noise: so few parameters, to which a step counts the less the longer it
-    takes. Where the operators were timed beside the steps their median is not that of other moments, so that a slow
-    phase of a shared machine hits both sides of the difference; the fastest of few is not the fastest there is.
+    On a line the difference of two long times, which is mostly noise, has few parameters, to which a step counts the
+    less the longer it takes. A GPU is given kernels ahead of time: what a step takes beyond them is the time of giving
+    them, until they take longer than that, so each number of tokens has its own. Where the operators were timed beside
+    the steps their median is not that of other moments, so that a slow phase of a shared machine hits both sides of the
+    difference; the fastest of few is not the fastest there is.
     """
     beyond = {
         "decode": [_beyond_decode(samples, statistic, cost, point) for point in samples.points("step_decode")],
@@ -194,11 +205,16 @@ def _step_table(samples: Samples, statistic: Statistic, cost: ProfiledCost, spli
         if not entries:
             continue
         num_tokens, time, rest, spread = np.array(entries).T
-        ends = np.unique([num_tokens.min(), num_tokens.max()])
-        line = np.polyfit(num_tokens, rest, len(ends) - 1, w=1 / time)
+        sizes = np.unique(num_tokens)
+        if on_a_line:
+            sizes = np.unique(sizes[[0, -1]])
+            times = np.polyval(np.polyfit(num_tokens, rest, len(sizes) - 1, w=1 / time), sizes)
+        else:
+            times = np.array([rest[num_tokens == size].mean() for size in sizes])
         spread_us = np.average(spread, weights=1 / time**2)
         rows += [
-            {"kind": kind, "num_tokens": int(n), "time_us": np.polyval(line, n), "spread_us": spread_us} for n in ends
+            {"kind": kind, "num_tokens": int(size), "time_us": time_us, "spread_us": spread_us}
+            for size, time_us in zip(sizes, times, strict=True)
         ]
     return pd.DataFrame(rows)
 

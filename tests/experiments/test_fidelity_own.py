@@ -68,7 +68,14 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     RESULTS.mkdir(parents=True)
     monkeypatch.setattr(fidelity_own, "RUN_EVERY", 2)
     return argparse.Namespace(
-        traces=Path("traces"), requests=8, threads=1, turns=3, profiling=60, device="h200", quick=False
+        traces=Path("traces"),
+        requests=8,
+        threads=1,
+        turns=3,
+        profiling=60,
+        device="h200",
+        quick=False,
+        models=list(fidelity_own.GPU_RATES),
     )
 
 
@@ -102,11 +109,18 @@ def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -
     assert lab.patience == [None] * 2 and lab.published == ["profile_qwen3-0.6b", "profile_qwen3-8b"]
     predicted = [job for job in lab.jobs.values() if job.task == "validate"]
     assert len(predicted) == 6 and {job.device.name for job in predicted} == {"NVIDIA H200"}
-    assert all(len(job.validation.repeats) == 2 and len(job.validation.retimed) == 1 for job in predicted)
+    assert all(len(job.validation.repeats) == 1 and len(job.validation.retimed) == 2 for job in predicted)
     served = [job for job in lab.jobs.values() if job.task == "run"]
     assert len({(job.model.name, str(job.arrival)) for job in served}) == 6
     assert len({job.model.name for job in served}) == 2
     assert {job.engine.kind for job in served} == {"gpu"}
+    interrupted = lab.scratch / "qwen3-8b_3_run1"
+    (interrupted / SUMMARY).write_text('{"complete": false}')
+    again = FakeLab(keep=True)
+    arguments.models = ["qwen3-8b"]
+    fidelity_own.gpu(again, arguments)
+    assert [name for name, job in again.jobs.items() if job.task != "validate"] == [interrupted.name]
+    assert again.patience == [] and len(again.jobs) == 1 + 3
 
 
 def test_a_scaled_profile_has_all_its_times_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.llm_engine import ExecutedPlan, LLMEngine  # noqa: E402
 from engine.model_config import ModelConfig, hf_config  # noqa: E402
 from harness.arrivals import ClosedLoop, OpenLoop  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
@@ -47,6 +48,22 @@ def test_a_replay_leaves_the_tables_of_a_simulation(tmp_path: Path) -> None:
     assert (parts > 0).all().all() and (parts.sum(axis=1) <= steps["duration"] * 1.001).all()
     assert tables["sim"].steps["execute_time"].isna().all()
     assert tables["real"].requests["replay_lag"].between(0, 5).all()
+
+
+def test_the_warm_up_computes_a_decode_beside_a_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plans: list[tuple[int, int]] = []
+    execute = LLMEngine.execute
+
+    def observed(engine: LLMEngine, now_ns: int) -> ExecutedPlan | None:
+        executed = execute(engine, now_ns)
+        if executed is not None:
+            plans.append((executed.plan.num_decodes, sum(chunk.num_tokens for chunk in executed.plan.prefills)))
+        return executed
+
+    monkeypatch.setattr(LLMEngine, "execute", observed)
+    summary = run(config("trace.num_requests=1", *TINY, "max_num_batched_tokens=512"), tmp_path / "out")
+    assert {(0, 10), (0, 20), (0, 50), (1, 300)} <= set(plans)
+    assert summary["completed"] == 1 and len(read_results(tmp_path / "out")[0].requests) == 1
 
 
 def test_a_multi_turn_conversation_hits_what_was_really_generated(tmp_path: Path) -> None:

@@ -54,9 +54,9 @@ def made_up_samples() -> tuple[Samples, float]:
     return samples, operators
 
 
-def made_up_profile(samples: Samples) -> Profile:
+def made_up_profile(samples: Samples, *, on_a_line: bool = True) -> Profile:
     meta = ProfileMeta("made up", "small", 1, 2, CALLS, dtype="float32", batched_prefill=False)
-    return make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens])
+    return make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens], on_a_line=on_a_line)
 
 
 def test_the_rest_of_steps_is_what_was_put_in() -> None:
@@ -74,6 +74,17 @@ def test_the_rest_of_steps_is_what_was_put_in() -> None:
     samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 20] * 3}, 1.0)
     timed_beside = made_up_profile(samples).tables["steps"]
     assert timed_beside.set_index(["kind", "num_tokens"])["time_us"]["decode", 8] == pytest.approx(30, abs=0.01)
+
+
+def test_the_rest_of_steps_of_kernels_launched_ahead_is_on_no_line() -> None:
+    samples, _ = made_up_samples()
+    layers = 2 * (10 + 32 + 5 + 7 + 2 + 32)
+    samples.add(Point("step_prefill", (32,)), {"32": [layers + 21 + 3 + 4] * 3}, 1.0)
+    expected = {"decode": {1: 20, 8: 50}, "prefill": {8: 36, 32: 4, 64: 90}}
+    for kind, steps in made_up_profile(samples, on_a_line=False).tables["steps"].groupby("kind"):
+        found = dict(zip(steps["num_tokens"], steps["time_us"], strict=True))
+        assert found == pytest.approx(expected.pop(str(kind)), abs=0.01)
+    assert not expected
 
 
 def test_a_profile_holds_medians_and_the_fastest() -> None:
@@ -119,7 +130,7 @@ def test_decodes_carry_what_they_add_to_other_operators() -> None:
         added_us = {ADDED_BY_ATTENTION: [added] * 3, ADDED_BY_SCATTERING: [2 * added - 8] * 3}
         samples.add(Point("beside", sizes), added_us, 1.0)
     meta = ProfileMeta("made up", "small", 1, 2, CALLS, dtype="float32", block_size=32, batched_prefill=False)
-    tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens]).tables
+    tables = make_profile(samples, meta, MODEL_SHAPE, lambda num_tokens: [num_tokens], on_a_line=True).tables
     assert tables["attention"]["time_us"].tolist() == [5 + 20 / 2, 5 + 20 / 2, 5 + 100 / 2, 2.0]
     assert tables["deviations"]["time_us"].tolist() == [7 + 20 / 2, 7 + 20 / 2, 7 + 100 / 2]
     assert tables["scattered"].to_dict("list") == {

@@ -104,7 +104,8 @@ def test_another_profile_is_not_overwritten_unasked(tmp_path: Path, jobs: list[J
 
 def test_what_an_interrupted_session_left_is_no_obstacle(tmp_path: Path, jobs: list[Job]) -> None:
     (tmp_path / "p").mkdir()
-    (tmp_path / "p" / PARTIAL).write_text("{}")
+    for left in (PARTIAL, "partial.tmp"):  # the second while it was being written
+        (tmp_path / "p" / left).write_text("{}")
     with pytest.raises(ConfigError, match="measured nothing"):
         profiling.profile(compose_and_parse(*TINY, f"profile.out={tmp_path / 'p'}"), tmp_path)
     assert len(jobs) == 1
