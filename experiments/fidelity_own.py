@@ -12,8 +12,9 @@ from simulator.profile import META
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
 RUN_EVERY = 5  # turns a workload is run anew, besides the steps of its first run being executed again
-LONG = "mooncake, 0.5/s"  # executed, and run anew, in every second turn only
-STARVED = "KV-starved, 6/s"
+MOONCAKE, STARVED, STARVED_LONGER = "mooncake, 0.5/s", "KV-starved, 6/s", "KV-starved, 3 times as long"
+LONG = (MOONCAKE, STARVED_LONGER)  # executed, and run anew, in every second turn only
+TIMES_LONGER = 3
 START_UP_S = 8.0  # of the profiler, about
 OTHER_PACES = (0.98, 0.99, 1.01, 1.02)  # times the time of each step: what latencies would be
 
@@ -30,12 +31,14 @@ GPU_RUNS = 2  # of each, for the noise floor, and as many more executions of the
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
     """The tiny model: profile it, measure the workloads and their steps in turns, then predict them."""
     chats = ["trace=sharegpt", f"trace.num_requests={args.requests}"]
+    more_chats = ["trace=sharegpt", f"trace.num_requests={TIMES_LONGER * args.requests}"]
     mooncake = ["trace=mooncake", f"trace.path={args.traces / 'mooncake' / 'conversation_trace.jsonl'}"]
     workloads = {  # none of them is used to profile
         "sharegpt, 2/s": [*chats, "arrival.rate=2"],
         "sharegpt, 6/s": [*chats, "arrival.rate=6"],
-        LONG: [*mooncake, f"trace.limit={args.requests}", "arrival.rate=0.5"],
+        MOONCAKE: [*mooncake, f"trace.limit={args.requests}", "arrival.rate=0.5"],
         STARVED: [*chats, "arrival.rate=6", "num_blocks=300"],
+        STARVED_LONGER: [*more_chats, "arrival.rate=6", "num_blocks=300"],
     }
     engine = [
         "engine=cpu", "model=tiny", f"model.max_position_embeddings={CPU_CONTEXT}",
@@ -61,11 +64,12 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
     print_errors("latencies, median of the runs", of_runs)
     print_noise("largest difference of a run from the median of all", of_runs)
     print_decisions(of_runs)
-    paces = {"as profiled": at["fastest"][STARVED]}
-    for pace in OTHER_PACES:
-        settings = predicted(STARVED, profile=lab.scaled_profile(profile, pace))
-        paces[f"{pace} times"] = lab.validate(f"starved_{pace}", *settings, "validation.step_times=fastest")
-    print_errors("KV-starved at the fastest step times, all of the simulation's steps shorter or longer", paces)
+    for i, name in enumerate((STARVED, STARVED_LONGER)):
+        paces = {"as profiled": at["fastest"][name]}
+        for pace in OTHER_PACES:
+            settings = predicted(name, profile=lab.scaled_profile(profile, pace))
+            paces[f"{pace} times"] = lab.validate(f"starved{i}_{pace}", *settings, "validation.step_times=fastest")
+        print_errors(f"{name}, at the fastest step times, all of the simulation's steps shorter or longer", paces)
     lab.publish(profile)
     lab.write(engine=engine, workloads=workloads)
 
@@ -74,17 +78,17 @@ def measure(
     lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
 ) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
     """Folders of the profile, and by workload of the runs and of more executions of the first run's steps: a slice of
-    the profile before every second workload, and an execution of each, in turns. What is there already is kept."""
+    the profile before every other workload, and an execution of each, in turns. What is there already is kept."""
     profile = lab.scratch / "profile"
     profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
-    slice_s = START_UP_S + args.profiling / (args.turns * len(workloads) / 2)
+    slice_s = START_UP_S + args.profiling / (args.turns * (len(workloads) // 2))
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
     retimed: dict[str, list[Path]] = {name: [] for name in workloads}
     for turn, (i, name) in product(range(args.turns), enumerate(workloads)):
         is_profiled = (profile / META).exists() or (lab.scratch / f"retimed{i + 1}_{turn}" / RETIMED).exists()
-        if i % 2 == 0 and not is_profiled:
+        if i % 2 == 0 and i + 1 < len(workloads) and not is_profiled:
             lab.profile(profile, slice_s, *profiling)
-        if name == LONG and turn % 2:
+        if name in LONG and turn % 2:
             continue
         if turn % RUN_EVERY == 0:
             settings = [*engine, "num_blocks=32768", *workloads[name], "plots=false"]
