@@ -83,18 +83,21 @@ def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: 
     lab = FakeLab(keep=False)
     fidelity_own.cpu(lab, arguments)
     measured = [name for name in lab.jobs if name.startswith(("run", "retimed"))]
-    expected = [f"run{i}_{turn}" for i in range(4) for turn in (0, 2)]
-    expected += [f"retimed{i}_{turn}" for i in range(4) for turn in range(3) if (i, turn) != (2, 1)]
+    turns_of = {i: (0, 2) if i in (2, 4) else (0, 1, 2) for i in range(5)}
+    expected = [f"run{i}_{turn}" for i in range(5) for turn in (0, 2)]
+    expected += [f"retimed{i}_{turn}" for i, turns in turns_of.items() for turn in turns]
     assert sorted(measured) == sorted(expected)
-    turns = [name.partition("_")[2] for name in measured]
-    assert turns == sorted(turns)
+    order = [name.partition("_")[2] for name in measured]
+    assert order == sorted(order)
     assert len(lab.patience) == 2 * 3 + 1 and lab.patience[-1] is None
-    assert lab.jobs["run3_0"].num_blocks == 300 and lab.published == ["profile"]
-    for i in range(4):
+    lengths = [lab.jobs[f"run{i}_0"].trace.num_requests for i in (3, 4)]  # type: ignore[union-attr]
+    assert lengths == [8, 24] and {lab.jobs[f"run{i}_0"].num_blocks for i in (3, 4)} == {300}
+    assert lab.published == ["profile"]
+    for i, turns in turns_of.items():
         for name, step_times in (("_runs", "measured"), ("", "fastest"), ("_median", "median")):
             settings = lab.jobs[f"workload{i}{name}"].validation
             assert settings.measured == f"run:{lab.scratch}/run{i}_0" and settings.step_times == step_times
-            assert len(settings.retimed) == (2 if i == 2 else 3)
+            assert len(settings.retimed) == len(turns)
             assert settings.repeats == ((f"run:{lab.scratch}/run{i}_2",) if name == "_runs" else ())
     longer = FakeLab(keep=True)
     arguments.turns = 4
