@@ -11,8 +11,8 @@ tiny model, measures workloads with the real engine and executes the steps of th
 turns, so that a slow phase of a shared machine hits all alike and the fastest of each is from a quiet one. Tables go to
 experiments/results/fidelity_<case>.json, fitted constants and figures to docs/fidelity/<case>/, profiles to
 simulator/profiles/; the cpu and gpu cases have the processor in their names and go on with --resume. The cpu case takes
-nearly three hours for 20 turns and 1,400 s of profiling; the gpu case is meant to take 20 minutes. What both measure is in
-outputs/fidelity, from which --resume predicts on any machine.
+nearly three hours for 20 turns and 1,400 s of profiling; the gpu case is meant to take 20 minutes. What both measure is
+in outputs/fidelity, from which --resume predicts on any machine.
 """
 
 from __future__ import annotations
