@@ -17,13 +17,12 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from harness.results import environment, slug
+from harness.results import environment
 from simulator.profile import load_profile
 
 DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
 RESULTS = Path("experiments/results")
 SCRATCH = Path("outputs/fidelity")
-PROFILES = Path("simulator/profiles")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
@@ -114,8 +113,10 @@ class Lab:
 
     def publish(self, profile: Path) -> None:
         """Put `profile` among those of the repository."""
+        from harness.profiling import published_folder  # imported late, as it brings torch
+
         meta = load_profile(profile).meta
-        folder = PROFILES / slug(meta.device) / slug(meta.model.rpartition("/")[2]) / f"tp{meta.tensor_parallel_size}"
+        folder = published_folder(meta.device, meta.model, meta.tensor_parallel_size)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(profile, folder)
 

@@ -55,8 +55,12 @@ def profile_folder(config: RunConfig, device: str) -> Path:
     """Where the profile goes: as configured, or `<device>/<model>/tp<ranks>` among the profiles of this repository."""
     if config.profile.out is not None:
         return Path(config.profile.out)
-    model = config.model.name.rpartition("/")[2]
-    return PROFILES / slug(device) / slug(model) / f"tp{config.tensor_parallel_size}"
+    return published_folder(device, config.model.name, config.tensor_parallel_size)
+
+
+def published_folder(device: str, model: str, num_ranks: int) -> Path:
+    """Where a profile is among those of this repository."""
+    return PROFILES / slug(device) / slug(model.rpartition("/")[2]) / f"tp{num_ranks}"
 
 
 def _job(config: RunConfig) -> Job:

@@ -9,15 +9,14 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 
 from experiments import fidelity_own
 from experiments.fidelity_lab import LATENCIES, RESULTS, STATISTICS, Lab
-from harness.config import RunConfig, parse
+from harness.config import RunConfig
 from harness.results import RETIMED, SUMMARY
 from simulator.profile import META, load_profile
+from tests.test_conf_tree import CONF, compose_and_parse
 
-CONF = Path(__file__).resolve().parents[2] / "conf"
 SAME = ("plans_identical", "preemptions_identical", "cache_hits_identical")
 ERRORS = [(metric, statistic, 1.0, 2.0) for metric in LATENCIES for statistic in STATISTICS]
 
@@ -33,7 +32,7 @@ class FakeLab(Lab):
 
     def run(self, name: str, *settings: str) -> Path:
         assert name not in self.jobs
-        self.jobs[name] = _parsed(*settings)
+        self.jobs[name] = compose_and_parse(*settings)
         folder = self.scratch / name
         folder.mkdir(parents=True, exist_ok=True)
         document = {"errors": {}, **dict.fromkeys(SAME, True)}
@@ -46,7 +45,7 @@ class FakeLab(Lab):
         return folder
 
     def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
-        config = _parsed("task=profile", *settings, f"profile.out={folder}")
+        config = compose_and_parse("task=profile", *settings, f"profile.out={folder}")
         assert config.profile.time_budget_s == 60
         self.patience.append(patience_s)
         folder.mkdir(parents=True, exist_ok=True)
@@ -55,11 +54,6 @@ class FakeLab(Lab):
 
     def publish(self, profile: Path) -> None:
         self.published.append(profile.name)
-
-
-def _parsed(*settings: str) -> RunConfig:
-    with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        return parse(compose("config", overrides=list(settings)))
 
 
 @pytest.fixture
