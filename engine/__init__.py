@@ -1,1 +1,1 @@
-"""The scheduling core (no torch): sequences, the paged KV block manager and the scheduler."""
+"""The scheduling core, and the real engine around it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from engine.scheduler_options import SchedulerOptions
+from engine.core.scheduler_options import SchedulerOptions
 
 
 @dataclass(frozen=True)

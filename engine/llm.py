@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.core.sequence import RequestRefusedError
+from engine.core.sequence import Sequence as EngineSequence
 from engine.engine_config import EngineConfig, SamplingParams
-from engine.executor import longest_sequence
 from engine.llm_engine import FinishReason, LLMEngine
-from engine.model_config import ModelConfig, ModelError
-from engine.sequence import RequestRefusedError
-from engine.sequence import Sequence as EngineSequence
-from engine.tensor_parallel import make_executor
+from engine.models.model_config import ModelConfig, ModelError
+from engine.runner.executor import longest_sequence
+from engine.runner.tensor_parallel import make_executor
 
 Prompt = str | Sequence[int]
 

@@ -7,12 +7,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, Protocol
 
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.scheduler_options import make_scheduler
+from engine.core.sequence import Sequence
 from engine.engine_config import EngineConfig, SamplingParams
-from engine.model_runner import StepTokens
-from engine.plan import StepOutcome, StepPlan
-from engine.scheduler_options import make_scheduler
-from engine.sequence import Sequence
-from engine.step_inputs import StepBuilder, StepInputs
+from engine.runner.model_runner import StepTokens
+from engine.runner.step_inputs import StepBuilder, StepInputs
 
 FinishReason = Literal["stop", "length"]
 

@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from engine.core.sequence import Sequence
 from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
-from engine.model_config import hf_config
-from engine.sequence import Sequence
+from engine.models.model_config import hf_config
 from experiments.acceptance_common import Context, shape_of
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000

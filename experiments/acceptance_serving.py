@@ -17,7 +17,7 @@ import torch
 from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
-from engine.model_config import ModelConfig
+from engine.models.model_config import ModelConfig
 from experiments.acceptance_common import Check, Context, Outcome
 from experiments.acceptance_engines import (
     FACTORIES,

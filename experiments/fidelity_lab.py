@@ -17,8 +17,8 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from harness.results import environment
-from simulator.profile import load_profile
+from harness.results.tables import environment
+from simulator.profile.profile import load_profile
 
 DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
 RESULTS = Path("experiments/results")
@@ -113,7 +113,7 @@ class Lab:
 
     def publish(self, profile: Path) -> None:
         """Put `profile` among those of the repository."""
-        from harness.profiling import published_folder  # imported late, as it brings torch
+        from harness.runs.profiling import published_folder  # imported late, as it brings torch
 
         meta = load_profile(profile).meta
         folder = published_folder(meta.device, meta.model, meta.tensor_parallel_size)

@@ -26,11 +26,11 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from harness.arrivals import make_arrivals  # noqa: E402
 from harness.config import parse  # noqa: E402
-from harness.readers import load_trace  # noqa: E402
-from harness.results import environment  # noqa: E402
-from harness.simulated import SimulatedEngine  # noqa: E402
+from harness.results.tables import environment  # noqa: E402
+from harness.runs.simulated import SimulatedEngine  # noqa: E402
+from harness.workload.arrivals import make_arrivals  # noqa: E402
+from harness.workload.readers import load_trace  # noqa: E402
 
 COMMON = ["model=qwen3-8b", "device=h100-80gb", "max_num_seqs=512"]
 SHAREGPT = ["trace=sharegpt", "arrival=poisson", "arrival.rate=40"]

@@ -31,8 +31,8 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.fidelity_lab import DOCS, RESULTS  # noqa: E402
 from experiments.ground_truth import DISTSERVE_RATES, distserve_settings, vllm_settings  # noqa: E402
-from harness import calibration  # noqa: E402
-from harness.calibrate_fit import minimise  # noqa: E402
+from harness.calibration import fitted as calibration  # noqa: E402
+from harness.calibration.fit import minimise  # noqa: E402
 from harness.config import RunConfig, parse  # noqa: E402
 from harness.measured import MeasuredRun  # noqa: E402
 from harness.recovery import RecoveredRun, recover  # noqa: E402
@@ -40,9 +40,9 @@ from harness.recovery.mixed import graph_of  # noqa: E402
 from harness.recovery.replay import replay  # noqa: E402
 from harness.recovery.run import summary  # noqa: E402
 from harness.recovery.step_search import Price, Span, priced_by  # noqa: E402
-from harness.results import environment  # noqa: E402
-from harness.simulated import cost_model, kv_pool  # noqa: E402
-from harness.validate import load_run, simulation_config  # noqa: E402
+from harness.results.tables import environment  # noqa: E402
+from harness.runs.simulated import cost_model, kv_pool  # noqa: E402
+from harness.validation.validate import load_run, simulation_config  # noqa: E402
 from simulator.importers.llmservingsim import graph_sizes  # noqa: E402
 
 PROMPT_TOKENS = (256, 512, 768, 1024, 1536, 2047, 2048)  # upper ends of the classes of steps with prompts

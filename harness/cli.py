@@ -16,13 +16,13 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from harness import help_text, sweep
-from harness.availability import check_engine
-from harness.config import RunConfig, parse, to_yaml
+from harness.config import RunConfig, help_text, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.tables import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.runs.availability import check_engine
+from harness.sweeps import sweep
 
 USER_ERROR = 2
 INTERRUPTED = 130
@@ -109,14 +109,14 @@ def _check_output(config: RunConfig, folder: Path) -> None:
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     """What does the task; imported late: --help and errors answer without it."""
     if config.task == "profile":
-        return importlib.import_module("harness.profiling").profile
+        return importlib.import_module("harness.runs.profiling").profile
     if config.task == "validate":
-        return importlib.import_module("harness.validate").validate
+        return importlib.import_module("harness.validation.validate").validate
     if config.task == "calibrate":
-        return importlib.import_module("harness.calibrate").calibrate
+        return importlib.import_module("harness.calibration.calibrate").calibrate
     if config.task == "retime":
-        return importlib.import_module("harness.retime").retime
-    return importlib.import_module("harness.run").run
+        return importlib.import_module("harness.validation.retime").retime
+    return importlib.import_module("harness.runs.run").run
 
 
 def explain(error: Exception) -> str:

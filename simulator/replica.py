@@ -9,10 +9,10 @@ import numpy as np
 import simpy
 from numpy.typing import NDArray
 
-from engine.plan import StepOutcome, StepPlan
-from engine.scheduler import Scheduler
-from engine.sequence import RequestRefusedError, Sequence
-from simulator.cost import CostModel
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import RequestRefusedError, Sequence
+from simulator.costs.cost import CostModel
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
 NEVER = 2**63 - 1  # later than any time of a run, in ns

@@ -6,8 +6,7 @@ import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
-from harness import help_text
-from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, parse
+from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, help_text, parse
 from harness.config.base import ConfigModel
 
 CONF = Path(__file__).resolve().parents[1] / "conf"

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from engine.model_config import ModelConfig, ModelError
 from engine.models import llama, qwen2, qwen3, qwen3_moe
 from engine.models.blocks import CausalLM, LayerFactory
-from engine.parallel import TensorParallel
+from engine.models.model_config import ModelConfig, ModelError
+from engine.models.parallel import TensorParallel
 from kernels.attention import AttentionBackend
 
 _FAMILIES: dict[str, LayerFactory] = {

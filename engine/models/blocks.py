@@ -16,7 +16,7 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
-from engine.layers import (
+from engine.models.layers import (
     CheckpointTensor,
     ColumnParallelLinear,
     Experts,
@@ -28,8 +28,8 @@ from engine.layers import (
     kv_head_rows,
     parameter,
 )
-from engine.model_config import Llama3RopeScaling, ModelConfig
-from engine.parallel import TensorParallel
+from engine.models.model_config import Llama3RopeScaling, ModelConfig
+from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
 from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.moe import fused_moe
@@ -117,7 +117,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
-        self.kv_scales: Tensor | None = None  # of a float8 cache; see engine.kv_quantization
+        self.kv_scales: Tensor | None = None  # of a float8 cache; see engine.runner.kv_quantization
         q_size = config.num_attention_heads * config.head_dim
         parts = [Rows.shard(f"{name}.q_proj", q_size, tp)]
         parts += [

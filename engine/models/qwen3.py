@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from engine.model_config import ModelConfig
 from engine.models.blocks import Attention, DecoderLayer, GatedMLP, Rotary
-from engine.parallel import TensorParallel
+from engine.models.model_config import ModelConfig
+from engine.models.parallel import TensorParallel
 from kernels.attention import AttentionBackend
 
 

@@ -14,13 +14,13 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.errors import MeasuredRunError
-from harness.metrics import Floats
-from harness.trace import Trace, trace_table
+from harness.results.metrics import Floats
+from harness.workload.trace import Trace, trace_table
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
     from harness.config.validation import StepStatistic
-    from harness.results import RunResult
+    from harness.results.tables import RunResult
 
 TIMES = ("arrival_time", "queued_time", "first_scheduled_time", "first_token_time", "finish_time")
 _SERIES = ("num_running", "num_waiting", "kv_cache_usage")
@@ -38,7 +38,7 @@ class MeasuredRun:
         engine: name and version of the engine.
         data_files: what the requests were read from; their hash tells one data set from another.
         trace: what was asked, in order of arrival, at the measured times of arrival.
-        requests: a row per row of `trace`, named as in the requests table of `harness.results`, all finished:
+        requests: a row per row of `trace`, named as in the requests table of `harness.results.tables`, all finished:
             `TIMES`, ttft, tpot, e2el, queue_time (s); num_prompt_tokens, num_requested_tokens, num_output_tokens,
             num_cached_tokens, num_preemptions. `queued_time` is when the scheduler first saw the request, between two
             steps. NaN throughout where a format does not tell.

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from harness import results
 from harness.config import RunConfig, load
 from harness.config.validation import StepStatistic
 from harness.errors import MeasuredRunError
@@ -27,10 +26,11 @@ from harness.measured.measured_run import (
     whole_ns,
     with_latencies,
 )
-from harness.metrics import Floats
-from harness.readers import load_trace
-from harness.results import RunResult
-from harness.trace import Trace
+from harness.results import tables as results
+from harness.results.metrics import Floats
+from harness.results.tables import RunResult
+from harness.workload.readers import load_trace
+from harness.workload.trace import Trace
 
 SAMPLES = 500  # of the state over time
 _LEVELS = ("num_running", "num_waiting", "kv_cache_usage")

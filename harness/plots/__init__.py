@@ -8,8 +8,8 @@ from typing import Any
 
 import pandas as pd
 
-from harness.metrics import Floats
-from harness.results import RunResult
+from harness.results.metrics import Floats
+from harness.results.tables import RunResult
 
 
 def write_run_plots(result: RunResult, summary: Mapping[str, Any], folder: Path) -> list[Path]:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.metrics import Floats, step_integral
 from harness.plots.style import COLORS, GREY, LIGHT, head, panels, plain_numbers, run_subtitle
-from harness.results import RunResult
+from harness.results.metrics import Floats, step_integral
+from harness.results.tables import RunResult
 
 _MAX_BINS = 240
 

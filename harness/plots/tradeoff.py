@@ -13,7 +13,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.metrics import Bools, Floats
 from harness.plots.compare import parameter_label, parameter_title, tail_percentile
 from harness.plots.latency import CURVE_PERCENTILES, NAMES, seconds_axis, share_axis
 from harness.plots.style import (
@@ -31,6 +30,7 @@ from harness.plots.style import (
     spread_is_wide,
     wrapped,
 )
+from harness.results.metrics import Bools, Floats
 
 _MAX_NAMED = 12
 _LABEL_SIZE = np.array([0.035, 0.05])  # of a number, as shares of the axes

@@ -10,16 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.metrics import Floats
 from harness.plots.latency import CURVE_PERCENTILES, seconds_axis, share_axis
 from harness.plots.latency import NAMES as LATENCY_NAMES
 from harness.plots.style import COLORS, GREY, head, log_axis, panels, plain_numbers, save
-from harness.validate_metrics import LATENCIES
-from harness.validate_report import NAMES
-from harness.validate_steps import KINDS, StepReplay
+from harness.results.metrics import Floats
+from harness.validation.metrics import LATENCIES
+from harness.validation.report import NAMES
+from harness.validation.steps import KINDS, StepReplay
 
 if TYPE_CHECKING:
-    from harness.validate import Validation
+    from harness.validation.validate import Validation
 
 _MEASURED, _SIMULATED = COLORS[7], COLORS[1]
 _LINES: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ from harness.config import RunConfig
 from harness.measured.measured_run import MeasuredRun, whole_ns
 from harness.recovery.request_log import Ints, RequestLog
 from harness.recovery.step_search import Price, Span, timed
-from harness.validate_steps import GivenTimes, serve_at
+from harness.validation.steps import GivenTimes, serve_at
 
 
 def replay(

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.arrivals import make_arrivals
 from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.errors import ConfigError
@@ -18,8 +17,9 @@ from harness.recovery.prefill_first import as_taken_in, recover_prefill_first
 from harness.recovery.replay import replay
 from harness.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
 from harness.recovery.step_search import Price, Span, priced_by
-from harness.simulated import SimulatedEngine, cost_model
-from harness.validate_steps import relative_errors
+from harness.runs.simulated import SimulatedEngine, cost_model
+from harness.validation.steps import relative_errors
+from harness.workload.arrivals import make_arrivals
 from simulator.importers.llmservingsim import graph_sizes
 
 _TO_MS = 1e-6

@@ -11,7 +11,7 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 import numpy as np
 
 from harness.recovery.request_log import LogError, Moment
-from simulator.cost import CostModel, plan_to_price
+from simulator.costs.cost import CostModel, plan_to_price
 
 _WIDTH = 20  # ways kept for each number of steps so far
 _WORSE = 30.0  # misfit beyond that of the best way, from which a way is given up

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.profile import ProfileError
+from simulator.profile.profile import ProfileError
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:

@@ -16,7 +16,7 @@ import pandas as pd
 
 from simulator.hardware import Device, ModelShape
 from simulator.importers.csv_table import read_table
-from simulator.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 _MS = 1e3  # in microseconds
 _OPERATORS = {  # name there: name here, calls per layer (0: once per step)

@@ -14,15 +14,15 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from engine.cuda_graphs import bucket_for, buckets
 from engine.engine_config import EngineConfig
-from engine.executor import Rank, longest_sequence
 from engine.llm_engine import Executor, StepReport
-from engine.model_config import ModelConfig
-from engine.model_runner import ModelRunner, StepTokens
-from engine.parallel import TensorParallel
-from engine.step_inputs import StepInputs
-from engine.tensor_parallel import TensorParallelExecutor
+from engine.models.model_config import ModelConfig
+from engine.models.parallel import TensorParallel
+from engine.runner.cuda_graphs import bucket_for, buckets
+from engine.runner.executor import Rank, longest_sequence
+from engine.runner.model_runner import ModelRunner, StepTokens
+from engine.runner.step_inputs import StepInputs
+from engine.runner.tensor_parallel import TensorParallelExecutor
 from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
 from simulator.profiler.samples import (

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from engine.models.blocks import Attention, CausalLM, GatedMLP
-from engine.parallel import TensorParallel
+from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
 from kernels.attention import AttentionMetadata
 from kernels.kv_store import store_kv

@@ -15,13 +15,13 @@ from typing import Any
 import torch
 
 from engine.engine_config import EngineConfig
-from engine.kv_cache import OutOfMemoryError
 from engine.llm_engine import StepReport
-from engine.model_config import ModelConfig, ModelError
-from engine.tensor_parallel import WorkerError
+from engine.models.model_config import ModelConfig, ModelError
+from engine.runner.kv_cache import OutOfMemoryError
+from engine.runner.tensor_parallel import WorkerError
 from kernels.attention import BackendUnavailableError
 from simulator.hardware import ModelShape
-from simulator.profile import FORMAT_VERSION, Profile, ProfileMeta, save_profile
+from simulator.profile.profile import FORMAT_VERSION, Profile, ProfileMeta, save_profile
 from simulator.profiler import families
 from simulator.profiler.bench import Bench
 from simulator.profiler.collectives import CollectiveError

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import numpy as np
 
+from engine.core.sequence import Sequence as Request
 from engine.engine_config import EngineConfig, SamplingParams
 from engine.llm_engine import Executor, LLMEngine, StepReport
-from engine.model_runner import StepTokens
-from engine.sequence import Sequence as Request
-from engine.step_inputs import StepInputs
+from engine.runner.model_runner import StepTokens
+from engine.runner.step_inputs import StepInputs
 from simulator.profiler.samples import DISTURBED
 from simulator.profiler.stopwatch import Undisturbed
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 from scipy.optimize import isotonic_regression
 
-from engine.plan import StepPlan
-from simulator.cost import plan_to_price
+from engine.core.plan import StepPlan
+from simulator.costs.cost import plan_to_price
+from simulator.costs.profiled import ProfiledCost
 from simulator.hardware import ModelShape
-from simulator.profile import Profile, ProfileMeta
-from simulator.profiled import ProfiledCost
+from simulator.profile.profile import Profile, ProfileMeta
 from simulator.profiler.samples import (
     ADDED_BY_ATTENTION,
     ADDED_BY_SCATTERING,

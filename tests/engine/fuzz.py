@@ -11,9 +11,9 @@ import argparse
 import random
 from dataclasses import dataclass, field
 
-from engine.plan import StepPlan
-from engine.scheduler_options import make_scheduler
-from engine.sequence import RequestRefusedError, Sequence, SequenceStatus, chain_hash
+from engine.core.plan import StepPlan
+from engine.core.scheduler_options import make_scheduler
+from engine.core.sequence import RequestRefusedError, Sequence, SequenceStatus, chain_hash
 from tests.engine.workloads import Workload, random_workload
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.cuda_graphs import Step
+from engine.runner.cuda_graphs import Step
 from kernels.attention import AttentionMetadata
 from kernels.sampler import keep_threshold, log_exponential
 

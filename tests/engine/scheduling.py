@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.block_manager import BlockManager
-from engine.plan import StepPlan
-from engine.policy import POLICIES
-from engine.scheduler import Scheduler
+from engine.core.block_manager import BlockManager
+from engine.core.plan import StepPlan
+from engine.core.policy import POLICIES
+from engine.core.scheduler import Scheduler
 
 
 def make(

@@ -9,11 +9,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine import executor, model_runner  # noqa: E402
-from engine.cuda_graphs import Step, bucket_for, buckets, capture_nothing, uses_graphs  # noqa: E402
 from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
-from engine.model_config import ModelError  # noqa: E402
+from engine.models.model_config import ModelError  # noqa: E402
+from engine.runner import executor, model_runner  # noqa: E402
+from engine.runner.cuda_graphs import Step, bucket_for, buckets, capture_nothing, uses_graphs  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
 from tests.engine.recorded import DecodeDenseBackend, record, sample_unseen  # noqa: E402
 from tests.engine.test_llm import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402, F401
@@ -108,7 +108,7 @@ def test_graphs_are_captured_up_front_and_replayed_back_to_back(monkeypatch: pyt
 
 
 def _sequence(i: int) -> Any:
-    from engine.sequence import Sequence
+    from engine.core.sequence import Sequence
 
     return Sequence(1000 + i, 5, 20, token_ids=[i + 1] * 5)
 
@@ -133,7 +133,7 @@ def test_when_graphs_are_used() -> None:
 
 
 def test_the_estimate_counts_the_largest_graph_and_what_each_other_adds() -> None:
-    from engine.cuda_graphs import DecodeGraphs
+    from engine.runner.cuda_graphs import DecodeGraphs
 
     free = iter([1000, 700, 680])
     graphs = DecodeGraphs(lambda rows, filtered: None, 8, capture_nothing)  # 8, 4, 2 and 1 rows, filtered or not

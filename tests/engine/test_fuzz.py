@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.policy import POLICIES
-from engine.scheduler_options import SchedulerOptions
+from engine.core.policy import POLICIES
+from engine.core.scheduler_options import SchedulerOptions
 from tests.engine.fuzz import check_workload
 from tests.engine.workloads import ALTERNATIVES, Request, Workload, random_workload
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.block_manager import BlockManager
-from engine.sequence import Sequence
-from harness.readers import mooncake
+from engine.core.block_manager import BlockManager
+from engine.core.sequence import Sequence
+from harness.workload.readers import mooncake
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake" / "conversation_trace.jsonl"
 

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("torch")
 import torch  # noqa: E402
 
-from engine import kv_cache  # noqa: E402
+from engine.runner import kv_cache  # noqa: E402
 from kernels.kv_store import FP8_DTYPE  # noqa: E402
 from tests.simulator.small_model import FAMILIES  # noqa: E402
 

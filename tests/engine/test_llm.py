@@ -16,11 +16,11 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
-from engine.model_config import ModelConfig, ModelError  # noqa: E402
-from engine.sequence import RequestRefusedError  # noqa: E402
-from engine.tensor_parallel import WorkerError  # noqa: E402
+from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
+from engine.runner.tensor_parallel import WorkerError  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from engine.block_manager import BlockManager, Eviction
-from engine.policy import POLICIES
-from engine.sequence import Sequence
+from engine.core.block_manager import BlockManager, Eviction
+from engine.core.policy import POLICIES
+from engine.core.sequence import Sequence
 from tests.engine.scheduling import chunks, make, run
 
 BOTH = pytest.mark.parametrize("policy", sorted(POLICIES))
@@ -51,7 +51,7 @@ def test_same_step_duplicates_share_full_blocks(policy: str) -> None:
 
 
 def test_a_hash_collision_is_not_a_hit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.sequence.chain_hash", lambda parent, tokens: 42)
+    monkeypatch.setattr("engine.core.sequence.chain_hash", lambda parent, tokens: 42)
     scheduler = make()
     for i in range(2):
         scheduler.add(Sequence(i, 9, 1, token_ids=[i] * 9))

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from engine.plan import StepPlan
-from engine.policy import POLICIES
-from engine.sequence import RequestRefusedError, Sequence, SequenceStatus
+from engine.core.plan import StepPlan
+from engine.core.policy import POLICIES
+from engine.core.sequence import RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.scheduling import chunks, make, run
 
 BOTH = pytest.mark.parametrize("policy", sorted(POLICIES))

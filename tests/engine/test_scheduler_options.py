@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from engine.block_manager import BlockManager
+from engine.core.block_manager import BlockManager
+from engine.core.plan import StepPlan
+from engine.core.policy import VICTIM_RULES
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Sequence
 from engine.engine_config import EngineConfig
-from engine.plan import StepPlan
-from engine.policy import VICTIM_RULES
-from engine.scheduler import Scheduler
-from engine.scheduler_options import SchedulerOptions, make_scheduler
-from engine.sequence import Sequence
 
 
 def make(num_blocks: int = 100, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, **options: Any) -> Scheduler:

@@ -11,8 +11,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.engine_config import SamplingParams  # noqa: E402
-from engine.staging import Staging, TokenBuffer  # noqa: E402
-from engine.step_inputs import StepBuilder  # noqa: E402
+from engine.runner.staging import Staging, TokenBuffer  # noqa: E402
+from engine.runner.step_inputs import StepBuilder  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -71,11 +71,11 @@ def test_tokens_of_steps_and_prompts_come_back_in_their_rows() -> None:
 
 
 def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
-    from engine.block_manager import BlockManager
-    from engine.decode_state import DecodeState
-    from engine.policy import POLICIES
-    from engine.scheduler import Scheduler
-    from engine.sequence import Sequence
+    from engine.core.block_manager import BlockManager
+    from engine.core.policy import POLICIES
+    from engine.core.scheduler import Scheduler
+    from engine.core.sequence import Sequence
+    from engine.runner.decode_state import DecodeState
 
     rng = np.random.default_rng(1)
     scheduler = Scheduler(

@@ -14,10 +14,10 @@ import simpy
 import yaml
 from numpy.typing import NDArray
 
-from engine.plan import StepOutcome, StepPlan
-from engine.scheduler_options import SchedulerOptions, make_scheduler
-from engine.sequence import Sequence, extend_hashes
-from harness.arrivals import OpenLoop
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Sequence, extend_hashes
+from harness.workload.arrivals import OpenLoop
 from simulator.replica import Replica
 from tests.engine.vllm_reference import Request, Step, VllmScheduler, run
 from tests.engine.workloads import ALTERNATIVES

@@ -6,8 +6,8 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from engine.policy import POLICIES
-from engine.scheduler_options import SchedulerOptions
+from engine.core.policy import POLICIES
+from engine.core.scheduler_options import SchedulerOptions
 
 ALTERNATIVES: dict[str, Any] = {
     "allocation": "chunk",

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.metrics import Gaps
-from harness.results import RunResult
+from harness.results.metrics import Gaps
+from harness.results.tables import RunResult
 
 BLOCK_SIZE = 16
 META: dict[str, Any] = {

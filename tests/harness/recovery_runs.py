@@ -8,16 +8,16 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.plan import StepPlan
-from harness.arrivals import make_arrivals
+from engine.core.plan import StepPlan
 from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import queued_times, series_table
-from harness.readers import load_trace
 from harness.recovery.step_search import Chunk, Step
-from harness.simulated import SimulatedEngine, cost_model
-from harness.trace import Trace
-from simulator.cost import CostModel
+from harness.runs.simulated import SimulatedEngine, cost_model
+from harness.workload.arrivals import make_arrivals
+from harness.workload.readers import load_trace
+from harness.workload.trace import Trace
+from simulator.costs.cost import CostModel
 from tests.harness.test_run import config
 
 EARLY = [

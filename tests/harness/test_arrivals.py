@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.arrivals import NEVER, ArrivalProcess, ClosedLoop, OpenLoop, Sessions, make_arrivals
 from harness.config import (
     AllAtOnceArrival,
     ArrivalConfig,
@@ -19,7 +18,8 @@ from harness.config import (
     TraceArrival,
 )
 from harness.errors import ConfigError
-from harness.trace import Trace, trace_table
+from harness.workload.arrivals import NEVER, ArrivalProcess, ClosedLoop, OpenLoop, Sessions, make_arrivals
+from harness.workload.trace import Trace, trace_table
 
 SECOND = 10**9
 

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from harness import calibration
-from harness.calibrate import misfit_of_requests, misfit_of_statistics
-from harness.calibrate_fit import Fit, minimise
-from harness.calibration import Constant
+from harness.calibration import fitted as calibration
+from harness.calibration.calibrate import misfit_of_requests, misfit_of_statistics
+from harness.calibration.fit import Fit, minimise
+from harness.calibration.fitted import Constant
 from harness.errors import ConfigError
 from harness.measured import load_measured
-from harness.profiling import PROFILES
 from harness.recovery import LogError
-from harness.results import CALIBRATION, read_results
+from harness.results.tables import CALIBRATION, read_results
+from harness.runs.profiling import PROFILES
 from tests.harness.measured_files import execute_in, made_up, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.test_run import config
 

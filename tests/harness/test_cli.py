@@ -13,9 +13,10 @@ import pytest
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from harness import availability, cli
+from harness import cli
 from harness.config import RunConfig, load
 from harness.errors import ConfigError, TraceError
+from harness.runs import availability
 
 ROOT = Path(__file__).resolve().parents[2]
 Launch = Callable[..., int]
@@ -126,7 +127,7 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[RunConfig, Path]] = []
-    stub_module(monkeypatch, "harness.run", run=lambda config, folder: calls.append((config, folder)))
+    stub_module(monkeypatch, "harness.runs.run", run=lambda config, folder: calls.append((config, folder)))
     assert launch("block_size=32", "hydra.run.dir=here") == 0
     ((config, folder),) = calls
     assert config.block_size == 32
@@ -135,7 +136,7 @@ def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, mon
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_module(monkeypatch, "harness.run", run=lambda config, folder: None)
+    stub_module(monkeypatch, "harness.runs.run", run=lambda config, folder: None)
     assert [launch(), launch()] == [0, 0]
     assert len(list(Path("outputs").iterdir())) == 2
 
@@ -145,7 +146,7 @@ def test_results_of_an_earlier_configuration_do_not_outlive_a_failed_run(
 ) -> None:
     Path("here").mkdir()
     Path("here/summary.json").write_text("{}")
-    stub_module(monkeypatch, "harness.run", run=raising(TraceError("x.csv: no usable row")))
+    stub_module(monkeypatch, "harness.runs.run", run=raising(TraceError("x.csv: no usable row")))
     assert launch("hydra.run.dir=here") == 2
     assert not Path("here/summary.json").exists()
 
@@ -164,13 +165,13 @@ def test_errors_of_a_run_are_one_line(
     error: Exception,
     expected: str,
 ) -> None:
-    stub_module(monkeypatch, "harness.run", run=raising(error))
+    stub_module(monkeypatch, "harness.runs.run", run=raising(error))
     assert launch() == 2
     assert capsys.readouterr().err == expected
 
 
 def test_defects_keep_their_traceback(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_module(monkeypatch, "harness.run", run=raising(ValueError("a defect")))
+    stub_module(monkeypatch, "harness.runs.run", run=raising(ValueError("a defect")))
     with pytest.raises(ValueError, match="a defect"):
         launch()
 
@@ -187,7 +188,7 @@ def test_hydra_full_error_shows_the_traceback_of_user_errors(
 def test_an_interrupt_ends_with_130(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub_module(monkeypatch, "harness.run", run=raising(KeyboardInterrupt()))
+    stub_module(monkeypatch, "harness.runs.run", run=raising(KeyboardInterrupt()))
     assert launch() == 130
     assert capsys.readouterr().err == "interrupted\n"
 
@@ -201,7 +202,7 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
         calls.append((folders, out_folder))
         return [out_folder / "table.csv"]
 
-    stub_module(monkeypatch, "harness.report", write_comparison=write_comparison)
+    stub_module(monkeypatch, "harness.results.report", write_comparison=write_comparison)
     for name in ("a", "sweep/block_size=16", "sweep/block_size=128"):
         (tmp_path / name).mkdir(parents=True)
         text = '{"complete": true, "block_size": 16, "num_blocks": 1}'

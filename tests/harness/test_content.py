@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.block_manager import BlockManager
-from engine.policy import POLICIES
-from engine.scheduler import Scheduler
-from engine.sequence import Sequence
-from harness.content import block_identities, sequence_factory
-from harness.trace import Trace, trace_table
+from engine.core.block_manager import BlockManager
+from engine.core.policy import POLICIES
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+from harness.workload.content import block_identities, sequence_factory
+from harness.workload.trace import Trace, trace_table
 
 
 def shared_blocks(trace: Trace, block_size: int) -> int:

@@ -14,7 +14,7 @@ import pytest
 from harness.errors import MeasuredRunError
 from harness.measured import READERS, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
-from harness.validate_metrics import statistics
+from harness.validation.metrics import statistics
 from tests.harness.measured_files import change_summary, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.test_run import ROOT
 

@@ -14,9 +14,9 @@ from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import TIMES, with_latencies
 from harness.measured.own_run import at_step_times, with_retimed
-from harness.simulated import cost_model
-from harness.validate import load_run, simulation_config
-from harness.validate_steps import replay_steps
+from harness.runs.simulated import cost_model
+from harness.validation.steps import replay_steps
+from harness.validation.validate import load_run, simulation_config
 from tests.harness.measured_files import pretend_measured
 from tests.harness.test_run import config
 from tests.harness.test_validate import STARVED, compare

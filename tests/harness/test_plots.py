@@ -16,14 +16,14 @@ import pytest
 from matplotlib.figure import Figure
 
 from harness.config import MetricsConfig
-from harness.metrics import summarize
 from harness.plots import write_comparison_plots, write_run_plots
 from harness.plots.compare import draw_metrics, headline_metrics, parameter_label, parameter_title
 from harness.plots.latency import CURVE_PERCENTILES, draw_latency
 from harness.plots.style import save
 from harness.plots.timeline import draw_cache, draw_timeline
 from harness.plots.tradeoff import draw_curves, draw_pareto, frontier
-from harness.results import RunResult
+from harness.results.metrics import summarize
+from harness.results.tables import RunResult
 from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -264,5 +264,6 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_matplotlib_is_not_imported_before_a_figure_is_drawn() -> None:
-    code = "import sys, harness.plots, harness.report; sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
+    code = "import sys, harness.plots, harness.results.report\n"
+    code += "sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

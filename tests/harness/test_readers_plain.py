@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace
 from harness.errors import TraceError
-from harness.readers import csv_file, load_trace
-from harness.trace import Trace
+from harness.workload.readers import csv_file, load_trace
+from harness.workload.trace import Trace
 
 HEADER = "arrival_time,num_prompt_tokens,num_output_tokens\n"
 SESSIONS = "session_id,turn,num_prompt_tokens,num_output_tokens\n"

@@ -8,8 +8,8 @@ import pytest
 
 from harness.config import AzureTrace, BurstGptTrace, MooncakeTrace
 from harness.errors import TraceError
-from harness.readers import load_trace
-from harness.trace import Trace
+from harness.workload.readers import load_trace
+from harness.workload.trace import Trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

@@ -10,9 +10,9 @@ import pytest
 
 from harness.config import ShareGptTrace
 from harness.errors import ConfigError, TraceError
-from harness.readers import load_trace
-from harness.readers.sharegpt_text import estimate_tokens
-from harness.trace import Trace
+from harness.workload.readers import load_trace
+from harness.workload.readers.sharegpt_text import estimate_tokens
+from harness.workload.trace import Trace
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

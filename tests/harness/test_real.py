@@ -14,16 +14,16 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.llm_engine import ExecutedPlan, LLMEngine  # noqa: E402
-from engine.model_config import ModelConfig, hf_config  # noqa: E402
-from harness.arrivals import ClosedLoop, OpenLoop  # noqa: E402
+from engine.models.model_config import ModelConfig, hf_config  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
-from harness.profiling import profile  # noqa: E402
-from harness.prompts import PromptSource  # noqa: E402
-from harness.real import engine_settings  # noqa: E402
-from harness.replay import Clock, IssueThread  # noqa: E402
-from harness.results import read_results  # noqa: E402
-from harness.run import run  # noqa: E402
-from harness.trace import Trace, trace_table  # noqa: E402
+from harness.results.tables import read_results  # noqa: E402
+from harness.runs.profiling import profile  # noqa: E402
+from harness.runs.real import engine_settings  # noqa: E402
+from harness.runs.replay import Clock, IssueThread  # noqa: E402
+from harness.runs.run import run  # noqa: E402
+from harness.workload.arrivals import ClosedLoop, OpenLoop  # noqa: E402
+from harness.workload.prompts import PromptSource  # noqa: E402
+from harness.workload.trace import Trace, trace_table  # noqa: E402
 from tests.harness.test_run import config  # noqa: E402
 
 TINY = ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=800", "max_num_batched_tokens=256"]

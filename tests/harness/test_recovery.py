@@ -9,15 +9,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import calibration
+from harness.calibration import fitted as calibration
 from harness.errors import ConfigError, TwinServeError
 from harness.recovery import LogError, RecoveredRun, mixed, recover
 from harness.recovery.replay import replay
 from harness.recovery.request_log import read_client_log, read_engine_log
 from harness.recovery.run import summary
 from harness.recovery.step_search import Step, Tolerance, priced_by
-from harness.results import CALIBRATION, VALIDATION
-from harness.simulated import cost_model
+from harness.results.tables import CALIBRATION, VALIDATION
+from harness.runs.simulated import cost_model
 from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
 from tests.harness.recovery_runs import EARLY, early_run, real_run
 from tests.harness.test_run import config

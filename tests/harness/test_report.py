@@ -16,9 +16,9 @@ from rich.console import Console
 
 from harness.config import MetricsConfig, SloConfig
 from harness.errors import TwinServeError
-from harness.metrics import summarize
-from harness.report import combine, print_summary, write_comparison
-from harness.results import write_results
+from harness.results.metrics import summarize
+from harness.results.report import combine, print_summary, write_comparison
+from harness.results.tables import write_results
 from tests.harness.made_up_results import META, ToyRequest, heavy_tailed_requests, run_toy_engine
 
 

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness import results
 from harness.config import MetricsConfig
 from harness.errors import TwinServeError
-from harness.metrics import Gaps, summarize
-from harness.results import RunResult, environment, read_results, read_summary, write_results, write_whole
+from harness.results import tables as results
+from harness.results.metrics import Gaps, summarize
+from harness.results.tables import RunResult, environment, read_results, read_summary, write_results, write_whole
 from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
 
 FILES = {"requests.parquet", "steps.parquet", "gaps.parquet", "summary.json"}
@@ -141,8 +141,8 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    source = tmp_path / "harness" / "results.py"
-    source.parent.mkdir()
+    source = tmp_path / "harness" / "results" / "tables.py"
+    source.parent.mkdir(parents=True)
     source.write_text("")
     monkeypatch.setattr(results, "__file__", str(source))
     assert (environment()["git_revision"], environment()["git_dirty"]) == (None, None)
@@ -153,7 +153,7 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
     assert (environment()["git_revision"], environment()["git_dirty"]) == (git("rev-parse", "HEAD"), False)
     source.write_text("changed")
     assert environment()["git_dirty"] is True
-    installed = tmp_path / "site-packages" / "harness"
+    installed = tmp_path / "site-packages" / "harness" / "results"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(results, "__file__", str(installed / "results.py"))
+    monkeypatch.setattr(results, "__file__", str(installed / "tables.py"))
     assert environment()["git_revision"] is None, "installed inside somebody else's repository"

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("torch")
 
 from harness.errors import ConfigError, MeasuredRunError  # noqa: E402
-from harness.replay import replay_paced  # noqa: E402
-from harness.results import read_results  # noqa: E402
+from harness.results.tables import read_results  # noqa: E402
+from harness.runs.replay import replay_paced  # noqa: E402
 from tests.harness.measured_files import change_summary, execute_in, made_up, write_distserve  # noqa: E402
 from tests.harness.test_run import config  # noqa: E402
 
@@ -116,7 +116,7 @@ def test_results_do_not_replace_what_they_are_made_of(tmp_path: Path) -> None:
 def test_an_interrupt_keeps_the_repeats_that_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
     calls = iter((replay_paced, interrupt))
-    monkeypatch.setattr("harness.real.replay_paced", lambda *arguments: next(calls)(*arguments))
+    monkeypatch.setattr("harness.runs.real.replay_paced", lambda *arguments: next(calls)(*arguments))
     with pytest.raises(KeyboardInterrupt):
         retime(run, tmp_path / "more", 5)
     assert validate(run, tmp_path / "out", tmp_path / "more")["steps"]["num_executions"] == 2

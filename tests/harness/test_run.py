@@ -18,8 +18,8 @@ from hydra import compose, initialize_config_dir
 from harness.cli import execute
 from harness.config import RunConfig, parse
 from harness.errors import ConfigError, TwinServeError
-from harness.results import read_results
-from harness.run import run
+from harness.results.tables import read_results
+from harness.runs.run import run
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT.parent / "shared" / "traces"

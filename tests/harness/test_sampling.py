@@ -18,8 +18,8 @@ from harness.config import (
     TraceConfig,
     UniformLengths,
 )
-from harness.readers import load_trace
-from harness.sampling import draw_lengths, sharegpt
+from harness.workload.readers import load_trace
+from harness.workload.sampling import draw_lengths, sharegpt
 
 REAL = Path(__file__).parents[3] / "shared" / "traces" / "sharegpt"
 

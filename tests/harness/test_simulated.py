@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 
 from harness.errors import ConfigError
-from harness.results import read_results
-from harness.run import run
+from harness.results.tables import read_results
+from harness.runs.run import run
 from tests.test_conf_tree import compose_and_parse
 
 ROOT = Path(__file__).resolve().parents[2]

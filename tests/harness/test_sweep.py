@@ -14,9 +14,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig
 
-from harness import cli, sweep
+from harness import cli
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import TwinServeError
+from harness.sweeps import sweep
 from tests.harness.measured_files import execute_in
 from tests.harness.test_run import config
 
@@ -54,9 +55,9 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    report = ModuleType("harness.report")
+    report = ModuleType("harness.results.report")
     report.write_comparison = recorder.compare  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "harness.report", report)
+    monkeypatch.setitem(sys.modules, "harness.results.report", report)
     return recorder
 
 
@@ -205,7 +206,8 @@ from pathlib import Path
 from types import ModuleType
 import hydra
 from hydra.core.hydra_config import HydraConfig
-from harness import cli, sweep
+from harness import cli
+from harness.sweeps import sweep
 from harness.config import to_yaml
 
 def execute(config, folder):
@@ -219,9 +221,9 @@ def main(cfg):
     sweep.run_job(cfg, Path(HydraConfig.get().runtime.output_dir), execute)
 
 if __name__ == "__main__":
-    report = ModuleType("harness.report")
+    report = ModuleType("harness.results.report")
     report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or []
-    sys.modules["harness.report"] = report
+    sys.modules["harness.results.report"] = report
     sys.exit(cli.launch(main))
 """
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from harness.config import AzureTrace, MooncakeTrace, ShareGptTrace
-from harness.readers import load_trace
-from harness.trace import Trace, conversation_columns, trace_table
+from harness.workload.readers import load_trace
+from harness.workload.trace import Trace, conversation_columns, trace_table
 
 TRACES = Path(__file__).parents[3] / "shared" / "traces"
 

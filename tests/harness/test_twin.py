@@ -12,19 +12,19 @@ import simpy
 
 torch = pytest.importorskip("torch")
 
+from engine.core.plan import StepPlan  # noqa: E402
+from engine.core.policy import POLICIES  # noqa: E402
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
+from engine.core.sequence import Sequence, extend_hashes  # noqa: E402
 from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
-from engine.executor import LocalExecutor  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
-from engine.model_config import ModelConfig  # noqa: E402
-from engine.plan import StepPlan  # noqa: E402
-from engine.policy import POLICIES  # noqa: E402
-from engine.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
-from engine.sequence import Sequence, extend_hashes  # noqa: E402
-from harness.arrivals import OpenLoop  # noqa: E402
-from harness.prompts import PromptSource  # noqa: E402
-from harness.recorder import Recorder  # noqa: E402
-from harness.replay import Intake, Issued, Replay  # noqa: E402
-from harness.trace import Trace, trace_table  # noqa: E402
+from engine.models.model_config import ModelConfig  # noqa: E402
+from engine.runner.executor import LocalExecutor  # noqa: E402
+from harness.runs.recorder import Recorder  # noqa: E402
+from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
+from harness.workload.arrivals import OpenLoop  # noqa: E402
+from harness.workload.prompts import PromptSource  # noqa: E402
+from harness.workload.trace import Trace, trace_table  # noqa: E402
 from simulator.replica import Replica  # noqa: E402
 
 SHAPE = {

@@ -11,11 +11,11 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from harness import calibration
+from harness.calibration import fitted as calibration
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import load_measured
-from harness.results import read_results
-from harness.validate import validate
+from harness.results.tables import read_results
+from harness.validation.validate import validate
 from tests.harness.measured_files import (
     change_summary,
     execute_in,
@@ -247,7 +247,7 @@ def test_constants_of_another_system_are_called_so(system: dict[str, Any], warni
 def test_the_table_fits_a_terminal_and_says_what_was_fitted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_measured(tmp_path / "a", *STARVED)
     out = io.StringIO()
-    monkeypatch.setattr("harness.validate.Console", lambda: Console(file=out, width=80))
+    monkeypatch.setattr("harness.validation.validate.Console", lambda: Console(file=out, width=80))
     overrides = [f"validation.measured=run:{tmp_path / 'a'}", f"validation.repeats=[run:{tmp_path / 'a'}]"]
     (tmp_path / "b").mkdir()
     validate(config("progress=false", "task=validate", *overrides), tmp_path / "b")

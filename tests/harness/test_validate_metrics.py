@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.validate_metrics import align, comparison, part_of, statistics
-from harness.validate_steps import deviations
+from harness.validation.metrics import align, comparison, part_of, statistics
+from harness.validation.steps import deviations
 from tests.harness.measured_files import made_up
 
 

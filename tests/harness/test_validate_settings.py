@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.measured import load_measured
-from harness.validate_settings import different_device, different_settings
-from simulator.profile import load_profile
+from harness.validation.settings import different_device, different_settings
+from simulator.profile.profile import load_profile
 from tests.harness.test_measured import GROUND_TRUTH, needs_ground_truth
 from tests.harness.test_run import config
 

@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-from engine import executor  # noqa: E402
 from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
-from engine.model_config import ModelConfig  # noqa: E402
+from engine.models.model_config import ModelConfig  # noqa: E402
+from engine.runner import executor  # noqa: E402
 from kernels import activation, decode_step, moe, norm, rotary, sampler  # noqa: E402
 from kernels.triton_attention import TritonBackend  # noqa: E402
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pandas as pd
 
-from engine.plan import PrefillChunk, StepPlan
-from engine.sequence import Sequence
+from engine.core.plan import PrefillChunk, StepPlan
+from engine.core.sequence import Sequence
 from simulator.hardware import ModelShape
-from simulator.profile import Profile, ProfileMeta
+from simulator.profile.profile import Profile, ProfileMeta
 
 MODEL = ModelShape("test", 3, 64, 4, 2, 16, 128, 1000, False, 4096, "bf16", 2)
 OPERATORS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")

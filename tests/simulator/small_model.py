@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from engine.engine_config import EngineConfig
-from engine.model_config import ModelConfig
+from engine.models.model_config import ModelConfig
 from simulator.hardware import ModelShape
 
 SHAPE: dict[str, Any] = {

@@ -9,13 +9,13 @@ import pandas as pd
 import pytest
 import yaml
 
-from simulator.constants import profiled_constants as constants
+from simulator.costs.constants import profiled_constants as constants
+from simulator.costs.profiled import ProfiledCost
 from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
 from simulator.importers.llmservingsim import graph_sizes, read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.profile import Profile, ProfileError, save_profile
-from simulator.profiled import ProfiledCost
+from simulator.profile.profile import Profile, ProfileError, save_profile
 from tests.simulator.shapes import MODEL, OPERATORS, attention, by_tokens, plan, profile
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"

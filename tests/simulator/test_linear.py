@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.cost import CostModel
+from simulator.costs.cost import CostModel
+from simulator.costs.linear import LinearCost, constants
+from simulator.costs.roofline import RooflineCost
 from simulator.hardware import ModelShape
-from simulator.linear import LinearCost, constants
-from simulator.roofline import RooflineCost
 from tests.simulator.shapes import plan
 from tests.simulator.test_roofline import H100, MOE, QWEN
 

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
-from simulator.profile import Profile, ProfileError, load_profile, save_profile
+from simulator.profile.profile import Profile, ProfileError, load_profile, save_profile
 from tests.simulator.shapes import META, profile
 
 

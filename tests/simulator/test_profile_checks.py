@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from simulator.hardware import Device
-from simulator.profile import Profile, ProfileError
-from simulator.profile_checks import check_units, differences
+from simulator.profile.checks import check_units, differences
+from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.shapes import MODEL, profile
 
 # The 266 us that `qkv_proj` takes for 512 tokens are a third of its peak.

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from simulator.constants import profiled_constants as constants
+from simulator.costs.constants import profiled_constants as constants
+from simulator.costs.profiled import ProfiledCost
 from simulator.hardware import Device
-from simulator.profile import Profile, ProfileError
-from simulator.profile_checks import check_fits
-from simulator.profiled import ProfiledCost
+from simulator.profile.checks import check_fits
+from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.shapes import MODEL, OPERATORS, attention_us, by_tokens, plan, profile
 
 DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.plan import StepPlan
-from simulator.profile import Profile
-from simulator.profiled import ProfiledCost
+from engine.core.plan import StepPlan
+from simulator.costs.profiled import ProfiledCost
+from simulator.profile.profile import Profile
 from tests.simulator.shapes import MODEL, plan, profile
 from tests.simulator.test_profiled import cost, with_tables
 

@@ -9,12 +9,12 @@ import pytest
 
 pytest.importorskip("torch")
 
-from engine.block_manager import Eviction  # noqa: E402
-from engine.decode_set import num_breaks  # noqa: E402
+from engine.core.block_manager import Eviction  # noqa: E402
+from engine.core.decode_set import num_breaks  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
-from engine.executor import Rank  # noqa: E402
-from engine.model_runner import StepTokens  # noqa: E402
-from engine.step_inputs import StepInputs  # noqa: E402
+from engine.runner.executor import Rank  # noqa: E402
+from engine.runner.model_runner import StepTokens  # noqa: E402
+from engine.runner.step_inputs import StepInputs  # noqa: E402
 from simulator.profiler.operators import block_tables  # noqa: E402
 from simulator.profiler.steps import Steps  # noqa: E402
 from tests.simulator.small_model import ENGINE, FAMILIES  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulator.profile import Profile, ProfileMeta  # noqa: E402
+from simulator.profile.profile import Profile, ProfileMeta  # noqa: E402
 from simulator.profiler import stopwatch  # noqa: E402
 from simulator.profiler.bench import Bench  # noqa: E402
 from simulator.profiler.samples import (  # noqa: E402

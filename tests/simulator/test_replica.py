@@ -15,19 +15,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.block_manager import BlockManager
-from engine.plan import StepOutcome, StepPlan
-from engine.policy import POLICIES
-from engine.scheduler import Scheduler
-from engine.scheduler_options import SchedulerOptions, make_scheduler
-from engine.sequence import Sequence
-from harness.arrivals import ClosedLoop, OpenLoop, Sessions
-from harness.content import sequence_factory
-from harness.recorder import RecordedRun, Recorder
-from harness.trace import Trace, trace_table
+from engine.core.block_manager import BlockManager
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.policy import POLICIES
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Sequence
+from harness.runs.recorder import RecordedRun, Recorder
+from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
+from harness.workload.content import sequence_factory
+from harness.workload.trace import Trace, trace_table
+from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
 from simulator.replica import NEVER, Arrivals, Replica
-from simulator.roofline import RooflineCost
 from tests.simulator.test_scattered import SCATTERED, cost
 
 MODEL = ModelShape("m", 4, 256, 8, 4, 32, 768, 2048, False, 4096, "bf16", 2)

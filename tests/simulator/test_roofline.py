@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from engine.plan import PrefillChunk, StepPlan
-from engine.sequence import Sequence
+from engine.core.plan import PrefillChunk, StepPlan
+from engine.core.sequence import Sequence
+from simulator.costs.roofline import RooflineCost
 from simulator.hardware import GIB, Device, DeviceTooSmallError, ModelShape, activation_bytes, size_kv_pool
-from simulator.roofline import RooflineCost
 
 CONF = Path(__file__).parents[2] / "conf"
 H100 = Device("H100", 81559 << 20, 3.35e12, {"bf16": 989e12, "fp32": 67e12}, 0.8, 0.7, 450e9, 1e-5, 1e-3)

@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from engine.model_config import ModelConfig
 from engine.models import build_model
 from engine.models.blocks import CausalLM
-from engine.parallel import TensorParallel
-from engine.weights import load_random, load_safetensors
+from engine.models.model_config import ModelConfig
+from engine.models.parallel import TensorParallel
+from engine.models.weights import load_random, load_safetensors
 from kernels.attention import AttentionMetadata, select_backend
 
 BLOCK_SIZE = 4

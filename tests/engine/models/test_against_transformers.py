@@ -12,8 +12,8 @@ pytest.importorskip("transformers")
 
 from torch import Tensor  # noqa: E402
 
-from engine.model_config import Family, ModelConfig, hf_config  # noqa: E402
-from engine.parallel import TensorParallel  # noqa: E402
+from engine.models.model_config import Family, ModelConfig, hf_config  # noqa: E402
+from engine.models.parallel import TensorParallel  # noqa: E402
 from tests.engine.models.checkpoints import (  # noqa: E402
     VARIANTS,
     prompts,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from engine.model_config import Llama3RopeScaling, ModelConfig, ModelError, hf_config
+from engine.models.model_config import Llama3RopeScaling, ModelConfig, ModelError, hf_config
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
 # Of meta-llama/Llama-3.1-8B, in the form of transformers 4.

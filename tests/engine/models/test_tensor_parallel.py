@@ -11,8 +11,8 @@ pytest.importorskip("transformers")
 
 import torch.multiprocessing as multiprocessing  # noqa: E402
 
-from engine.model_config import ModelConfig  # noqa: E402
-from engine.parallel import TensorParallel  # noqa: E402
+from engine.models.model_config import ModelConfig  # noqa: E402
+from engine.models.parallel import TensorParallel  # noqa: E402
 from tests.engine.models.checkpoints import VARIANTS, prompts, relative_error, save  # noqa: E402
 from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
 from tests.engine.models.tp_worker import DTYPES, RANDOM_SEED, run_rank  # noqa: E402

@@ -1,0 +1,72 @@
+"""What a step costs, in sums: all that cost models look at, and no sequence among it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class ChunkWork(NamedTuple):
+    """`num_tokens` tokens of a prompt from position `start` on; the prompt's last chunk also yields a token."""
+
+    start: int
+    num_tokens: int
+    is_last: bool
+
+
+class StepWork(NamedTuple):
+    """The work of one step, and of the decode steps that may follow it with the same sequences.
+
+    Attributes:
+        chunks: prompt chunks.
+        num_decodes: sequences that decode.
+        num_context_tokens: S1, the sum of their context lengths.
+        num_squared_context_tokens: S2, the sum of the squares of these lengths; with S1 it tells how uneven they are.
+        num_copied_blocks: KV blocks copied within the device before the step.
+        tokens_per_decode: tokens that each decode computes: 1, and one more per speculative draft.
+        later_contexts, later_squared_contexts: S1 and S2 of this step and those that follow, int64[n], where a decode
+            does not always bring one token; None where it does.
+    """
+
+    chunks: Sequence[ChunkWork]
+    num_decodes: int
+    num_context_tokens: int
+    num_squared_context_tokens: int
+    num_copied_blocks: int = 0
+    tokens_per_decode: int = 1
+    later_contexts: NDArray[np.int64] | None = None
+    later_squared_contexts: NDArray[np.int64] | None = None
+
+    def contexts(self, num_steps: int) -> NDArray[np.int64]:
+        """S1 of each of `num_steps` decode steps, this one first; int64[num_steps]."""
+        if self.later_contexts is not None:
+            return self.later_contexts[:num_steps]
+        return self.num_context_tokens + self.num_decodes * np.arange(num_steps, dtype=np.int64)
+
+    def squared_contexts(self, num_steps: int) -> NDArray[np.int64]:
+        """S2 of each of `num_steps` decode steps, this one first; int64[num_steps].
+
+        Each context grows by one token per step, so k steps add k * (2 * S1 + k * num_decodes).
+        """
+        if self.later_squared_contexts is not None:
+            return self.later_squared_contexts[:num_steps]
+        steps = np.arange(num_steps, dtype=np.int64)
+        return self.num_squared_context_tokens + steps * (2 * self.num_context_tokens + steps * self.num_decodes)
+
+    def after(self, num_steps: int) -> StepWork:
+        """The work of the decode step that comes `num_steps` steps later."""
+        if self.later_contexts is not None and self.later_squared_contexts is not None:
+            later, squared = self.later_contexts[num_steps:], self.later_squared_contexts[num_steps:]
+            return StepWork(
+                (), self.num_decodes, int(later[0]), int(squared[0]),
+                tokens_per_decode=self.tokens_per_decode, later_contexts=later, later_squared_contexts=squared,
+            )  # fmt: skip
+        contexts = self.num_context_tokens + num_steps * self.num_decodes
+        squared_growth = num_steps * (2 * self.num_context_tokens + num_steps * self.num_decodes)
+        return StepWork(
+            (), self.num_decodes, contexts, self.num_squared_context_tokens + squared_growth,
+            tokens_per_decode=self.tokens_per_decode,
+        )  # fmt: skip

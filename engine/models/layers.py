@@ -1,0 +1,243 @@
+"""Layers of a tensor-parallel model: each holds its rank's slice of the weights and says where it lies in a checkpoint.
+
+A column-parallel layer splits the output features and a row-parallel one the input features, so that a pair of them
+needs one all-reduce. Projections that share their input are one matrix here and several tensors in a checkpoint:
+
+    checkpoint      q_proj [heads * D, H]    k_proj [kv_heads * D, H]    v_proj [kv_heads * D, H]
+    this rank       [ its q rows ; its k rows ; its v rows ]   one matrix product
+
+Weights are created on the default device in the default dtype, uninitialised; `engine.weights` fills them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor, nn
+
+from engine.models.parallel import TensorParallel
+
+
+@dataclass(frozen=True)
+class CheckpointTensor:
+    """A tensor of a checkpoint, and what this rank takes of it.
+
+    Attributes:
+        name: as in Hugging Face's checkpoints.
+        shape: of the full tensor.
+        index: the slice of every dimension that this rank takes.
+        target: the piece of a parameter that it goes to.
+        is_norm: a norm's weight, which is all ones in a random model.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    index: tuple[slice, ...]
+    target: Tensor
+    is_norm: bool = False
+
+
+PACKED_ROWS = (*range(1, 33), *range(40, 129, 8), *range(160, 513, 32), *range(576, 1025, 64))
+
+
+class Layer(nn.Module):
+    """A module with weights of its own."""
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        """The checkpoint tensors that fill this layer's parameters."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows `[start, start + size)` of a checkpoint matrix of `total` rows, `name` without `.weight` or `.bias`."""
+
+    name: str
+    total: int
+    start: int
+    size: int
+
+    @classmethod
+    def shard(cls, name: str, total: int, tp: TensorParallel) -> Rows:
+        """This rank's equal share; `total` is a multiple of the number of ranks."""
+        size = total // tp.size
+        return cls(name, total, tp.rank * size, size)
+
+    def checkpoint_tensor(self, target: Tensor, kind: Literal["weight", "bias"] = "weight") -> CheckpointTensor:
+        """These rows, to be read into `target`: `[size, columns]`, or `[size]` of a bias."""
+        rest = target.shape[1:]
+        index = (slice(self.start, self.start + self.size), *(slice(None) for _ in rest))
+        return CheckpointTensor(f"{self.name}.{kind}", (self.total, *rest), index, target)
+
+
+def kv_head_rows(name: str, num_kv_heads: int, head_dim: int, tp: TensorParallel) -> Rows:
+    """This rank's KV heads of a projection: an equal share, or one head that several ranks hold."""
+    if tp.size <= num_kv_heads:
+        return Rows.shard(name, num_kv_heads * head_dim, tp)
+    head = tp.rank * num_kv_heads // tp.size
+    return Rows(name, num_kv_heads * head_dim, head * head_dim, head_dim)
+
+
+def parameter(*shape: int) -> nn.Parameter:
+    """Uninitialised weights."""
+    return nn.Parameter(torch.empty(*shape), requires_grad=False)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, `[T, I] -> [T, O]`; the weight is `[O, I]` or comes from `packed`."""
+    if weight.is_mkldnn:
+        pieces = [_packed_linear(piece, weight, bias) for piece in x.split(PACKED_ROWS[-1])]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+    return F.linear(x, weight, bias)
+
+
+def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` of at most `PACKED_ROWS[-1]` tokens, padded to one of `PACKED_ROWS`.
+
+    oneDNN compiles a kernel for every number of tokens that it meets, in 3 to 10 ms for the five matrices of a small
+    model (measured on an AVX-512 CPU): more than the step itself takes. So it meets few.
+    """
+    num_tokens = x.shape[0]
+    padding = PACKED_ROWS[bisect.bisect_left(PACKED_ROWS, num_tokens)] - num_tokens
+    if padding:
+        x = F.pad(x, (0, 0, 0, padding))
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], "")
+    return y[:num_tokens] if padding else y
+
+
+def packed(weight: Tensor) -> nn.Parameter:
+    """A weight in the layout that oneDNN computes in, which saves the copy that it makes of a plain one in every call.
+
+    The layout is chosen for 16 tokens and serves any number. The result can be used in `linear` only.
+    """
+    return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16), requires_grad=False)
+
+
+class ColumnParallelLinear(Layer):
+    """`[T, in_features] -> [T, sum of the parts' rows]`: the parts of the checkpoint, one below the other."""
+
+    def __init__(self, in_features: int, parts: Sequence[Rows], bias: bool = False) -> None:
+        super().__init__()
+        self.parts = parts
+        self.weight = parameter(sum(part.size for part in parts), in_features)
+        self.bias = parameter(self.weight.shape[0]) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        sizes = [part.size for part in self.parts]
+        for part, target in zip(self.parts, self.weight.split(sizes), strict=True):
+            yield part.checkpoint_tensor(target)
+        if self.bias is not None:
+            for part, target in zip(self.parts, self.bias.split(sizes), strict=True):
+                yield part.checkpoint_tensor(target, "bias")
+
+
+class RowParallelLinear(Layer):
+    """`[T, in_features / ranks] -> [T, out_features]`, summed over the ranks."""
+
+    def __init__(self, name: str, in_features: int, out_features: int, tp: TensorParallel, bias: bool = False) -> None:
+        super().__init__()
+        self.tp = tp
+        self.name = name
+        self.columns = in_features // tp.size
+        self.weight = parameter(out_features, self.columns)
+        self.bias = parameter(out_features) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.tp.all_reduce(linear(x, self.weight))
+        return y if self.bias is None else y + self.bias
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        rows, start = self.weight.shape[0], self.tp.rank * self.columns
+        index = (slice(None), slice(start, start + self.columns))
+        yield CheckpointTensor(f"{self.name}.weight", (rows, self.columns * self.tp.size), index, self.weight)
+        if self.bias is not None:
+            yield CheckpointTensor(f"{self.name}.bias", (rows,), index[:1], self.bias)
+
+
+def vocabulary_rows(name: str, vocab_size: int, tp: TensorParallel) -> Rows:
+    """This rank's range of the vocabulary: equal ranges but for the last ones, which may be short or empty."""
+    size = -(-vocab_size // tp.size)
+    start = min(tp.rank * size, vocab_size)
+    return Rows(name, vocab_size, start, min(size, vocab_size - start))
+
+
+def vocabulary_weight(rows: Rows, hidden_size: int, tp: TensorParallel) -> nn.Parameter:
+    """Weights of a range of the vocabulary, with rows of zeros at the end up to the size that every rank has."""
+    weight = parameter(-(-rows.total // tp.size), hidden_size)
+    weight[rows.size :].zero_()
+    return weight
+
+
+class VocabParallelEmbedding(Layer):
+    """Token ids to vectors; each rank holds a range of the vocabulary."""
+
+    def __init__(self, name: str, vocab_size: int, hidden_size: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.tp = tp
+        self.rows = vocabulary_rows(name, vocab_size, tp)
+        self.weight = vocabulary_weight(self.rows, hidden_size, tp)
+
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """`int64[T] -> [T, hidden_size]`, the same on every rank."""
+        if self.tp.size == 1:
+            return F.embedding(input_ids, self.weight)
+        local = input_ids - self.rows.start
+        elsewhere = (local < 0) | (local >= self.rows.size)
+        x = F.embedding(local.masked_fill(elsewhere, 0), self.weight)
+        return self.tp.all_reduce(x.masked_fill_(elsewhere.unsqueeze(-1), 0))
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        yield self.rows.checkpoint_tensor(self.weight[: self.rows.size])
+
+
+class VocabParallelHead(Layer):
+    """Hidden states to logits; each rank computes those of its range of the vocabulary.
+
+    Args:
+        tied: the embedding whose weights these are; None for weights of its own.
+    """
+
+    def __init__(
+        self, name: str, vocab_size: int, hidden_size: int, tp: TensorParallel, tied: VocabParallelEmbedding | None
+    ) -> None:
+        super().__init__()
+        self.tp = tp
+        self.rows = vocabulary_rows(name, vocab_size, tp)
+        self.is_tied = tied is not None
+        self.weight = vocabulary_weight(self.rows, hidden_size, tp) if tied is None else tied.weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """`[S, hidden_size] -> [S, vocab_size]`, contiguous, the same on every rank."""
+        return self.tp.all_gather(linear(hidden, self.weight))[:, : self.rows.total].contiguous()
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        if not self.is_tied:
+            yield self.rows.checkpoint_tensor(self.weight[: self.rows.size])
+
+
+class Experts(Layer):
+    """Weights of a mixture of gated MLPs: `w13 [E, 2I, H]` (gate above up) and `w2 [E, H, I]`, I split over ranks."""
+
+    def __init__(self, name: str, num_experts: int, hidden_size: int, size: int, tp: TensorParallel) -> None:
+        super().__init__()
+        self.name = name
+        self.tp = tp
+        self.size = size // tp.size
+        self.w13 = parameter(num_experts, 2 * self.size, hidden_size)
+        self.w2 = parameter(num_experts, hidden_size, self.size)
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        total, start = self.size * self.tp.size, self.tp.rank * self.size
+        for expert, (w13, w2) in enumerate(zip(self.w13, self.w2, strict=True)):
+            for part, target in zip(("gate_proj", "up_proj"), w13.chunk(2), strict=True):
+                yield Rows(f"{self.name}.{expert}.{part}", total, start, self.size).checkpoint_tensor(target)
+            index = (slice(None), slice(start, start + self.size))
+            yield CheckpointTensor(f"{self.name}.{expert}.down_proj.weight", (w2.shape[0], total), index, w2)

@@ -1,0 +1,166 @@
+"""Fills a model: from the safetensors files of a model folder, or with seeded random numbers."""
+
+from __future__ import annotations
+
+import json
+import platform
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from engine.models.blocks import CausalLM
+from engine.models.layers import (
+    PACKED_ROWS,
+    CheckpointTensor,
+    ColumnParallelLinear,
+    Layer,
+    RowParallelLinear,
+    VocabParallelHead,
+    linear,
+    packed,
+)
+from engine.models.model_config import ModelError
+
+_INDEX = "model.safetensors.index.json"
+_SINGLE_FILE = "model.safetensors"
+_FLOATS = ("F32", "BF16", "F16")
+_COMPILED_ELEMENTS = 1 << 20  # of a matrix that is compiled for every number of tokens at once
+
+
+def load_random(model: CausalLM, seed: int = 0) -> None:
+    """Fill a model with normal weights of standard deviation `initializer_range`; norms are ones.
+
+    The numbers depend on the seed, the tensor's name and the kind of device only: every tensor-parallel rank draws the
+    full tensor, in float32, and keeps its slice.
+    """
+    for wanted in checkpoint_tensors(model):
+        if wanted.is_norm:
+            wanted.target.fill_(1.0)
+            continue
+        device = wanted.target.device
+        # The CPU generator heeds only 32 bits of its seed.
+        generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{wanted.name}".encode()))
+        full = torch.empty(wanted.shape, dtype=torch.float32, device=device)
+        full.normal_(0.0, model.config.initializer_range, generator=generator)
+        wanted.target.copy_(full[wanted.index])
+
+
+def load_safetensors(model: CausalLM, folder: str | Path) -> None:
+    """Fill a model from `model.safetensors`, or from the files that `model.safetensors.index.json` lists.
+
+    A rank reads its slice of each tensor only; numbers are cast to the model's dtype. All names and shapes are checked
+    before the first tensor is read.
+
+    Raises:
+        ModelError: no weights, an unreadable file, or tensors that are missing, left over, of the wrong shape or not
+            of a floating-point type of 16 or 32 bits.
+    """
+    folder = Path(folder)
+    wanted = {tensor.name: tensor for tensor in checkpoint_tensors(model)}
+    with ExitStack() as stack:
+        found: dict[str, Any] = {}
+        for path in _weight_files(folder):
+            file = stack.enter_context(_open(path))
+            found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+        _check(folder, wanted, found, tied=model.config.tie_word_embeddings)
+        for name, tensor in wanted.items():
+            if tensor.target.numel():
+                tensor.target.copy_(found[name][tensor.index])
+
+
+def pack_for_cpu(model: CausalLM) -> None:
+    """Put a filled model's matrices into oneDNN's layout, where this machine has one for them; else do nothing.
+
+    That saves a copy of the matrix in every call. The model computes the same but cannot be filled again, and tied
+    embeddings take memory twice. Measured decoding with 8 layers of hidden size 512 and a vocabulary of 32,000 on one
+    core of an AVX-512 CPU: in bfloat16 1.5, 1.4 and 1.2 times the speed at batch 1, 8 and 32, in float32 1.1, 1.6
+    and 1.4 times.
+    """
+    if not _has_packed_layout(model.embedding.weight):
+        return
+    for module in model.modules():
+        if isinstance(module, ColumnParallelLinear | RowParallelLinear | VocabParallelHead):
+            module.weight = packed(module.weight)
+    _compile_packed(model)
+
+
+def _compile_packed(model: CausalLM) -> None:
+    """Meet every number of tokens once, for matrices so small that compiling takes longer than computing."""
+    weights = {tuple(weight.shape): weight for weight in model.parameters() if weight.is_mkldnn}
+    for (_, width), weight in weights.items():
+        if weight.numel() <= _COMPILED_ELEMENTS:
+            for num_tokens in PACKED_ROWS:
+                linear(torch.zeros(num_tokens, width, dtype=weight.dtype), weight)
+
+
+def _has_packed_layout(weight: Tensor) -> bool:
+    is_x86_cpu = weight.device.type == "cpu" and platform.machine() in ("x86_64", "AMD64")
+    if not is_x86_cpu or not torch.backends.mkldnn.is_available():
+        return False
+    if weight.dtype == torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    return weight.dtype == torch.float32
+
+
+def checkpoint_tensors(model: CausalLM) -> Iterator[CheckpointTensor]:
+    """All checkpoint tensors of a model, each once: of tied embeddings only `model.embed_tokens.weight`."""
+    for module in model.modules():
+        if isinstance(module, Layer):
+            yield from module.checkpoint_tensors()
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise ModelError(f"{folder}: no such model folder")
+    index = folder / _INDEX
+    if not index.is_file():
+        if not (folder / _SINGLE_FILE).is_file():
+            raise ModelError(f"{folder}: no weights, neither {_SINGLE_FILE} nor {_INDEX}")
+        return [folder / _SINGLE_FILE]
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        raise ModelError(f"{index}: not an index of safetensors files") from None
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise ModelError(f"{folder}: missing weight files: {_some(missing)}")
+    return [folder / name for name in names]
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"{path}: not a safetensors file: {error}") from None
+
+
+def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, Any], *, tied: bool) -> None:
+    """Raise ModelError unless the tensors found are those wanted, give or take some that it can do without."""
+    spare = {"lm_head.weight"} if tied else set()
+    extra = [name for name in found.keys() - wanted.keys() - spare if not name.endswith(".rotary_emb.inv_freq")]
+    faults = []
+    if missing := wanted.keys() - found.keys():
+        faults.append(f"missing tensors: {_some(missing)}")
+    if extra:
+        faults.append(f"unexpected tensors: {_some(extra)}")
+    for name in wanted.keys() & found.keys():
+        shape, dtype = tuple(found[name].get_shape()), found[name].get_dtype()
+        if shape != wanted[name].shape:
+            faults.append(f"{name} has shape {list(shape)}, not {list(wanted[name].shape)}")
+        elif dtype not in _FLOATS:
+            faults.append(f"{name} has dtype {dtype}, not one of {', '.join(_FLOATS)}")
+    if faults:
+        raise ModelError(f"{folder}: {_some(faults, separator='; ')}")
+
+
+def _some(names: Collection[str], separator: str = ", ") -> str:
+    """The first few in alphabetical order, and how many more there are."""
+    shown = sorted(names)[:4]
+    more = len(names) - len(shown)
+    return separator.join(shown) + (f" and {more} more" if more else "")

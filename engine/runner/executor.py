@@ -1,0 +1,143 @@
+"""Execution of plans: what one rank holds, and the executor for a single rank in this process."""
+
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import torch
+
+from engine.engine_config import EngineConfig
+from engine.models import build_model
+from engine.models.blocks import CausalLM
+from engine.models.model_config import ModelConfig, ModelError
+from engine.models.parallel import TensorParallel
+from engine.models.weights import load_random, load_safetensors, pack_for_cpu
+from engine.runner import kv_cache
+from engine.runner.cuda_graphs import make_capture, uses_graphs
+from engine.runner.kv_quantization import measure_scales
+from engine.runner.model_runner import ModelRunner, StepTokens
+from engine.runner.step_inputs import StepInputs
+from kernels.attention import select_backend
+from kernels.runtime import HAS_TRITON
+
+
+class Rank:
+    """One rank's share of a model, and after `allocate` its KV cache and runner.
+
+    Args:
+        config: the engine's settings.
+        model_config: the model's shape.
+        folder: where its weights are; not needed with `load_format="random"`.
+        tp: which rank it is.
+
+    Raises:
+        ModelError: the weights are missing or do not fit the shape, or the device is not there.
+        BackendUnavailableError: the attention backend asked for cannot run here.
+    """
+
+    def __init__(
+        self, config: EngineConfig, model_config: ModelConfig, folder: Path | None, tp: TensorParallel | None = None
+    ) -> None:
+        tp = tp or TensorParallel()
+        if config.device == "cuda" and tp.rank >= torch.cuda.device_count():
+            count = torch.cuda.device_count()
+            raise ModelError(f"device='cuda': rank {tp.rank} of {tp.size} has no device, torch finds {count}")
+        self._config = config
+        self._device = torch.device("cuda", tp.rank) if config.device == "cuda" else torch.device("cpu")
+        dtype = getattr(torch, config.dtype or model_config.dtype)
+        self._cache_dtype = kv_cache.cache_dtype(config, model_config)
+        self._max_model_len = longest_sequence(config, model_config)
+        backend = select_backend(
+            config.attention_backend, self._device, dtype, model_config.head_dim, config.block_size, self._cache_dtype
+        )
+        self.backend_name = backend.name
+        capturable = backend.is_capturable and HAS_TRITON  # torch's own sampler and experts wait for the device
+        self._uses_graphs = uses_graphs(config.cuda_graphs, self._device, capturable, backend.name)
+        self._model = build_model(model_config, tp, backend, dtype, self._device)
+        if config.load_format == "random":
+            load_random(self._model, config.seed)
+        elif folder is None:
+            raise ModelError("load_format='auto' needs a model folder; load_format='random' makes weights")
+        else:
+            load_safetensors(self._model, folder)
+        pack_for_cpu(self._model)
+        if config.kv_cache_dtype == "fp8":
+            measure_scales(self._model, self._max_model_len, config.block_size, config.seed)
+
+    @property
+    def model(self) -> CausalLM:
+        return self._model
+
+    @property
+    def uses_graphs(self) -> bool:
+        """Whether decode steps run in buckets, captured or not."""
+        return self._uses_graphs
+
+    def fitting_blocks(self) -> int:
+        """KV blocks that fit on this rank, or the configured number; raises OutOfMemoryError where none does."""
+        if self._config.num_blocks is not None:
+            return self._config.num_blocks
+        graph_bytes = self._graph_bytes() if self._device.type == "cuda" and self._uses_graphs else 0
+        return kv_cache.fitting_blocks(
+            self._model, self._config, self._max_model_len, self._cache_dtype, self._device, graph_bytes
+        )
+
+    def allocate(self, num_blocks: int) -> ModelRunner:
+        """Allocate the KV cache and return the runner on it, its decode steps captured."""
+        runner = self._runner(num_blocks)
+        runner.capture_graphs()
+        return runner
+
+    def _runner(self, num_blocks: int) -> ModelRunner:
+        config = self._config
+        size = config.tensor_parallel_size
+        cache = kv_cache.allocate(
+            self._model.config, num_blocks, config.block_size, size, self._cache_dtype, self._device
+        )
+        capture = make_capture(self._device) if self._uses_graphs else None
+        return ModelRunner(
+            self._model, cache, config.max_num_seqs, self._max_model_len, config.max_lookahead_steps, capture
+        )
+
+    def _graph_bytes(self) -> int:
+        """What the graphs will take beside the KV cache: they hold its address, so they are captured after it."""
+
+        def free_bytes() -> int:
+            torch.cuda.empty_cache()
+            return int(torch.cuda.mem_get_info(self._device)[0])
+
+        needed = self._runner(1).graph_bytes(free_bytes)
+        gc.collect()  # the runner and its graphs refer to each other
+        return needed
+
+
+class LocalExecutor:
+    """A single rank in this process; arguments and errors as those of `Rank`, and OutOfMemoryError."""
+
+    def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path | None = None) -> None:
+        rank = Rank(config, model_config, folder)
+        self.backend_name = rank.backend_name
+        self.num_blocks = rank.fitting_blocks()
+        self._runner: ModelRunner | None = rank.allocate(self.num_blocks)
+
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        """Run a plan and return its tokens."""
+        assert self._runner is not None, "the executor is closed"
+        return self._runner.execute(inputs)
+
+    def close(self) -> None:
+        """Free the model and its cache."""
+        self._runner = None
+        gc.unfreeze()
+        gc.collect()  # the runner and its graphs refer to each other
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+
+def longest_sequence(config: EngineConfig, model_config: ModelConfig) -> int:
+    """Most tokens of a sequence; raises ModelError where more are asked for than the model has positions."""
+    longest = model_config.max_position_embeddings
+    if config.max_model_len is not None and config.max_model_len > longest:
+        raise ModelError(f"max_model_len={config.max_model_len} exceeds the model's {longest} positions")
+    return config.max_model_len or longest

@@ -1,0 +1,138 @@
+"""The paged KV cache: one tensor for all layers, as large as what memory is left after the model has worked."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import mmap
+import os
+
+import torch
+from torch import Tensor
+
+from engine.engine_config import EngineConfig
+from engine.models.blocks import CausalLM
+from engine.models.model_config import ModelConfig
+from kernels.attention import AttentionMetadata
+from kernels.kv_store import FP8_DTYPE
+from kernels.sampler import sample
+
+GIB = 1 << 30
+
+
+class OutOfMemoryError(RuntimeError):
+    """No KV block fits beside the model; the message is one line with the sizes."""
+
+
+def cache_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
+    """What keys and values are kept in."""
+    dtype: torch.dtype = getattr(torch, config.dtype or model.dtype)
+    return dtype if config.kv_cache_dtype == "auto" else FP8_DTYPE
+
+
+def block_bytes(model: ModelConfig, block_size: int, tensor_parallel_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one KV block on one rank: 2·layers·block_size·kv_heads/TP·head_dim·bytes."""
+    kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
+    return 2 * model.num_layers * block_size * kv_heads * model.head_dim * dtype.itemsize
+
+
+def allocate(
+    model: ModelConfig,
+    num_blocks: int,
+    block_size: int,
+    tensor_parallel_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """A zeroed cache, [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+    kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
+    shape = (model.num_layers, 2, num_blocks, block_size, kv_heads, model.head_dim)
+    if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
+        return _on_huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
+    return torch.zeros(shape, dtype=dtype, device=device)
+
+
+def _on_huge_pages(num_bytes: int) -> Tensor:
+    """uint8[num_bytes], zeroed, on huge pages if the system lends them: blocks of a context, scattered over a large
+    cache, are then found with fewer misses of the processor's address cache."""
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()  # writing takes the pages now, and not in a step
+
+
+def fitting_blocks(
+    model: CausalLM,
+    config: EngineConfig,
+    max_model_len: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    graph_bytes: int = 0,
+) -> int:
+    """How many KV blocks fit on this rank.
+
+    On CUDA: gpu_memory_utilization * total - what is in use - what the largest step adds at its peak, logits and
+    sampling of `max_num_seqs` rows included - `graph_bytes`, which the graphs to be captured will take. The step is
+    run to find its peak. On the CPU, where memory is shared with everything else, no more than all sequences at their
+    longest can use.
+
+    Raises:
+        OutOfMemoryError: not one fits.
+    """
+    each = block_bytes(model.config, config.block_size, config.tensor_parallel_size, dtype)
+    if device.type == "cuda":
+        free = _free_cuda_bytes(model, config, max_model_len, device) - graph_bytes
+        num_blocks = free // each
+    else:
+        free = int(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") * config.gpu_memory_utilization)
+        num_blocks = min(free // each, config.max_num_seqs * -(-max_model_len // config.block_size))
+    if num_blocks < 1:
+        raise OutOfMemoryError(
+            f"no KV block of {each / GIB:.3f} GiB fits in the {free / GIB:.2f} GiB that model, activations and CUDA "
+            f"graphs leave of gpu_memory_utilization={config.gpu_memory_utilization}"
+        )
+    return num_blocks
+
+
+def _free_cuda_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> int:
+    """What `gpu_memory_utilization` leaves after the peak of the largest step."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    _largest_pass(model, config, max_model_len, device)
+    torch.cuda.empty_cache()  # what the step's activations took is counted once, by their peak
+    free, total = torch.cuda.mem_get_info(device)
+    stats = torch.cuda.memory_stats(device)
+    peak, current = stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"]
+    return int(total * config.gpu_memory_utilization - (total - free) - (peak - current))
+
+
+@torch.inference_mode()
+def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> None:
+    """Prompts that fill `max_num_batched_tokens`, on a cache of one block; tokens drawn for `max_num_seqs` rows."""
+    total = config.max_num_batched_tokens
+    length = min(total, max_model_len)
+    lengths = [length] * (total // length) + ([total % length] if total % length else [])
+    dtype = cache_dtype(config, model.config)
+    cache = allocate(model.config, 1, config.block_size, config.tensor_parallel_size, dtype, device)
+    empty = torch.zeros(0, dtype=torch.int32, device=device)
+    metadata = AttentionMetadata(
+        slot_mapping=torch.full((total,), -1, device=device),
+        num_prefill_tokens=total,
+        cu_seqlens_q=torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32),
+        prefill_context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
+        prefill_block_tables=torch.zeros(
+            len(lengths), -(-length // config.block_size), dtype=torch.int32, device=device
+        ),
+        max_seqlen_q=length,
+        max_prefill_context=length,
+        decode_context_lens=empty,
+        decode_block_tables=empty.reshape(0, 0),
+        max_decode_context=0,
+    )
+    ids = torch.zeros(total, dtype=torch.int64, device=device)
+    positions = torch.cat([torch.arange(n, device=device) for n in lengths])
+    hidden = model(ids, positions, cache, metadata)
+    rows = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
+    ones = torch.ones(config.max_num_seqs, device=device)
+    sample(model.compute_logits(hidden[rows]), ones, rows.to(torch.int32), ones, rows, rows)
+    torch.cuda.synchronize(device)

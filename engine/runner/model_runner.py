@@ -1,0 +1,220 @@
+"""One rank's execution of steps: model, KV cache, decode rows and sampling, tensors only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from engine.runner.cuda_graphs import Capture, DecodeGraphs
+from engine.runner.decode_state import DecodeState
+from engine.runner.staging import Staging, TokenBuffer
+from engine.runner.step_inputs import PrefillInputs, StepInputs
+from engine.runner.step_timer import StepTimer
+from kernels.attention import AttentionMetadata
+from kernels.decode_step import begin_decode, end_decode
+from kernels.sampler import sample
+
+
+@dataclass(frozen=True)
+class StepTokens:
+    """What a plan sampled, and where its time went (ns).
+
+    decode int64[num_steps, num_decodes], columns in row order; prefill int64[s], one per finished prompt. Under CUDA
+    graphs sampling is part of the graph: its time is in `execute_ns`, and `sample_ns` is 0.
+    """
+
+    decode: NDArray[np.int64]
+    prefill: NDArray[np.int64]
+    execute_ns: int
+    sample_ns: int
+
+
+class ModelRunner:
+    """Executes step inputs with `model` on `kv_cache`, [layers, 2, blocks, block_size, kv_heads, head_dim].
+
+    Args:
+        max_num_seqs, max_model_len: most decode rows, and most tokens of each.
+        max_steps: most decode steps of a plan.
+        capture: how decode steps are captured; None runs every step eagerly.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        kv_cache: Tensor,
+        max_num_seqs: int,
+        max_model_len: int,
+        max_steps: int,
+        capture: Capture | None,
+    ) -> None:
+        self._model = model
+        self._kv_cache = kv_cache
+        self._device = kv_cache.device
+        self._block_size = kv_cache.shape[3]
+        self._state = DecodeState(max_num_seqs, -(-max_model_len // self._block_size), self._device)
+        self._max_model_len = max_model_len
+        self._staging = Staging(self._device)
+        self._tokens = TokenBuffer(max_steps, max_num_seqs, self._device)
+        self._timer = StepTimer(self._device)
+        self._no_prefill = _empty_prefill(self._device)
+        self._graphs = None if capture is None else DecodeGraphs(self._decode_in_graph, max_num_seqs, capture)
+
+    @property
+    def kv_cache(self) -> Tensor:
+        """[layers, 2, blocks, block_size, kv_heads, head_dim]"""
+        return self._kv_cache
+
+    @torch.no_grad()
+    def capture_graphs(self) -> None:
+        """Capture the decode steps of all batch sizes, if they are to be captured; no sequence may be running."""
+        if self._graphs is not None:
+            self._blankly(self._graphs.capture_all)
+
+    @torch.no_grad()
+    def graph_bytes(self, free_bytes: Callable[[], int]) -> int:
+        """Device memory that the graphs will take, by capturing two; `free_bytes` says how much is free."""
+        graphs, total = self._graphs, 0
+
+        def measure() -> None:
+            nonlocal total
+            total = graphs.capture_bytes(free_bytes) if graphs is not None else 0
+
+        self._blankly(measure)
+        return total
+
+    @torch.no_grad()
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        """Run the plan: copies, changed rows, then its step or steps. Waits for the tokens and for nothing else."""
+        inputs = self._staging.send(inputs)
+        if inputs.copies.shape[1]:
+            sources, targets = inputs.copies
+            blocks = self._kv_cache.view(torch.uint8)  # whatever they hold: few operators know float8
+            blocks[:, :, targets] = blocks[:, :, sources]
+        self._state.apply(inputs.rows)
+        self._tokens.rewind()
+        started = time.perf_counter_ns()
+        num_prompts = self._launch(inputs)
+        tokens = self._tokens.fetch(inputs.num_steps)
+        sample_ns = self._timer.sample_ns()
+        execute_ns = time.perf_counter_ns() - started - sample_ns
+        return StepTokens(tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts], execute_ns, sample_ns)
+
+    def _launch(self, inputs: StepInputs) -> int:
+        """Launch the plan's steps; returns how many prompts they complete."""
+        n, top_k, top_p = inputs.num_decodes, inputs.uses_top_k, inputs.uses_top_p
+        if inputs.prefill is not None:
+            return self._mixed_step(inputs, inputs.prefill)
+        if self._graphs is not None:
+            filtered = top_k or top_p
+            if not self._graphs.has(n, filtered):
+                self._blankly(lambda: self._graphs.capture(n, filtered))  # type: ignore[union-attr]
+            self._graphs.replay(n, inputs.num_steps, filtered)
+            return 0
+        for step in range(inputs.num_steps):
+            hidden = self._decode_model(n, inputs.max_decode_context + step)
+            with self._timer.sampling():
+                self._decode_sample(n, hidden, top_k, top_p)
+        return 0
+
+    def _blankly(self, capture: Callable[[], None]) -> None:
+        """Capture with padding in all rows, since capturing also runs the steps."""
+        with self._state.blanked():
+            capture()
+        self._tokens.rewind()
+
+    def _decode_in_graph(self, num_rows: int, filtered: bool) -> None:
+        """One decode step of the first rows, as a graph holds it: nothing in it depends on the host."""
+        self._decode_sample(num_rows, self._decode_model(num_rows, self._max_model_len), filtered, filtered)
+
+    def _mixed_step(self, inputs: StepInputs, prefill: PrefillInputs) -> int:
+        """One step of prompt chunks and decodes, if any; returns how many prompts it completes."""
+        n, state = inputs.num_decodes, self._state
+        positions, decodes = self._decode_metadata(n, inputs.max_decode_context)
+        metadata = replace(
+            decodes,
+            slot_mapping=torch.cat([prefill.slot_mapping, decodes.slot_mapping]),
+            num_prefill_tokens=prefill.input_ids.shape[0],
+            cu_seqlens_q=prefill.cu_seqlens,
+            prefill_context_lens=prefill.context_lens,
+            prefill_block_tables=prefill.block_tables,
+            max_seqlen_q=prefill.max_seqlen,
+            max_prefill_context=prefill.max_context,
+        )
+        ids = torch.cat([prefill.input_ids, state.tokens[:n]])
+        hidden = self._model(ids, torch.cat([prefill.positions, positions]), self._kv_cache, metadata)
+        with self._timer.sampling():
+            self._mixed_sample(inputs, prefill, hidden)
+        return int(prefill.sampled_tokens.shape[0])
+
+    def _mixed_sample(self, inputs: StepInputs, prefill: PrefillInputs, hidden: Tensor) -> None:
+        """Sample for the prompts that are complete and for the decodes."""
+        n, state, prompts = inputs.num_decodes, self._state, prefill.sampling
+        num_prompts, num_tokens = prefill.sampled_tokens.shape[0], prefill.input_ids.shape[0]
+        if num_prompts + n == 0:
+            return
+        decodes = torch.arange(num_tokens, num_tokens + n, device=self._device)
+        sampled = sample(
+            self._model.compute_logits(hidden[torch.cat([prefill.sampled_tokens, decodes])]),
+            torch.cat([prompts.temperature, state.temperature[:n]]),
+            torch.cat([prompts.top_k, state.top_k[:n]]) if inputs.uses_top_k else None,
+            torch.cat([prompts.top_p, state.top_p[:n]]) if inputs.uses_top_p else None,
+            torch.cat([prompts.seeds, state.seeds[:n]]),
+            torch.cat([prefill.sampled_positions, state.lengths[:n]]),
+        )
+        self._tokens.prompts[:num_prompts] = sampled[:num_prompts]
+        self._take_in(n, sampled[num_prompts:])
+
+    def _decode_model(self, num_rows: int, max_context: int) -> Tensor:
+        """Hidden states of the last tokens of the first rows, whose contexts are `max_context` long at most."""
+        positions, metadata = self._decode_metadata(num_rows, max_context)
+        hidden: Tensor = self._model(self._state.tokens[:num_rows], positions, self._kv_cache, metadata)
+        return hidden
+
+    def _decode_metadata(self, num_rows: int, max_context: int) -> tuple[Tensor, AttentionMetadata]:
+        """The positions of the rows' tokens, and the metadata of a step of nothing else."""
+        tables = self._state.tables[:num_rows]
+        positions, slots, contexts = begin_decode(self._state.lengths[:num_rows], tables, self._block_size)
+        metadata = AttentionMetadata(
+            slot_mapping=slots,
+            decode_context_lens=contexts,
+            decode_block_tables=tables[:, : -(-max_context // self._block_size)],
+            max_decode_context=max_context,
+            **self._no_prefill,  # type: ignore[arg-type]
+        )
+        return positions, metadata
+
+    def _decode_sample(self, num_rows: int, hidden: Tensor, top_k: bool, top_p: bool) -> None:
+        state, rows = self._state, slice(0, num_rows)
+        sampled = sample(
+            self._model.compute_logits(hidden),
+            state.temperature[rows],
+            state.top_k[rows] if top_k else None,
+            state.top_p[rows] if top_p else None,
+            state.seeds[rows],
+            state.lengths[rows],
+        )
+        self._take_in(num_rows, sampled)
+
+    def _take_in(self, num_rows: int, sampled: Tensor) -> None:
+        """The first rows' tokens feed their next step, and wait to be fetched."""
+        state, tokens = self._state, self._tokens
+        end_decode(sampled, state.tokens[:num_rows], state.lengths[:num_rows], tokens.ring, tokens.cursor)
+
+
+def _empty_prefill(device: torch.device) -> dict[str, object]:
+    """The fields of the attention metadata that describe the prompt chunks, of which there are none."""
+    empty = torch.zeros(0, dtype=torch.int32, device=device)
+    return {
+        "num_prefill_tokens": 0,
+        "cu_seqlens_q": torch.zeros(1, dtype=torch.int32, device=device),
+        "prefill_context_lens": empty,
+        "prefill_block_tables": empty.reshape(0, 0),
+        "max_seqlen_q": 0,
+        "max_prefill_context": 0,
+    }

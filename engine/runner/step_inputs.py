@@ -1,0 +1,243 @@
+"""From a step plan to the arrays that a rank needs to execute it: what changed since the last step, no more.
+
+Decoding sequences live in dense rows of device tensors (`engine.runner.decode_state`). The builder, on the host of
+rank 0, keeps which sequence has which row; its inputs are plain numpy arrays, so that every rank can be sent the same
+ones. `engine.runner.staging` puts them on the device: the same dataclasses, with tensors of the same shapes and dtypes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.plan import PrefillChunk, StepPlan
+from engine.core.sequence import Sequence
+from engine.engine_config import SamplingParams
+
+Ints = NDArray[np.int64]
+Array: TypeAlias = Any  # a numpy array on the host, a tensor on the device
+
+
+@dataclass(frozen=True)
+class SamplingInputs:
+    """Per sampled row: temperature and top_p float32[n], top_k int32[n], seeds int64[n]."""
+
+    temperature: Array
+    top_k: Array
+    top_p: Array
+    seeds: Array
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
+        """From the parameters and the seed of each request."""
+        rows = [(p.temperature, p.top_k, p.top_p, seed) for p, seed in requests]
+        temperature, top_k, top_p, seeds = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return cls(
+            np.asarray(temperature, np.float32),
+            np.asarray(top_k, np.int32),
+            np.asarray(top_p, np.float32),
+            np.asarray(seeds, np.int64),
+        )
+
+
+@dataclass(frozen=True)
+class PrefillInputs:
+    """Prompt chunks, one after the other.
+
+    input_ids, positions, slot_mapping int64[num_tokens]; cu_seqlens int32[chunks + 1]; context_lens int32[chunks], KV
+    length after the chunk; block_tables int32[chunks, longest], padded with 0; sampled_tokens int64[s], which tokens'
+    logits yield a new token; sampled_positions int64[s], the positions of these new tokens. max_seqlen, max_context:
+    the longest chunk and context.
+    """
+
+    input_ids: Array
+    positions: Array
+    slot_mapping: Array
+    cu_seqlens: Array
+    context_lens: Array
+    block_tables: Array
+    sampled_tokens: Array
+    sampled_positions: Array
+    sampling: SamplingInputs
+    max_seqlen: int
+    max_context: int
+
+
+@dataclass(frozen=True)
+class RowChanges:
+    """How the decode rows differ from those of the last step; applied in the order of the fields.
+
+    moves int64[2, m]: rows `moves[0]`, as they were, overwrite rows `moves[1]`; num_kept: rows left then. The rows from
+    there on are new: joined_tokens and joined_lengths int64[j], joined_tables int32[j, longest]. growth int64[3, g]:
+    row, column and block appended to the tables.
+    """
+
+    moves: Array
+    num_kept: int
+    joined_tokens: Array
+    joined_lengths: Array
+    joined_tables: Array
+    joined_sampling: SamplingInputs
+    growth: Array
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Everything a rank needs for a plan.
+
+    copies int64[2, c]: source and destination blocks; max_decode_context: the longest context of the decodes in the
+    plan's first step, their token included; uses_top_k, uses_top_p: whether any live request does.
+    """
+
+    copies: Array
+    rows: RowChanges
+    prefill: PrefillInputs | None
+    num_decodes: int
+    num_steps: int
+    max_decode_context: int
+    uses_top_k: bool
+    uses_top_p: bool
+
+
+class StepBuilder:
+    """Turns plans into inputs, given each live sequence's sampling parameters and seed."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._requests: dict[Sequence, tuple[SamplingParams, int]] = {}
+        self._num_top_k = self._num_top_p = 0
+        self._row_of: dict[Sequence, int] = {}
+        self._num_blocks: list[int] = []
+        self._lengths = np.zeros(0, np.int64)  # by row, as on the device; rows past the last are stale
+        self._leaving: list[Sequence] = []
+        self.sequences: list[Sequence] = []  # by row
+
+    def build(self, plan: StepPlan) -> StepInputs:
+        """Inputs of the next plan; plans must come in the order they are executed."""
+        rows = self._change_rows(plan)
+        decoding = self._lengths[: plan.num_decodes]
+        longest = int(decoding.max(initial=0))
+        decoding += plan.num_steps
+        return StepInputs(
+            copies=_columns(plan.copies, 2),
+            rows=rows,
+            prefill=self._prefill(plan.prefills) if plan.prefills else None,
+            num_decodes=plan.num_decodes,
+            num_steps=plan.num_steps,
+            max_decode_context=longest,
+            uses_top_k=self._num_top_k > 0,
+            uses_top_p=self._num_top_p > 0,
+        )
+
+    def add(self, sequence: Sequence, params: SamplingParams, seed: int) -> None:
+        """Plans to come may hold this sequence."""
+        self._requests[sequence] = params, seed
+        self._num_top_k += params.top_k > 0
+        self._num_top_p += params.top_p < 1
+
+    def drop(self, sequences: Iterable[Sequence]) -> None:
+        """These sequences ended: their rows, if they have any, are free from the next plan on."""
+        for sequence in sequences:
+            params, _ = self._requests.pop(sequence)
+            self._num_top_k -= params.top_k > 0
+            self._num_top_p -= params.top_p < 1
+            self._leaving.append(sequence)
+
+    def _change_rows(self, plan: StepPlan) -> RowChanges:
+        moves = self._drop_rows([*self._leaving, *plan.preempted])
+        self._leaving.clear()
+        num_kept = len(self.sequences)
+        joined = plan.fresh_decodes
+        for sequence in joined:
+            self._row_of[sequence] = len(self.sequences)
+            self.sequences.append(sequence)
+            self._num_blocks.append(len(sequence.block_table))
+        lengths = np.asarray([s.num_tokens for s in joined], np.int64)
+        self._set_lengths(moves, num_kept, lengths)
+        return RowChanges(
+            moves=moves,
+            num_kept=num_kept,
+            joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
+            joined_lengths=lengths,
+            joined_tables=_padded([s.block_table for s in joined]),
+            joined_sampling=SamplingInputs.of(self._requests[s] for s in joined),
+            growth=self._grow(plan, set(joined)),
+        )
+
+    def _drop_rows(self, leaving: Iterable[Sequence]) -> Ints:
+        """Close the gaps that `leaving` leave with the last rows; returns the moves, int64[2, m]."""
+        origin: dict[int, int] = {}  # of what a row that was moved to now holds
+        for sequence in leaving:
+            row = self._row_of.pop(sequence, None)
+            if row is None:
+                continue
+            moved, blocks = self.sequences.pop(), self._num_blocks.pop()
+            last = len(self.sequences)
+            source = origin.pop(last, last)
+            if moved is not sequence:
+                origin[row] = source
+                self.sequences[row], self._num_blocks[row], self._row_of[moved] = moved, blocks, row
+        return _columns([(source, target) for target, source in origin.items()], 2)
+
+    def _set_lengths(self, moves: Ints, num_kept: int, joined: Ints) -> None:
+        self._lengths[moves[1]] = self._lengths[moves[0]]
+        num_rows = num_kept + len(joined)
+        if num_rows > len(self._lengths):
+            self._lengths = np.resize(self._lengths, 2 * num_rows)
+        self._lengths[num_kept:num_rows] = joined
+
+    def _grow(self, plan: StepPlan, joined: set[Sequence]) -> Ints:
+        """The table entries that the plan adds; joined rows come with their whole table."""
+        entries = []
+        for each in plan.growth:
+            for sequence, block in zip(each.sequences, each.blocks, strict=True):
+                if sequence not in joined:
+                    row = self._row_of[sequence]
+                    entries.append((row, self._num_blocks[row], block))
+                    self._num_blocks[row] += 1
+        return _columns(entries, 3)
+
+    def _prefill(self, chunks: list[PrefillChunk]) -> PrefillInputs:
+        size = self._block_size
+        tables = [np.asarray(chunk.sequence.block_table, np.int64) for chunk in chunks]
+        positions = [np.arange(chunk.start, chunk.start + chunk.num_tokens) for chunk in chunks]
+        slots = [table[where // size] * size + where % size for table, where in zip(tables, positions, strict=True)]
+        tokens = [
+            np.asarray(chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens], np.int64)  # type: ignore[index]
+            for chunk in chunks
+        ]
+        counts = [chunk.num_tokens for chunk in chunks]
+        ends = np.cumsum(counts)
+        contexts = np.asarray([chunk.start + chunk.num_tokens for chunk in chunks], np.int64)
+        is_last = np.asarray([chunk.is_last for chunk in chunks])
+        return PrefillInputs(
+            input_ids=np.concatenate(tokens),
+            positions=np.concatenate(positions),
+            slot_mapping=np.concatenate(slots),
+            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
+            context_lens=contexts.astype(np.int32),
+            block_tables=_padded(tables),
+            sampled_tokens=ends[is_last] - 1,
+            sampled_positions=contexts[is_last],
+            sampling=SamplingInputs.of(self._requests[chunk.sequence] for chunk in chunks if chunk.is_last),
+            max_seqlen=max(counts),
+            max_context=int(contexts.max()),
+        )
+
+
+def _columns(entries: SequenceOf[tuple[int, ...]], width: int) -> Ints:
+    """Tuples of `width` numbers as the columns of an int64 array."""
+    return np.ascontiguousarray(np.asarray(entries, np.int64).reshape(-1, width).T)
+
+
+def _padded(tables: SequenceOf[list[int] | Ints]) -> NDArray[np.int32]:
+    """Rows of unequal length as one array, filled up with block 0."""
+    out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
+    for row, table in enumerate(tables):
+        out[row, : len(table)] = table
+    return out

@@ -1,0 +1,1 @@
+"""Fits constants of a cost model to measured runs."""

@@ -1,0 +1,1 @@
+"""Tables, metrics, summary and files of a run."""

@@ -1,0 +1,53 @@
+"""The progress bar of a run: requests done, time in the run, and how fast it goes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from harness.runs.recorder import Recorder
+
+_REFRESH_S = 0.2
+
+
+@contextmanager
+def progress_bar(recorder: Recorder, total: int, *, enabled: bool, console: Console) -> Iterator[None]:
+    """Show how far `recorder` is, from a thread that only reads its counters, so that the run does no work for it."""
+    if not enabled or not console.is_terminal:
+        yield
+        return
+    columns = (
+        TextColumn("requests"),
+        BarColumn(bar_width=None),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[clock]}"),
+        TimeElapsedColumn(),
+    )
+    done = threading.Event()
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("", total=total, clock="")
+
+        def show() -> None:
+            elapsed = progress.tasks[0].elapsed or 0.0
+            simulated_s = recorder.now_ns * 1e-9
+            speed = f"{simulated_s / elapsed:,.0f}x real time, " if elapsed else ""
+            speed += f"{recorder.num_done / elapsed:,.0f} requests/s" if elapsed else ""
+            progress.update(task, completed=recorder.num_done, clock=f"simulated {simulated_s:,.1f} s  {speed}")
+            progress.refresh()
+
+        def watch() -> None:
+            while not done.wait(_REFRESH_S):
+                show()
+
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            done.set()
+            watcher.join()
+            show()

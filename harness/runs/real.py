@@ -1,0 +1,181 @@
+"""The real engine, put together from a configuration, with a replay in front of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+
+from engine.core.sequence import Sequence
+from engine.engine_config import EngineConfig, SamplingParams
+from engine.llm_engine import LLMEngine
+from engine.models.model_config import ModelConfig, ModelError
+from engine.runner.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
+from engine.runner.tensor_parallel import WorkerError, make_executor
+from harness.config import CpuEngine, GpuEngine, RunConfig
+from harness.errors import ConfigError
+from harness.results.tables import cpu_model, cpu_with_threads
+from harness.runs.recorder import Recorder
+from harness.runs.replay import Intake, Replay, replay_paced
+from harness.runs.shapes import model_shape
+from harness.workload.arrivals import ArrivalProcess
+from harness.workload.prompts import PromptSource
+from harness.workload.trace import Trace
+from kernels.attention import BackendUnavailableError
+
+_WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
+# Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and a decode beside a prompt.
+_WARM_UP_TOKENS = ((10,), (20,), (50,), (5, 300))
+
+
+class RealEngine:
+    """A model loaded and ready to serve `trace`, once; the recorder fills meanwhile.
+
+    Raises:
+        ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
+    """
+
+    def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
+        settings = config.engine
+        assert isinstance(settings, CpuEngine | GpuEngine)
+        if settings.num_threads is not None:
+            torch.set_num_threads(settings.num_threads)
+        if settings.kind == "cpu" and settings.weights is None:
+            check_memory(config)
+        try:
+            self._load(config, settings)
+        except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
+            raise ConfigError(f"engine={settings.kind}: {error}") from error
+        self.recorder = Recorder()
+        prompts = PromptSource(trace, self._model_config.vocab_size, config.seed)
+        temperature = settings.temperature
+        if settings.warm_up:
+            self._warm_up(SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True))
+
+        def params(max_tokens: int) -> SamplingParams:
+            return SamplingParams(max_tokens, temperature=temperature, ignore_eos=True)
+
+        self._arrivals = arrivals
+        self._intake = Intake(self._engine, prompts, self.recorder, params)
+        self._replay = Replay(self._intake, arrivals)
+
+    def _load(self, config: RunConfig, settings: CpuEngine | GpuEngine) -> None:
+        self._model_config, engine_config = engine_settings(config, settings)
+        folder = Path(settings.weights) if settings.weights is not None else None
+        self._executor = make_executor(engine_config, self._model_config, folder)
+        self.num_blocks = self._executor.num_blocks
+        assert engine_config.max_model_len is not None
+        self._engine = LLMEngine(engine_config, self._executor, max_model_len=engine_config.max_model_len)
+
+    @property
+    def device_name(self) -> str:
+        if self._engine.config.device == "cuda":
+            return torch.cuda.get_device_name()
+        return cpu_with_threads(cpu_model(), torch.get_num_threads())
+
+    def describe(self) -> str:
+        """The KV pool and the attention backend, for the log."""
+        settings = self._engine.config
+        size = settings.block_size
+        dtype = cache_dtype(settings, self._model_config)
+        each = block_bytes(self._model_config, size, settings.tensor_parallel_size, dtype)
+        return (
+            f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
+            f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = "
+            f"2·layers·block_size·kv_heads/TP·head_dim·bytes; attention backend {self._executor.backend_name}"
+        )
+
+    def run(self) -> None:
+        """Serve the trace in real time, to its end or until `stop` is called."""
+        self._replay.run()
+
+    def run_paced(self, durations_ns: Iterable[int]) -> list[int]:
+        """Serve the trace on the clock of an earlier run, as `replay_paced` does."""
+        return replay_paced(self._intake, self._arrivals, durations_ns)
+
+    def stop(self) -> None:
+        self._replay.stop()
+
+    def unfinished(self) -> list[Sequence]:
+        """Requests that are waiting or running."""
+        return self._engine.scheduler.unfinished
+
+    def notes(self) -> list[str]:
+        """Nothing: all of it was measured."""
+        return []
+
+    def close(self) -> None:
+        """Free the model's memory."""
+        self._engine.close()
+
+    def _warm_up(self, params: SamplingParams) -> None:
+        """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a
+        group come one step after the other."""
+        for lengths in _WARM_UP_TOKENS:
+            for i, length in enumerate(lengths):
+                length = min(length, self._engine.max_model_len - params.max_tokens)
+                self._engine.add(Sequence(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
+                self._engine.step(0)
+            while self._engine.step(0):
+                pass
+            self._engine.reset()
+
+
+def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple[ModelConfig, EngineConfig]:
+    """The model and the engine of a configuration.
+
+    Raises:
+        ModelError: the model's folder is no good.
+        ConfigError: it has other sizes than the configured model.
+    """
+    if settings.weights:
+        model = ModelConfig.load(settings.weights)
+        _check_sizes(config, settings.weights, model)
+    else:
+        model = ModelConfig.from_shape(config.model.model_dump())
+    return model, EngineConfig(
+        device="cuda" if settings.kind == "gpu" else "cpu",
+        dtype=config.model.dtype,
+        block_size=config.block_size,
+        num_blocks=config.num_blocks,
+        gpu_memory_utilization=config.gpu_memory_utilization,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or model.max_position_embeddings,
+        max_lookahead_steps=settings.max_lookahead_steps,
+        attention_backend=settings.attention_backend,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        cuda_graphs=settings.cuda_graphs,
+        load_format="auto" if settings.weights else "random",
+        tensor_parallel_size=config.tensor_parallel_size,
+        seed=config.seed,
+        **config.scheduler.model_dump(),
+    )
+
+
+def _check_sizes(config: RunConfig, folder: str, model: ModelConfig) -> None:
+    """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
+    ours = config.model.model_dump(exclude={"name", "dtype"})
+    known = {name: getattr(model, name) for name in ours if name != "learned_positions"}  # it has no such models
+    known["learned_positions"] = 0
+    theirs = {name: value for name, value in known.items() if value != ours[name]}
+    if theirs:
+        what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())
+        settings = " ".join(f"model.{name}={str(value).lower()}" for name, value in theirs.items())
+        raise ConfigError(
+            f"engine.weights={folder!r}: of other sizes than {config.model.name}: {what}; choose the model= that it is "
+            f"or set model.name=... {settings}"
+        )
+
+
+def check_memory(config: RunConfig) -> None:
+    """Refuse weights that would drive the machine out of memory; raises ConfigError."""
+    needed = model_shape(config).weight_bytes()
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if needed > _WEIGHT_SHARE * free:
+        raise ConfigError(
+            f"engine=cpu: the weights of {config.model.name} take {needed / GIB:.1f} GiB and only {free / GIB:.1f} GiB "
+            "of memory are free; choose a smaller model, such as model=tiny"
+        )

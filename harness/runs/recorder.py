@@ -1,0 +1,251 @@
+"""Records a run as it happens, in flat integer buffers, and turns it into the result tables.
+
+Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row.
+A million steps take about 100 MB and no Python objects. Any engine that reports plans can be recorded.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.sequence import Sequence
+from harness.results.metrics import Gaps
+from harness.workload.trace import Trace
+
+if TYPE_CHECKING:  # the real engine brings torch
+    from engine.llm_engine import StepReport
+    from harness.runs.replay import Issued
+
+_UNSET = -1
+_NS = 1e-9
+_PLAN_COLUMNS = (
+    "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
+    "num_running", "num_waiting", "num_used_blocks", "num_preempted", "num_first_admitted_tokens",
+    "num_cached_tokens", "num_fresh",
+)  # fmt: skip
+_REQUEST_COLUMNS = (
+    "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
+    "num_cached_tokens", "num_recomputed_tokens", "num_preemptions",
+)  # fmt: skip
+_TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
+STATUSES = ("finished", "rejected", "aborted", "unfinished")
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """The tables of a run; columns as documented in `harness.results.tables`."""
+
+    requests: pd.DataFrame
+    steps: pd.DataFrame
+    gaps: Gaps
+
+
+class Recorder:
+    """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+        self.num_done = 0
+        self._num_plans = 0
+        self._plans = array("q")
+        self._durations = array("q")
+        self._growth = array("q")
+        self._requests = array("q")
+        self._single_gaps = array("q")
+        self._errors: dict[int, str] = {}
+        self._lags: dict[int, int] = {}
+        self._times = array("q")
+
+    # -- while the run goes on ------------------------------------------------------------------------------------
+
+    def on_refused(self, sequence: Sequence, reason: str) -> None:
+        self._errors[sequence.request_id] = reason
+        self._add_request(sequence, STATUSES.index("rejected"))
+        self.num_done += 1
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+        if isinstance(durations_ns, int):
+            first = durations_ns
+            self._durations.append(durations_ns)
+        else:
+            first = int(durations_ns[0])
+            self._durations.frombytes(durations_ns.tobytes())
+            for ahead, sequences, _ in plan.growth:
+                if ahead:
+                    self._growth.extend((self._num_plans, ahead, len(sequences)))
+        first_end = start_ns + first
+        for sequence in plan.fresh_decodes:
+            self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
+        admitted, prefill_tokens = 0, 0
+        cached = 0
+        for sequence in plan.admitted:
+            if not sequence.num_preemptions:
+                admitted += sequence.num_prompt_tokens
+                cached += sequence.num_cached_tokens
+        for chunk in plan.prefills:
+            prefill_tokens += chunk.num_tokens
+        self._plans.extend(
+            (
+                start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
+                plan.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
+                len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
+            )
+        )  # fmt: skip
+        self._num_plans += 1
+        self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(durations_ns.sum()))
+
+    def on_commit(self, outcome: StepOutcome) -> None:
+        if outcome.resumed_gaps:
+            self._single_gaps.extend(outcome.resumed_gaps)
+        for sequence in outcome.finished:
+            self._add_request(sequence, 0)
+        self.num_done += len(outcome.finished)
+
+    def on_issued(self, issued: Issued, now_ns: int) -> None:
+        """A request was issued on a real clock, this much later than intended."""
+        self._lags[issued.row] = issued.issued_ns - issued.arrival_ns
+
+    def on_report(self, report: StepReport) -> None:
+        """A plan ran on a real engine. Only the whole is timed, so its steps share the time evenly."""
+        plan = report.plan
+        each, rest = divmod(report.end_ns - report.start_ns, plan.num_steps)
+        durations = np.full(plan.num_steps, each)
+        durations[:rest] += 1
+        self.on_step(plan, report.start_ns, durations)
+        times = report.times
+        self._times.extend((times.schedule_ns, times.prepare_ns, times.execute_ns, times.sample_ns))
+        self.on_commit(report.outcome)
+
+    def _add_request(self, sequence: Sequence, status: int) -> None:
+        first_scheduled, first_token = sequence.first_scheduled_time, sequence.first_token_time
+        finish = sequence.finish_time
+        self._requests.extend(
+            (
+                sequence.request_id,
+                status,
+                sequence.arrival_time,
+                _UNSET if first_scheduled is None else first_scheduled,
+                _UNSET if first_token is None else first_token,
+                _UNSET if finish is None else finish,
+                sequence.num_output_tokens,
+                sequence.num_cached_tokens,
+                sequence.num_recomputed_tokens,
+                sequence.num_preemptions,
+            )
+        )
+
+    # -- afterwards -----------------------------------------------------------------------------------------------
+
+    def tables(self, trace: Trace, unfinished: list[Sequence]) -> RecordedRun:
+        """Build the tables; `unfinished` are the requests that were waiting or running when the run ended."""
+        for sequence in unfinished:
+            self._add_request(sequence, STATUSES.index("unfinished"))
+        plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS))
+        durations = np.frombuffer(self._durations, dtype=np.int64)
+        return RecordedRun(self._request_table(trace), self._step_table(plans, durations), self._gaps(plans, durations))
+
+    def _request_table(self, trace: Trace) -> pd.DataFrame:
+        recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
+        recorded = recorded.set_index("row").reindex(np.arange(len(trace.table)))
+        never_issued = recorded["status"].isna()
+        recorded = recorded.fillna({name: _UNSET if name.endswith("_ns") else 0 for name in _REQUEST_COLUMNS[1:]})
+        recorded = recorded.astype(np.int64)
+        recorded.loc[never_issued, "status"] = STATUSES.index("unfinished")
+        source = trace.table
+        table = pd.DataFrame({"request_id": source["request_id"].to_numpy()})
+        for column in ("session_id", "turn"):
+            if column in source:
+                table[column] = source[column].to_numpy()
+        statuses = np.asarray(STATUSES)[recorded["status"].to_numpy()]
+        table["status"] = pd.Categorical(statuses, categories=list(STATUSES))
+        table["error"] = pd.Series(self._errors, index=table.index, dtype="object")
+        table["arrival_time"] = _seconds(recorded["arrival_ns"].to_numpy())
+        # A simulated request is issued exactly when it is meant to be: it has no lag.
+        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * _NS
+        for name in ("first_scheduled", "first_token", "finish"):
+            table[f"{name}_time"] = _seconds(recorded[f"{name}_ns"].to_numpy())
+        table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
+        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
+        for column in ("num_output_tokens", "num_cached_tokens", "num_recomputed_tokens", "num_preemptions"):
+            table[column] = recorded[column].to_numpy()
+        return _with_latencies(table, recorded)
+
+    def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:
+        num_steps = plans["num_steps"].to_numpy()
+        plan = np.repeat(np.arange(len(plans)), num_steps)  # the plan of each step
+        first = np.cumsum(num_steps) - num_steps  # the first step of each plan
+        ahead = np.arange(len(durations)) - first[plan]
+        ended = np.cumsum(durations)
+        start_ns = plans["start_ns"].to_numpy()[plan] + (ended - durations) - (ended - durations)[first][plan]
+        growth = np.zeros(len(durations), dtype=np.int64)
+        events = _matrix(self._growth, 3)
+        growth[first[events[:, 0]] + events[:, 1]] = events[:, 2]
+        grown = np.cumsum(growth)
+        steps = pd.DataFrame({"step": np.arange(len(durations)), "start_time": start_ns * _NS})
+        steps["duration"] = durations * _NS
+        for column in _PLAN_COLUMNS[2:-1]:
+            steps[column] = plans[column].to_numpy()[plan]
+        steps["num_context_tokens"] += ahead * steps["num_decode_seqs"]
+        steps["num_used_blocks"] += grown - grown[first][plan]
+        # What happens once per plan happens in its first step.
+        for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
+            steps.loc[ahead > 0, column] = 0
+        times = _matrix(self._times, len(_TIME_COLUMNS))
+        for i, column in enumerate(_TIME_COLUMNS):
+            steps[column] = times[plan, i] * _NS / num_steps[plan] if len(times) else np.nan
+        return steps
+
+    def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:
+        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others."""
+        plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
+        decoding = plans[plans["num_decode_seqs"] > 0]
+        first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
+        ended = np.concatenate([[0], np.cumsum(durations)])
+        ends = decoding["start_ns"].to_numpy() + ended[first + num_steps] - ended[first]
+        first_ends = decoding["start_ns"].to_numpy() + durations[first]
+        shared = first_ends - np.concatenate([[0], ends])[:-1]  # since the decode step before, whichever plan it was in
+        weights = (decoding["num_decode_seqs"] - decoding["num_fresh"]).to_numpy()
+        plan = np.repeat(np.arange(len(plans)), plans["num_steps"].to_numpy())
+        later = np.arange(len(durations)) > plans["first"].to_numpy()[plan]
+        single = np.frombuffer(self._single_gaps, dtype=np.int64)
+        values = np.concatenate([single, shared[weights > 0], durations[later]])
+        counts = [
+            np.ones(len(single), np.int64),
+            weights[weights > 0],
+            plans["num_decode_seqs"].to_numpy()[plan][later],
+        ]
+        return Gaps(values * _NS, np.concatenate(counts))
+
+
+def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:
+    return np.frombuffer(buffer, dtype=np.int64).reshape(-1, num_columns)
+
+
+def _seconds(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Seconds, NaN where the time was never reached."""
+    return np.where(times_ns == _UNSET, np.nan, times_ns * _NS)
+
+
+def _with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
+    """Add TTFT, TPOT, E2EL and queue time in s; differences are taken in whole ns."""
+    times = {
+        name: recorded[f"{name}_ns"].to_numpy() for name in ("arrival", "first_scheduled", "first_token", "finish")
+    }
+
+    def between(start: str, end: str) -> NDArray[np.float64]:
+        reached = (times[start] != _UNSET) & (times[end] != _UNSET)
+        return np.where(reached, (times[end] - times[start]) * _NS, np.nan)
+
+    more = table["num_output_tokens"].to_numpy() - 1
+    table["ttft"] = between("arrival", "first_token")
+    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.maximum(more, 1), np.nan)
+    table["e2el"] = between("arrival", "finish")
+    table["queue_time"] = between("arrival", "first_scheduled")
+    return table

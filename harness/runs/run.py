@@ -1,0 +1,173 @@
+"""One run from configuration to result folder: load the trace, serve it, write the tables, draw the plots."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from rich.console import Console
+
+from engine.core.sequence import Sequence
+from harness.config import RunConfig
+from harness.results.metrics import summarize
+from harness.results.report import print_summary
+from harness.results.tables import RunResult, environment, write_results
+from harness.runs.progress import progress_bar
+from harness.runs.recorder import Recorder
+from harness.runs.simulated import SimulatedEngine
+from harness.workload.arrivals import ArrivalProcess, make_arrivals
+from harness.workload.readers import load_trace
+from harness.workload.trace import Trace
+
+
+class Engine(Protocol):
+    """What serves a trace: simulated or real. `run` serves it all, `stop` ends that early, from a signal handler."""
+
+    recorder: Recorder
+    num_blocks: int
+
+    @property
+    def device_name(self) -> str:
+        """The hardware that is simulated, or that was measured."""
+
+    def describe(self) -> str:
+        """One line on the KV pool."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the results must know about their origin, after the run."""
+
+    def run(self) -> None: ...
+
+    def stop(self) -> None: ...
+
+    def unfinished(self) -> list[Sequence]: ...
+
+    def close(self) -> None: ...
+
+
+class Served(NamedTuple):
+    """What serving a trace led to, and whether an interrupt came in between."""
+
+    result: RunResult
+    summary: dict[str, Any]
+    interrupted: bool
+
+
+def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
+    """Run `config`, leave everything in `output_dir` and return the summary.
+
+    Raises:
+        TwinServeError: the trace or the configuration cannot be used.
+        KeyboardInterrupt: the run was interrupted; what it had recorded has been written, marked incomplete.
+    """
+    trace = load_trace(config.trace, seed=config.seed)
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    console = Console()
+    served = serve(config, trace, arrivals, output_dir, console)
+    print_summary(served.summary, console)
+    console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
+    if served.interrupted:
+        raise KeyboardInterrupt
+    return served.summary
+
+
+def serve(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, output_dir: Path, console: Console) -> Served:
+    """Serve `trace` and leave everything in `output_dir`; what an interrupted run had recorded is marked incomplete.
+
+    Raises:
+        TwinServeError: the configuration cannot be used.
+    """
+    engine = make_engine(config, trace, arrivals)
+    try:
+        console.print(engine.describe(), highlight=False, soft_wrap=True)
+        with _on_interrupt(engine.stop) as interrupts:
+            started = time.perf_counter()
+            with progress_bar(engine.recorder, len(trace.table), enabled=config.progress, console=console):
+                engine.run()
+            is_complete = not interrupts
+            result = _collect(config, trace, engine, is_complete, time.perf_counter() - started)
+            summary = _write(config, result, output_dir)
+    finally:
+        engine.close()
+    return Served(result, summary, bool(interrupts))
+
+
+def make_engine(config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> Engine:
+    """The engine that `config.engine` names, ready to serve `trace`."""
+    if config.engine.kind == "sim":
+        return SimulatedEngine(config, trace, arrivals)
+    from harness.runs.real import RealEngine  # imported late, as it brings torch
+
+    return RealEngine(config, trace, arrivals)
+
+
+@contextmanager
+def _on_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
+    """The first Ctrl-C or SIGTERM calls `stop` and lands in the list; the next one acts as usual.
+
+    So neither the results of a run cut short nor those being written are lost.
+    """
+    interrupts: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupts
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handle(number: int, frame: object) -> None:
+        restore()
+        interrupts.append(number)
+        stop()
+
+    for number in before:
+        signal.signal(number, handle)
+    try:
+        yield interrupts
+    finally:
+        restore()
+
+
+def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, Any]:
+    """Write tables, summary and, of a complete run, plots; returns the summary."""
+    summary = summarize(result, config.metrics)
+    write_results(result, summary, output_dir)
+    if config.plots and result.complete:
+        from harness.plots import write_run_plots  # imported late, as it brings matplotlib
+
+        write_run_plots(result, summary, output_dir)
+    return summary
+
+
+def _collect(config: RunConfig, trace: Trace, engine: Engine, is_complete: bool, wall_s: float) -> RunResult:
+    recorded = engine.recorder.tables(trace, engine.unfinished())
+    meta = {
+        "engine": config.engine.kind,
+        "simulated": config.engine.kind == "sim",
+        "model": config.model.name,
+        "device": engine.device_name,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "trace": trace.name,
+        "trace_source": trace.source,
+        "trace_file": trace.stamp,
+        "arrival": config.arrival.kind,
+        "policy": config.scheduler.policy,
+        "bad_rows": trace.bad_rows,
+        "notes": [*trace.notes, *engine.notes()],
+        "kv_pool": engine.describe(),
+        "wall_time_s": wall_s,
+        "run_time_s": engine.recorder.now_ns * 1e-9,
+        "config": config.model_dump(mode="json"),
+        "environment": environment(),
+    }
+    return RunResult(
+        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, is_complete, meta
+    )

@@ -1,0 +1,1 @@
+"""Many runs, and what compares them."""

@@ -1,0 +1,1 @@
+"""Simulated runs against measured ones."""

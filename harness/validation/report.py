@@ -1,0 +1,214 @@
+"""What task=validate leaves: validation.json and errors.csv in the folder, and the table on the terminal."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.results.metrics import json_ready
+from harness.results.tables import ERRORS, VALIDATION, write_whole
+from harness.validation.metrics import LATENCIES
+
+if TYPE_CHECKING:
+    from harness.validation.validate import Validation
+
+NAMES = {
+    "ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL", "queue_time": "Queue time", "duration": "Duration",
+    "request_throughput": "Request throughput", "output_throughput": "Output throughput",
+    "total_token_throughput": "Total throughput", "preemptions": "Preemptions",
+    "preempted_requests": "Preempted requests", "cached_tokens": "Cached tokens",
+    "prefix_cache_hit_rate": "Cache-hit rate", "num_running": "Running", "num_waiting": "Waiting",
+    "num_unfinished": "In the engine", "kv_cache_usage": "KV use",
+}  # fmt: skip
+_SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")
+
+
+def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
+    """Write validation.json and errors.csv; returns the content of the former."""
+    run, settings, fitted = validation.run, validation.config.validation, validation.fitted
+    errors = json_ready(validation.errors.to_dict("records"))
+    document = json_ready(
+        {
+            "measured": {
+                "kind": run.kind,
+                "source": run.source,
+                "engine": run.engine,
+                "data_sha256": run.data_sha256(),
+                "num_requests": len(run.requests),
+                "settings": dict(run.settings),
+            },
+            "score": settings.score,
+            "num_scored": len(validation.measured),
+            "step_times": settings.step_times,
+            "latency_from": settings.latency_from,
+            "repeats": settings.repeats,
+            "retimed": settings.retimed,
+            "calibration": None if fitted is None else {"path": fitted.path, **fitted.fitted_on},
+            "scored_on_fitted_data": validation.on_fitted_data,
+            "errors": errors,
+            "levels": validation.levels,
+            "steps": validation.steps[0].summary() if validation.steps else None,
+            "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
+            "recovered_steps": validation.recovered,
+            "warnings": validation.warnings,
+        }
+    )
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_whole(folder / ERRORS, lambda path: validation.errors.to_csv(path, index=False))
+    write_whole(folder / VALIDATION, lambda path: path.write_text(text, encoding="utf-8"))
+    return dict(document)
+
+
+def print_validation(validation: Validation, console: Console) -> None:
+    """Print the errors, the levels over time, the step times, and what to beware of."""
+    console.print(_headline(validation), soft_wrap=True)
+    for table in (_error_table(validation.errors), _level_table(validation.levels)):
+        console.print(table)
+        console.print()
+    if validation.steps:
+        summary, *others = (replay.summary() for replay in validation.steps)
+        console.print(_step_table(summary))
+        if summary["num_executions"] > 1:
+            console.print(Text(_executions(summary), style="dim"), soft_wrap=True)
+        console.print(Text(_replayed(summary), style="dim"), soft_wrap=True)
+        for number, other in enumerate(others, 1):
+            console.print(Text(f"repeat {number} {_replayed(other)}", style="dim"), soft_wrap=True)
+        console.print()
+    if validation.recovered:
+        console.print(_recovered_table(validation.recovered))
+        console.print(Text(_recovered(validation.recovered), style="dim"), soft_wrap=True)
+        console.print()
+    if validation.on_fitted_data:
+        assert validation.fitted is not None
+        text = f"! SCORED ON FITTED DATA: {validation.fitted.path} was fitted on requests that are scored here"
+        console.print(Text(text, style="bold red"), soft_wrap=True)
+    for warning in validation.warnings:
+        console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
+
+
+def _headline(validation: Validation) -> Text:
+    run, settings = validation.run, validation.config.validation
+    scored = f"{len(validation.measured):,} of {len(run.requests):,} requests"
+    part = "" if settings.score == "all" else f" ({settings.score.replace('_', ' ')})"
+    text = Text.assemble(("MEASURED", "bold green"), f"  {run.engine} · {run.source}\n")
+    text.append("SIMULATED", "bold cyan")
+    config = validation.config
+    text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
+    runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
+    if settings.step_times != "measured":
+        runs = f" · measured: each step at the {settings.step_times} of its executions, noise: of half of them"
+    text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
+    return text
+
+
+def _error_table(errors: pd.DataFrame) -> Table:
+    repeated = errors["noise_floor_pct"].notna().any()
+    table = _plain_table("", "", "measured", "simulated", "error %", *(["noise %"] if repeated else []))
+    last = None
+    for row in errors.to_dict("records"):
+        metric, statistic = row["metric"], row["statistic"]
+        if last in LATENCIES and metric != last:
+            table.add_row()
+        name = "" if metric == last else _label(metric, row["unit"])
+        last = metric
+        statistic = {"median": "p50", "total": ""}.get(statistic, statistic)
+        cells = [_value(metric, row["measured"]), _value(metric, row["simulated"]), _error(row["error_pct"])]
+        table.add_row(name, statistic, *cells, *([_unsigned(row["noise_floor_pct"])] if repeated else []))
+    return table
+
+
+def _level_table(levels: Mapping[str, Mapping[str, float]]) -> Table:
+    table = _plain_table("Mean over time", "measured", "simulated", "mean |difference|")
+    for name, level in levels.items():
+        table.add_row(NAMES[name], *(_value(name, value) for value in level.values()))
+    return table
+
+
+def _step_table(summary: Mapping[str, Any]) -> Table:
+    repeated = summary["num_executions"] > 1 and "all" in summary["errors"]
+    heads = ["steps", "MAPE %", "bias %", "total %", *(["one run %", "halves %"] if repeated else [])]
+    table = _plain_table("Step times alone", *heads)
+    for kind, found in summary["errors"].items():
+        known = [_unsigned(found[f"{name}_mape_pct"]) for name in ("single", "halves")] if repeated else []
+        table.add_row(
+            kind, f"{found['count']:,}", _unsigned(found["mape_pct"]),
+            _error(found["bias_pct"]), _error(found["total_error_pct"]), *known,
+        )  # fmt: skip
+    return table
+
+
+def _recovered_table(summary: Mapping[str, Any]) -> Table:
+    table = _plain_table("Recovered steps", "spans", "steps", "MAPE %", "bias %", "total %")
+    for kind, found in summary["errors"].items():
+        table.add_row(
+            kind, f"{found['num_spans']:,}", f"{found['num_steps']:,}", _unsigned(found["mape_pct"]),
+            _error(found["bias_pct"]), _error(found["total_error_pct"]),
+        )  # fmt: skip
+    return table
+
+
+def _recovered(summary: Mapping[str, Any]) -> str:
+    off = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in summary["largest_deviation_ms"].items())
+    return (
+        f"{summary['num_steps']:,} steps between {summary['num_moments']:,} moments that the log tells; spans: between "
+        f"two of them (margin to other steps: {summary['margin']:.2f}); at their times our scheduler is off by at most "
+        f"(ms): {off}"
+    )
+
+
+def _executions(summary: Mapping[str, Any]) -> str:
+    return (
+        f"measured: {summary['statistic']} of {summary['num_executions']} executions of each step; one run: how far a "
+        "single one is from it; halves: how far those of half of them are apart"
+    )
+
+
+def _replayed(summary: Mapping[str, Any]) -> str:
+    first = summary["first_difference"]
+    same = "all as measured" if first is None else f"as measured up to step {first:,} of {summary['num_steps']:,}"
+    return (
+        f"replayed with measured step times: plans {same}; preemptions {_same(summary['preemptions_identical'])}, "
+        f"cache hits {_same(summary['cache_hits_identical'])}"
+    )
+
+
+def _plain_table(*heads: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for head in heads:
+        number = head not in ("", "Mean over time", "Step times alone", "Recovered steps")
+        table.add_column(head, justify="right" if number else "left", no_wrap=True, min_width=8 if number else None)
+    return table
+
+
+def _label(metric: str, unit: str) -> str:
+    return f"{NAMES[metric]}, {unit}" if unit and metric not in _SHARES else NAMES[metric]
+
+
+def _value(metric: str, value: float) -> str:
+    if math.isnan(value):
+        return "–"
+    if metric in _SHARES:
+        return f"{value:.2%}"
+    if float(value).is_integer():
+        return f"{value:,.0f}"
+    return f"{value:,.1f}" if abs(value) >= 100 else f"{value:.3g}" if abs(value) < 1 else f"{value:.2f}"
+
+
+def _error(percent: float) -> str:
+    return "–" if math.isnan(percent) else f"{percent:+.2f}"
+
+
+def _unsigned(percent: float) -> str:
+    return "–" if math.isnan(percent) else f"{percent:.2f}"
+
+
+def _same(identical: bool) -> str:
+    return "equal" if identical else "NOT equal"

@@ -1,0 +1,204 @@
+"""When requests arrive. The replay loop pulls arrivals that are due and reports requests that are done.
+
+Times are int nanoseconds since the start of the replay. An arrival process has no clock; what it needs to know about
+the engine, it is told by `on_finish`.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.config import (
+    AllAtOnceArrival,
+    ArrivalConfig,
+    ClosedLoopArrival,
+    ConstantArrival,
+    GammaArrival,
+    PoissonArrival,
+    SessionsArrival,
+    TraceArrival,
+)
+from harness.errors import ConfigError
+from harness.workload.trace import Trace
+from simulator.replica import NEVER
+
+Nanoseconds = npt.NDArray[np.int64]
+
+
+class ArrivalProcess(Protocol):
+    """Hands out each row of the trace once.
+
+    Attributes:
+        next_ns: time of the earliest arrival that is known, NEVER when there is none.
+    """
+
+    next_ns: int
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        """Takes out and returns the arrivals up to and including `now_ns`: (arrival_ns, row), ordered."""
+        ...
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        """Reports that a row's request has finished, or was rejected or aborted; once per row, times ascending."""
+        ...
+
+
+class OpenLoop:
+    """Arrivals at times fixed beforehand, whatever the engine does.
+
+    Args:
+        times_ns: int64[n], ascending; row r arrives at times_ns[r].
+    """
+
+    def __init__(self, times_ns: Nanoseconds) -> None:
+        self._times = times_ns.tolist()
+        self._times.append(NEVER)
+        self._row = 0
+        self.next_ns: int = self._times[0]
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        times = self._times
+        first = row = self._row
+        while times[row] <= now_ns:
+            row += 1
+        self._row = row
+        self.next_ns = times[row]
+        return list(zip(times[first:row], range(first, row), strict=True))
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        pass
+
+
+class ClosedLoop:
+    """Keeps `concurrency` requests going: all start at 0, and each that is done brings the next row."""
+
+    def __init__(self, num_rows: int, concurrency: int) -> None:
+        self._rows = iter(range(num_rows))
+        self._pending: deque[tuple[int, int]] = deque()
+        self.next_ns = NEVER
+        for _ in range(min(concurrency, num_rows)):
+            self._release(0)
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        pending = self._pending
+        due = []
+        while pending and pending[0][0] <= now_ns:
+            due.append(pending.popleft())
+        self.next_ns = pending[0][0] if pending else NEVER
+        return due
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        self._release(now_ns)
+
+    def _release(self, now_ns: int) -> None:
+        row = next(self._rows, None)
+        if row is not None:
+            self._pending.append((now_ns, row))
+            self.next_ns = self._pending[0][0]
+
+
+class Sessions:
+    """Sessions start at fixed times; each later turn arrives its think time after the turn before it is done.
+
+    Args:
+        session_id: int64[n]; rows of a session are in turn order, sessions start in order of their first rows.
+        start_ns: int64[sessions], ascending.
+        think_ns: int64[n], time a session waits before sending the row; that of first turns is not used.
+    """
+
+    def __init__(self, session_id: npt.NDArray[np.int64], start_ns: Nanoseconds, think_ns: Nanoseconds) -> None:
+        order = np.argsort(session_id, kind="stable")
+        continues = session_id[order[1:]] == session_id[order[:-1]]
+        self._next_turn = dict(zip(order[:-1][continues].tolist(), order[1:][continues].tolist(), strict=True))
+        first_turns = np.sort(np.concatenate([order[:1], order[1:][~continues]]))
+        self._starts = zip(start_ns.tolist(), first_turns.tolist(), strict=True)
+        self._think_ns: list[int] = think_ns.tolist()
+        # A heap of every turn on its way and the next start of a session; starts are in order, so one will do.
+        self._pending: list[tuple[int, int]] = []
+        self._push_start()
+        self.next_ns = self._pending[0][0]
+
+    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
+        pending = self._pending
+        due = []
+        while pending and pending[0][0] <= now_ns:
+            arrival = heappop(pending)
+            due.append(arrival)
+            if arrival == self._start:
+                self._push_start()
+        self.next_ns = pending[0][0] if pending else NEVER
+        return due
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        turn = self._next_turn.get(row)
+        if turn is not None:
+            heappush(self._pending, (now_ns + self._think_ns[turn], turn))
+            self.next_ns = self._pending[0][0]
+
+    def _push_start(self) -> None:
+        self._start = next(self._starts, None)
+        if self._start is not None:
+            heappush(self._pending, self._start)
+
+
+def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator) -> ArrivalProcess:
+    """The arrival process of a configuration. Drawn arrivals begin with the first request or session at 0.
+
+    Raises:
+        ConfigError: the trace lacks the times or sessions that the process goes by, or the times leave the range of
+            int64 nanoseconds (292 years).
+    """
+    n = len(trace.table)
+    match config:
+        case TraceArrival():
+            if not trace.has_times:
+                raise ConfigError(
+                    f"arrival=trace: trace {trace.name} has no arrival times; "
+                    "choose poisson, gamma, constant, all_at_once, closed_loop or sessions"
+                )
+            return OpenLoop(_to_ns(trace.table["arrival_time"].to_numpy() * config.time_scale, "time_scale"))
+        case PoissonArrival():
+            return OpenLoop(_from_gaps(rng.standard_exponential(n - 1), config.rate))
+        case GammaArrival():
+            # The gaps are left as drawn. Rescaling them so that the last request arrives at n/rate, as some tools
+            # do, is no renewal process any more.
+            gaps = rng.standard_gamma(config.burstiness, n - 1) / config.burstiness
+            return OpenLoop(_from_gaps(gaps, config.rate))
+        case ConstantArrival():
+            return OpenLoop(_from_gaps(np.ones(n - 1), config.rate))
+        case AllAtOnceArrival():
+            return OpenLoop(np.zeros(n, dtype=np.int64))
+        case ClosedLoopArrival():
+            return ClosedLoop(n, config.concurrency)
+        case SessionsArrival():
+            return _make_sessions(trace, config, rng)
+
+
+def _make_sessions(trace: Trace, config: SessionsArrival, rng: np.random.Generator) -> Sessions:
+    if "session_id" not in trace.table:
+        raise ConfigError(
+            f"arrival=sessions: trace {trace.name} has no sessions; choose another arrival, "
+            "or a trace of conversations, e.g. trace=sharegpt trace.turns=multi"
+        )
+    session_id = trace.table["session_id"].to_numpy()
+    # Drawn per row beforehand, so that they do not depend on the order in which an engine finishes requests.
+    starts = _from_gaps(rng.standard_exponential(len(np.unique(session_id)) - 1), config.rate)
+    think_ns = _to_ns(rng.exponential(config.think_time, len(session_id)), "think_time")
+    return Sessions(session_id, starts, think_ns)
+
+
+def _from_gaps(gaps: npt.NDArray[np.float64], rate: float) -> Nanoseconds:
+    """Times from 0 on, `gaps` of mean 1 apart in units of 1/rate seconds."""
+    with np.errstate(over="ignore"):  # found by _to_ns
+        return _to_ns(np.concatenate([[0.0], np.cumsum(gaps)]) / rate, "rate")
+
+
+def _to_ns(seconds: npt.NDArray[np.float64], key: str) -> Nanoseconds:
+    with np.errstate(over="ignore"):
+        nanoseconds = np.rint(seconds * 1e9)
+    if not (nanoseconds < NEVER).all():
+        raise ConfigError(f"arrival.{key}: makes arrival times longer than 292 years")
+    return nanoseconds.astype(np.int64)

@@ -1,0 +1,92 @@
+"""What the requests of a trace contain, as far as the prefix cache can tell: an identity for each full KV block.
+
+Two requests have equal identities for their first k blocks exactly when the trace says that they share that prefix.
+Requests that the trace says nothing about have no identities, so nobody shares with them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.sequence import Sequence, extend_hashes
+from harness.workload.trace import Trace
+
+_OWN = 1 << 62  # where identities of blocks begin that no other request has
+
+
+def sequence_factory(trace: Trace, block_size: int, *, cache_outputs: bool = False) -> Callable[[int, int], Sequence]:
+    """Return a function that makes the `Sequence` of a row of the trace, given the row and its arrival in ns.
+
+    With `cache_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
+    own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
+    """
+    table = trace.table
+    prompts = table["num_prompt_tokens"].tolist()
+    outputs = table["num_output_tokens"].tolist()
+    priorities = table["priority"].tolist() if "priority" in table else None
+    identities = block_identities(trace, block_size)
+
+    def contents(row: int) -> list[int] | None:
+        known = identities(row) if identities else None
+        if not cache_outputs:
+            return known
+        known = known or []
+        own = _OWN + (row << 32)
+        return known + list(range(own + len(known), own + (prompts[row] + outputs[row]) // block_size))
+
+    def make(row: int, arrival_ns: int) -> Sequence:
+        return Sequence(
+            row,
+            prompts[row],
+            outputs[row],
+            arrival_ns,
+            block_hashes=contents(row),
+            priority=priorities[row] if priorities else 0,
+        )
+
+    return make
+
+
+def block_identities(trace: Trace, block_size: int) -> Callable[[int], list[int]] | None:
+    """Return a function from a row to the identities of its full blocks of `block_size` tokens; None without contents.
+
+    From token ids: the hashes of the real engine. From hash ids: the id that a block's last token falls under, and
+    how far into it the block ends; hash ids are positional, so equal pairs mean equal prefixes. From sessions, whose
+    prompts repeat all that was said before: the session and the block's number, outputs included.
+    """
+    table = trace.table
+    if "token_ids" in table:
+        tokens = table["token_ids"].tolist()
+        return lambda row: _hash_tokens(tokens[row], block_size)
+    prompts = table["num_prompt_tokens"].to_numpy()
+    if "hash_ids" in table:
+        hash_ids, span = dense_hash_ids(trace), trace.hash_block_size
+        assert span is not None
+        return lambda row: _from_hash_ids(hash_ids[row], span, int(prompts[row]), block_size)
+    if "session_id" in table:
+        sessions = table["session_id"].tolist()
+        num_blocks = ((prompts + table["num_output_tokens"].to_numpy()) // block_size).tolist()
+        return lambda row: list(range(sessions[row] << 32, (sessions[row] << 32) + num_blocks[row]))
+    return None
+
+
+def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
+    """The trace's hash ids, renumbered 0, 1, ...: only equality matters, and real hashes may fill all 64 bits."""
+    rows = trace.table["hash_ids"].tolist()
+    _, dense = np.unique(np.concatenate(rows), return_inverse=True)
+    return np.split(dense, np.cumsum([len(ids) for ids in rows])[:-1])
+
+
+def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
+    hashes: list[int] = []
+    extend_hashes(hashes, tokens.tolist(), block_size, len(tokens) // block_size)
+    return hashes
+
+
+def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> list[int]:
+    last_tokens = np.arange(block_size - 1, num_tokens, block_size)
+    identities: list[int] = (hash_ids[last_tokens // span] * span + last_tokens % span).tolist()
+    return identities

@@ -1,0 +1,57 @@
+"""One reader per public trace format. `load_trace` gives the trace that a configuration asks for."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from harness.config import SharedPrefixTrace, ShareGptTrace, SyntheticTrace, TraceConfig
+from harness.workload import sampling
+from harness.workload.readers import azure, burstgpt, mooncake, plain, sharegpt
+from harness.workload.trace import Trace, file_stamp
+
+_FILE_READERS = {
+    "azure": azure.read,
+    "burstgpt": burstgpt.read,
+    "mooncake": mooncake.read,
+    "csv": plain.read_csv,
+    "jsonl": plain.read_jsonl,
+}
+
+
+def load_trace(config: TraceConfig, *, seed: int) -> Trace:
+    """Reads or draws the trace of a configuration; draws depend on nothing but the configuration and the seed.
+
+    Raises:
+        TraceError: the file cannot be read, is of another format, or has no usable row.
+        ConfigError: a tokenizer cannot be loaded, or has nothing to count.
+    """
+    stamp = file_stamp(getattr(config, "path", None))
+    return replace(_load(config, seed), stamp=stamp)
+
+
+def _load(config: TraceConfig, seed: int) -> Trace:
+    # A stream of its own: arrivals drawn with the same seed must not repeat the numbers that made the lengths.
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(b"trace")))
+    match config:
+        case ShareGptTrace():
+            return _load_sharegpt(config, rng)
+        case SyntheticTrace():
+            return sampling.synthetic(config.num_requests, prompt=config.prompt, output=config.output, rng=rng)
+        case SharedPrefixTrace():
+            return sampling.shared_prefix(config, rng)
+        case _:
+            return _FILE_READERS[config.kind](config.path, limit=config.limit, on_bad_row=config.on_bad_row)
+
+
+def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:
+    if config.path is None:
+        assert config.num_requests is not None  # the configuration fills it in
+        num_requests = min(config.num_requests, config.limit or config.num_requests)
+        return sampling.sharegpt(num_requests, turns=config.turns, rng=rng)
+    return sharegpt.read(
+        config.path,
+        turns=config.turns,
+        tokenizer=config.tokenizer,
+        limit=config.limit,
+        on_bad_row=config.on_bad_row,
+    )

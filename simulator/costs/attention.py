@@ -1,0 +1,136 @@
+"""Time of attention in all layers, interpolated in a profile's tables.
+
+    decode only   D(n, c)             n decodes of context c
+    prefill only  sum of P(s, p)      chunks of s tokens after p; where one call serves all, its fixed cost counts once
+    mixed         P + D + mixing·X(s, n, c)
+
+X is what a batch of both takes beyond its parts: one kernel that serves both is slower for the decodes. It hardly
+depends on the prefix of the chunk, and is the median over those measured. Uneven contexts count as if each were
+c = mean + gain·standard deviation; both grow along, as every context grows by one token a step. A profile may hold what
+they really took instead (`simulator.costs.deviation`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+
+from simulator.costs.curve import Curve, Surface, flat
+from simulator.costs.deviation import DeviationBatch, DeviationCost
+from simulator.profile.profile import Profile
+
+
+def _pairs(chunk: float, start: float) -> float:
+    """Query-key pairs of a chunk of prompt tokens after `start` others: chunk·start + chunk·(chunk + 1)/2."""
+    return chunk * start + chunk * (chunk + 1) / 2
+
+
+def _contexts(num_decodes: float, context: float) -> float:
+    return num_decodes * context
+
+
+def _rows(table: pd.DataFrame, row: str, x: str, y: str = "time_us") -> dict[float, tuple[list[float], list[float]]]:
+    return {value: (group[x].tolist(), group[y].tolist()) for value, group in _groups(table, row)}
+
+
+def _groups(table: pd.DataFrame, row: str) -> Iterator[tuple[float, pd.DataFrame]]:
+    for value in table[row].unique().tolist():
+        yield float(value), table[table[row] == value]
+
+
+class AttentionCost:
+    """Attention of all layers in ns."""
+
+    def __init__(self, profile: Profile, mixing_factor: float) -> None:
+        self.decode, self.prefill, self._mixing = _surfaces(profile)
+        first = self.prefill.at(self.prefill.rows[0])
+        self._fixed = first.ys[0] if profile.meta.batched_prefill else 0.0
+        self._chunks = Surface(dict.fromkeys(self._mixing, ([0.0], [0.0])), None) if self._mixing else None
+        self._factor = mixing_factor
+        self._decode_gain, self._mixed_gain = _gains(profile.tables.get("uneven"))
+        table, layers_ns = profile.tables.get("deviations"), 1e3 * profile.meta.num_layers
+        self._deviations = None if table is None else DeviationCost(table, self.decode, layers_ns)
+
+    def decode_gain(self, num_decodes: int) -> float:
+        """How many standard deviations above the mean the contexts of a decode step count."""
+        return self._decode_gain(num_decodes) if self._decode_gain else 0.0
+
+    def deviation_batch(self, num_decodes: int) -> DeviationBatch | None:
+        """What uneven contexts of so many decodes add to even ones, where that was measured as such."""
+        return self._deviations.at(num_decodes) if self._deviations else None
+
+    def fixed_ns(self, num_chunks: int) -> float:
+        """What the sum over chunks counts too often."""
+        return self._fixed * (num_chunks - 1)
+
+    def context_beside_prefill(self, num_prefill_tokens: int, num_decodes: int, mean: float, deviation: float) -> float:
+        """The context as which each of `num_decodes` uneven ones counts in a step of so many prompt tokens."""
+        gain = self._mixed_gain.at(num_prefill_tokens)(num_decodes) if self._mixed_gain else 0.0
+        return mean + gain * deviation
+
+    def beside_prefill_ns(
+        self, num_prefill_tokens: int, num_decodes: int, context: float, mean: float, deviation: float
+    ) -> float:
+        """What `num_decodes` decodes that count as `context` add to a step of `num_prefill_tokens` prompt tokens."""
+        time = self.decode.at(num_decodes)(context)
+        if extra_of := self.deviation_batch(num_decodes):
+            time += extra_of(mean, deviation)
+        if self._chunks is None:
+            return time
+        low, high, weight = self._chunks.bracket(num_prefill_tokens)
+        extra = self._mixing[low].at(num_decodes)(context)
+        if weight:
+            extra += weight * (self._mixing[high].at(num_decodes)(context) - extra)
+        return time + self._factor * extra
+
+
+def deviation(num_decodes: int, total: int, total_of_squares: int) -> float:
+    """Standard deviation of the contexts; exactly the same after each has grown by one token."""
+    return math.sqrt(max(num_decodes * total_of_squares - total * total, 0)) / num_decodes
+
+
+@functools.lru_cache(maxsize=4)  # calibrations price with the same profile over and over
+def _surfaces(profile: Profile) -> tuple[Surface, Surface, dict[float, Surface]]:
+    """Decodes alone, prefills alone, and by the chunk what mixed batches take beyond these; all layers, ns."""
+    table = profile.tables["attention"].copy()
+    table["time_us"] *= 1e3 * profile.meta.num_layers
+    decode_only, prefill_only = table["prefill_tokens"] == 0, table["num_decodes"] == 0
+    decode = Surface(_rows(table[decode_only], "num_decodes", "decode_context"), _contexts)
+    prefill = Surface(_rows(table[prefill_only], "prefill_tokens", "prefill_context"), _pairs)
+    return decode, prefill, _mixing(table[~decode_only & ~prefill_only], decode, prefill)
+
+
+def _mixing(table: pd.DataFrame, decode: Surface, prefill: Surface) -> dict[float, Surface]:
+    """By the chunk: what mixed batches take beyond their parts, over number and context of the decodes."""
+    if table.empty:
+        return {}
+    parts = [
+        decode.at(n)(context) + prefill.at(chunk)(start)
+        for chunk, start, n, context in zip(
+            table["prefill_tokens"],
+            table["prefill_context"],
+            table["num_decodes"],
+            table["decode_context"],
+            strict=True,
+        )
+    ]
+    table = table.assign(extra=table["time_us"] - np.array(parts))
+    keys = ["prefill_tokens", "num_decodes", "decode_context"]
+    extra = table.groupby(keys)["extra"].median().reset_index()
+    return {
+        chunk: Surface(_rows(group, "num_decodes", "decode_context", "extra"), _contexts)
+        for chunk, group in _groups(extra, "prefill_tokens")
+    }
+
+
+def _gains(table: pd.DataFrame | None) -> tuple[Curve | None, Surface | None]:
+    """Gains of decode steps over the batch, and of mixed steps over chunk and batch."""
+    if table is None:
+        return None, None
+    alone, mixed = table[table["prefill_tokens"] == 0], table[table["prefill_tokens"] > 0]
+    decode = flat(alone["num_decodes"].tolist(), alone["gain"].tolist()) if len(alone) else None
+    return decode, Surface(_rows(mixed, "prefill_tokens", "num_decodes", "gain"), None) if len(mixed) else None

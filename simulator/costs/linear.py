@@ -1,0 +1,74 @@
+"""Step times that are linear in what a step does: few constants, for engines of which only request latencies are known.
+
+    decode step   step_s + context_token_s · sum of the contexts
+    prompt step   prefill_step_s + prompt_token_s · prompt tokens
+    mixed step    prefill_step_s + both sums
+
+Prompt tokens include the padding to the longest prompt of the step where the engine pads. Attention within a prompt,
+which grows with the square of its length, is in `prompt_token_s` as far as prompts are alike. There is no term per
+sequence: in a served workload sequences and contexts grow together, and request latencies hardly tell them apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.plan import StepPlan
+from simulator.costs.constants import Constant
+from simulator.hardware import Device, ModelShape
+
+_NS = 1e9
+_HIGH = 10.0  # times its default: the upper limit of a constant
+
+
+def constants(model: ModelShape, device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
+    """The four constants, with defaults from the device's rates: weights, KV of a token and FLOPs of a token."""
+    bandwidth = device.memory_bandwidth * device.memory_efficiency
+    step = device.step_overhead_s + model.weight_bytes(tensor_parallel_size) / bandwidth
+    experts_used = model.num_experts_per_token or 1
+    mlp = experts_used * sum(model.mlp_parameters()) / tensor_parallel_size
+    parameters = model.num_layers * (sum(model.attention_parameters(tensor_parallel_size)) + mlp)
+    defaults = {
+        "step_s": step,
+        "context_token_s": model.kv_bytes_per_token(tensor_parallel_size) / bandwidth,
+        "prefill_step_s": step,
+        "prompt_token_s": 2 * parameters / (device.flops[model.dtype] * device.flops_efficiency),
+    }
+    return {name: Constant(value, 0.0, _HIGH * value) for name, value in defaults.items()}
+
+
+class LinearCost:
+    """Cost model of the constants of `constants`, all of them, in seconds.
+
+    `pads_prompts`: whether the prompts of a step are padded to the longest of them.
+    """
+
+    prices_scattered = False
+
+    def __init__(self, values: Mapping[str, float], *, pads_prompts: bool = False) -> None:
+        self._step_ns = values["step_s"] * _NS
+        self._context_token_ns = values["context_token_s"] * _NS
+        self._prefill_step_ns = values["prefill_step_s"] * _NS
+        self._prompt_token_ns = values["prompt_token_s"] * _NS
+        self._pads_prompts = pads_prompts
+
+    def step_ns(self, plan: StepPlan) -> int:
+        contexts = self._context_token_ns * plan.num_context_tokens
+        if not plan.prefills:
+            return _at_least_1(self._step_ns + contexts)
+        sizes = [chunk.num_tokens for chunk in plan.prefills]
+        num_tokens = max(sizes) * len(sizes) if self._pads_prompts else sum(sizes)
+        return _at_least_1(self._prefill_step_ns + contexts + self._prompt_token_ns * num_tokens)
+
+    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
+        context = plan.num_context_tokens + plan.num_decodes * np.arange(num_steps, dtype=np.int64)
+        times = self._step_ns + self._context_token_ns * context
+        return np.maximum(np.rint(times), 1).astype(np.int64)
+
+
+def _at_least_1(time_ns: float) -> int:
+    """Fitted constants may all be 0, but no step takes no time."""
+    return max(1, round(time_ns))

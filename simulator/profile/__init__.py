@@ -1,0 +1,1 @@
+"""Kernel-cost profiles: the files and the curves made of them."""

@@ -1,0 +1,85 @@
+"""Whether a profile can price a run, and what of the run it was not measured for."""
+
+from __future__ import annotations
+
+from simulator.hardware import Device, ModelShape
+from simulator.profile.profile import Profile, ProfileError
+
+_FASTEST, _SLOWEST = 3.0, 1e-3  # of a device's peak: beyond these another device was profiled
+_OTHER_UNIT = 30.0  # of the peak: nearer to times in another unit, which are off by 1000
+
+
+def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:
+    """Whether the profile can price this model on so many ranks.
+
+    Raises:
+        ProfileError: it cannot, with what it is for.
+    """
+    meta = profile.meta
+    kv_bytes = 1 if meta.source.get("kv_cache_dtype") == "fp8" else model.dtype_bytes
+    if kv_bytes != model.kv_element_bytes:
+        raise ProfileError(
+            f"profiled with a KV cache of {8 * kv_bytes} bits; this run has {8 * model.kv_element_bytes} "
+            "(engine.kv_cache_dtype)"
+        )
+    if meta.tensor_parallel_size != tensor_parallel_size:
+        raise ProfileError(
+            f"profiled with tensor_parallel_size={meta.tensor_parallel_size}, this run has {tensor_parallel_size}"
+        )
+    if meta.shape:
+        differing = {name: value for name, value in meta.shape.items() if getattr(model, name, value) != value}
+        if differing:
+            what = ", ".join(f"{name}={value}" for name, value in differing.items())
+            here = ", ".join(f"{name}={getattr(model, name)}" for name in differing)
+            raise ProfileError(f"profiled for {meta.model} with {what}; {model.name} has {here}")
+    elif base_name(meta.model) != base_name(model.name):
+        raise ProfileError(f"profiled for {meta.model}, this run is of {model.name}")
+    if meta.num_layers != model.num_layers:
+        raise ProfileError(f"profiled for {meta.num_layers} layers, {model.name} has {model.num_layers}")
+
+
+def check_units(profile: Profile, model: ModelShape, device: Device) -> None:
+    """Whether the times can be microseconds, by the arithmetic that the device would have done in them.
+
+    Raises:
+        ProfileError: it would have done far more than it can.
+    """
+    share, what = _share_of_peak(profile, model, device)
+    if share > _OTHER_UNIT:
+        raise ProfileError(f"{what}, which is impossible: time_us must be in microseconds, and device the one profiled")
+
+
+def differences(profile: Profile, model: ModelShape, device: Device, block_size: int) -> list[str]:
+    """What of a run the profile was not measured for though it is used for it, a line each."""
+    meta, found = profile.meta, []
+    if meta.block_size not in (None, block_size):
+        found.append(f"the profile's kernels ran with block_size={meta.block_size}, this run has {block_size}")
+    share, what = _share_of_peak(profile, model, device)
+    if _is_other_gpu(meta.device, device.name):
+        found.append(f"step times are of {meta.device}, memory and links of {device.name}")
+    elif not _SLOWEST < share < _FASTEST:
+        found.append(f"{what}: are its times in microseconds, and was {device.name} profiled?")
+    return found
+
+
+def _share_of_peak(profile: Profile, model: ModelShape, device: Device) -> tuple[float, str]:
+    """At what share of the device's peak the largest measured QKV projection ran, 2·tokens·parameters operations."""
+    table = profile.tables["tokens"]
+    largest = table[table["operator"] == "qkv_proj"].iloc[-1]
+    num_tokens, time_us = int(largest["num_tokens"]), float(largest["time_us"])
+    parameters, _ = model.attention_parameters(profile.meta.tensor_parallel_size)
+    rate = 2 * num_tokens * parameters / (time_us * 1e-6)
+    share = rate / max(device.flops.values())
+    what = f"qkv_proj of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"
+    return share, f"{what} the peak of {device.name}"
+
+
+def _is_other_gpu(profiled: str, configured: str) -> bool:
+    """Whether two names of GPUs, as NVIDIA's driver spells them, are of different models."""
+    names = profiled.lower(), configured.lower()
+    return all(name.startswith("nvidia") for name in names) and names[0] not in names[1] and names[1] not in names[0]
+
+
+def base_name(model: str) -> str:
+    """A model's name without its owner or folder, in lower case."""
+    return model.rstrip("/").rpartition("/")[2].lower()

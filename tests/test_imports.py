@@ -1,0 +1,96 @@
+"""Who may import whom: no import runs back up, no circle, and the scheduling core has no clock, device or I/O."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = ("engine", "harness", "kernels", "simulator")
+CLOCKS_AND_DICE = {"time", "random", "datetime", "os", "io", "threading", "asyncio", "logging", "secrets"}
+CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
+# The rooms of the harness from the bottom up: a room imports from those before it.
+HARNESS = (
+    "errors", "config", "workload", "results", "runs", "measured", "plots", "sweeps", "calibration", "validation",
+    "cli",
+)  # fmt: skip
+MEETS_TORCH = {ROOT / "harness" / "runs" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+@cache
+def modules() -> dict[str, Path]:
+    return {module_of(path): path for package in PACKAGES for path in (ROOT / package).rglob("*.py")}
+
+
+@cache
+def imports_of(path: Path) -> frozenset[str]:
+    """Dotted names of all modules that a file imports, wherever in the file, those for types only included."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0 and node.module, f"{path}: relative import"
+            inner = {f"{node.module}.{alias.name}" for alias in node.names}
+            names |= {name if name in modules() else node.module for name in inner}
+    return frozenset(names)
+
+
+def top_level(path: Path) -> set[str]:
+    return {name.partition(".")[0] for name in imports_of(path)}
+
+
+@pytest.mark.parametrize("path", CORE, ids=module_of)
+def test_core_imports_only_the_standard_library_numpy_and_xxhash(path: Path) -> None:
+    outside = {name for name in imports_of(path) if not name.startswith("engine.core")}
+    allowed = (sys.stdlib_module_names - CLOCKS_AND_DICE) | {"numpy", "xxhash"}
+    assert {name.partition(".")[0] for name in outside} <= allowed
+
+
+@pytest.mark.parametrize(
+    ("package", "forbidden"),
+    [
+        ("engine", {"harness", "simulator", "simpy", "hydra", "omegaconf"}),
+        ("kernels", {"harness", "simulator", "engine"}),
+        ("simulator", {"harness", "torch", "hydra", "omegaconf"}),
+        ("harness", {"torch"}),
+    ],
+)
+def test_packages_import_downwards(package: str, forbidden: set[str]) -> None:
+    for path in (ROOT / package).rglob("*.py"):
+        if path not in MEETS_TORCH:
+            assert not top_level(path) & forbidden, path
+
+
+def test_no_circle_of_imports() -> None:
+    """Raises graphlib.CycleError, which names the circle."""
+    graph = {name: imports_of(path) & modules().keys() - {name} for name, path in modules().items()}
+    TopologicalSorter(graph).prepare()
+
+
+def test_rooms_of_the_harness_import_downwards() -> None:
+    for name, path in modules().items():
+        if name.count(".") and name.startswith("harness."):
+            room = HARNESS.index(name.split(".")[1])
+            above = {other for other in imports_of(path) if other.startswith("harness.")}
+            above = {other for other in above if HARNESS.index(other.split(".")[1]) > room}
+            assert not above, f"{name} imports {sorted(above)}"
+
+
+def test_a_simulation_does_not_load_torch(tmp_path: Path) -> None:
+    """Not even through a library that would import it when it is there: a module of that name raises on import."""
+    (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness.runs.run, harness.plots; "
+    code += "assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)
