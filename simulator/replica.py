@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import RequestRefusedError, Sequence
+from engine.core.work import ChunkWork, StepWork
 from simulator.costs.cost import CostModel
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
@@ -130,7 +131,8 @@ class Replica:
 
     def _price(self, plan: StepPlan, now: int) -> tuple[StepPlan, NDArray[np.int64] | int, int]:
         """Decide how many steps the plan covers, and what each takes."""
-        first = self._cost_model.step_ns(plan)
+        work = _work_of(plan)
+        first = self._cost_model.step_ns(work)
         if first > _LONGEST_STEP_NS:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
@@ -139,7 +141,7 @@ class Replica:
         limit = min(limit, plan.horizon)
         if limit <= 1:
             return plan, first, first
-        durations = self._cost_model.decode_ns(plan, limit)
+        durations = self._cost_model.decode_ns(work, limit)
         ends = durations.cumsum()
         num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
         return self._scheduler.extend(plan, num_steps), durations[:num_steps], int(ends[num_steps - 1])
@@ -150,3 +152,13 @@ class Replica:
         With asynchronous scheduling, to the end of the step that was planned when that step began.
         """
         return (step // self._lookahead + 1) * self._lookahead + self._async
+
+
+def _work_of(plan: StepPlan) -> StepWork:
+    return StepWork(
+        [ChunkWork(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in plan.prefills],
+        plan.num_decodes,
+        plan.num_context_tokens,
+        plan.num_squared_context_tokens,
+        len(plan.copies),
+    )

@@ -18,7 +18,8 @@ from harness.runs.real import check_memory, engine_settings
 from harness.runs.recorder import Recorder
 from harness.runs.shapes import model_shape
 from simulator.profile.checks import check_fits
-from simulator.profile.profile import ProfileError, load_profile
+from simulator.profile.files import load_profile
+from simulator.profile.profile import ProfileError
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
 
 PROFILES = Path(__file__).resolve().parents[2] / "simulator" / "profiles"

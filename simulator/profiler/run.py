@@ -21,7 +21,8 @@ from engine.runner.kv_cache import OutOfMemoryError
 from engine.runner.tensor_parallel import WorkerError
 from kernels.attention import BackendUnavailableError
 from simulator.hardware import ModelShape
-from simulator.profile.profile import FORMAT_VERSION, Profile, ProfileMeta, save_profile
+from simulator.profile.files import FORMAT_VERSION, save_profile
+from simulator.profile.profile import Profile, ProfileMeta
 from simulator.profiler import families
 from simulator.profiler.bench import Bench
 from simulator.profiler.collectives import CollectiveError

@@ -14,7 +14,8 @@ from experiments import fidelity_own
 from experiments.fidelity_lab import LATENCIES, RESULTS, STATISTICS, Lab
 from harness.config import RunConfig
 from harness.results.tables import RETIMED, SUMMARY
-from simulator.profile.profile import META, load_profile
+from simulator.profile.files import load_profile
+from simulator.profile.profile import META
 from tests.test_conf_tree import CONF, compose_and_parse
 
 SAME = ("plans_identical", "preemptions_identical", "cache_hits_identical")

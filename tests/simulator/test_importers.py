@@ -15,7 +15,8 @@ from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
 from simulator.importers.llmservingsim import graph_sizes, read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.profile.profile import Profile, ProfileError, save_profile
+from simulator.profile.files import save_profile
+from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.shapes import MODEL, OPERATORS, attention, by_tokens, plan, profile
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"

@@ -8,7 +8,8 @@ import pandas as pd
 import pytest
 import yaml
 
-from simulator.profile.profile import Profile, ProfileError, load_profile, save_profile
+from simulator.profile.files import load_profile, save_profile
+from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.shapes import META, profile
 
 

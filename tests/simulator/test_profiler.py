@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
-from simulator.profile.profile import load_profile  # noqa: E402
+from simulator.profile.files import load_profile  # noqa: E402
 from simulator.profiler import families  # noqa: E402
 from simulator.profiler.bench import Bench, Limits, uneven_contexts  # noqa: E402
 from simulator.profiler.collectives import Collectives  # noqa: E402
