@@ -34,35 +34,40 @@ class DecodeBatch(NamedTuple):
     uneven: DeviationBatch | None
     outside: tuple[tuple[str, float], ...]
 
-    def context_of(self, work: StepWork) -> tuple[float, float]:
-        """The context at which attention of a step is priced, and the standard deviation of its contexts."""
-        mean = work.num_context_tokens / work.num_decodes
+    def step(self, work: StepWork) -> tuple[float, float]:
+        """The context at which attention of a step is priced, and the time of the step in ns."""
+        context = work.num_context_tokens / work.num_decodes
         if not self.gain and not self.uneven:
-            return mean, 0.0
+            return context, self.base + self.attention(context)
         spread = deviation(work.num_decodes, work.num_context_tokens, work.num_squared_context_tokens)
-        return mean + self.gain * spread, spread
+        context += self.gain * spread
+        return context, self._time(context, spread)
 
-    def contexts_of(self, work: StepWork, num_steps: int) -> tuple[NDArray[np.float64], NDArray[np.float64] | float]:
-        """`context_of` each of `num_steps` steps; a single deviation for all of them if all contexts grow alike."""
-        contexts, num_decodes = work.contexts(num_steps), work.num_decodes
-        means: NDArray[np.float64] = contexts / num_decodes
-        if not self.gain and not self.uneven:
-            return means, 0.0
-        if work.later_contexts is None:
+    def run(self, work: StepWork, num_steps: int) -> tuple[float, float, NDArray[np.float64]]:
+        """`num_steps` decode steps: the contexts of the first and the last, and all times, bit for bit as of `step`."""
+        num_decodes, totals, spread = work.num_decodes, work.contexts(num_steps), 0.0
+        if self.gain or self.uneven:
+            if work.later_contexts is not None:
+                return self._ragged(work, totals)
+            # All contexts grow alike, so their deviation stays.
             spread = deviation(num_decodes, work.num_context_tokens, work.num_squared_context_tokens)
-            return means + self.gain * spread, spread
-        squares = num_decodes * work.squared_contexts(num_steps) - contexts * contexts
-        spreads: NDArray[np.float64] = np.sqrt(np.maximum(squares, 0)) / num_decodes
-        return means + self.gain * spreads, spreads
+        offset = self.gain * spread
+        if num_steps <= _FEW_STEPS:
+            few = [total / num_decodes + offset for total in totals.tolist()]
+            return few[0], few[-1], np.array([self._time(context, spread) for context in few])
+        contexts = totals / num_decodes + offset
+        return float(contexts[0]), float(contexts[-1]), self._times(contexts, spread)
 
-    def time(self, context: float, spread: float) -> float:
-        """A step in ns, from what `context_of` returns."""
+    def _ragged(self, work: StepWork, totals: NDArray[np.int64]) -> tuple[float, float, NDArray[np.float64]]:
+        squares = work.num_decodes * work.squared_contexts(len(totals)) - totals * totals
+        spreads: NDArray[np.float64] = np.sqrt(np.maximum(squares, 0)) / work.num_decodes
+        contexts: NDArray[np.float64] = totals / work.num_decodes + self.gain * spreads
+        return float(contexts[0]), float(contexts[-1]), self._times(contexts, spreads)
+
+    def _time(self, context: float, spread: float) -> float:
         time = self.base + self.attention(context)
         return time + self.uneven(context, spread) if self.uneven else time
 
-    def times(self, contexts: NDArray[np.float64], spreads: NDArray[np.float64] | float) -> NDArray[np.float64]:
-        """Steps in ns, from what `contexts_of` returns; bit for bit those of `time`."""
-        if len(contexts) <= _FEW_STEPS and isinstance(spreads, float):
-            return np.array([self.time(context, spreads) for context in contexts.tolist()])
+    def _times(self, contexts: NDArray[np.float64], spreads: NDArray[np.float64] | float) -> NDArray[np.float64]:
         times = self.base + self.attention.many(contexts)
         return times + self.uneven.many(contexts, spreads) if self.uneven else times

@@ -111,10 +111,9 @@ class ProfiledCost:
         else:
             size = (work.num_decodes, work.tokens_per_decode)
             batch = self._decodes.get(size) or self._decode_batch(*size)
-            context, spread = batch.context_of(work)
+            context, time = batch.step(work)
             if batch.outside or context > batch.attention.end:
                 self._note(*batch.outside, ("decode context", context / batch.attention.end))
-            time = batch.time(context, spread)
         if work.num_copied_blocks:
             time += self._copying(work.num_copied_blocks)
         return max(1, round(time if work.chunks else self._factor * time))
@@ -122,14 +121,15 @@ class ProfiledCost:
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         size = (work.num_decodes, work.tokens_per_decode)
         batch = self._decodes.get(size) or self._decode_batch(*size)
-        contexts, spreads = batch.contexts_of(work, num_steps)
-        last, end = float(contexts[-1]), batch.attention.end
+        first, last, times = batch.run(work, num_steps)
+        end = batch.attention.end
         if last > end:  # if the first step is beyond the end too, `step_ns` has counted the plan
-            self._note(("decode context", last / end), is_counted=bool(contexts[0] > end))
-        times = batch.times(contexts, spreads)
+            self._note(("decode context", last / end), is_counted=first > end)
         if work.num_copied_blocks and self._copies:
             times[0] += self._copies(work.num_copied_blocks)  # `step_ns` has noted these copies
-        return np.maximum(np.rint(self._factor * times), 1).astype(np.int64)
+        times *= self._factor
+        np.rint(times, out=times)
+        return np.maximum(times, 1.0, out=times).astype(np.int64)
 
     def outside(self) -> dict[str, Outside]:
         """The axes on which plans lay beyond the measured ranges so far, by name.

@@ -47,12 +47,13 @@ class RooflineCost:
 
     def step_ns(self, work: StepWork) -> int:
         per_decode = work.tokens_per_decode
-        context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
-        num_tokens = num_sampled = work.num_decodes * per_decode
+        num_tokens = work.num_decodes * per_decode
+        decoding = work.num_context_tokens * (
+            self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
+        )
         if not work.chunks:
-            base = self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)
-            return round(base + context_token_ns * work.num_context_tokens)
-        total = self._overhead_ns + context_token_ns * work.num_context_tokens
+            return round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding)
+        num_sampled, total = num_tokens, self._overhead_ns + decoding
         for start, chunk, is_last in work.chunks:
             num_tokens += chunk
             num_sampled += is_last
