@@ -19,7 +19,7 @@ Value = Callable[[Point], float]
 
 
 def log_spaced(first: int, last: int, factor: float, also: Sequence[int] = ()) -> list[int]:
-    """Whole numbers from `first` >= 1 to `last`, both included, about `factor` apart, and the values of `also` in between."""
+    """Whole numbers from `first` >= 1 to `last`, both included, about `factor` apart; and those of `also` between."""
     values = {first, last, *(value for value in also if first < value < last)}
     value = float(first)
     while value * factor < last * 0.75:

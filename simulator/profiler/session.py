@@ -3,8 +3,8 @@
 First every point of the coarse grids is visited once, smallest first. Then grids are refined where interpolation is
 worst, as long as the time suffices to visit all points a few times more. In the rest of the time all points are visited
 round after round, each round in a new random order, so that a slow phase of a shared machine hits all of them alike.
-Points with fewer visits come first, since an interrupted session may have left some behind. Whole steps are visited more
-often.
+Points with fewer visits come first, since an interrupted session may have left some behind. Whole steps are visited
+more often.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ class Session:
                     self._visit(points[index], "repeating")
 
     def _is_due(self, point: Point, num_points: int) -> bool:
-        """Whether to visit a point again: after its least visits it may not take much more than its share of the time."""
+        """Whether to visit a point again: beyond its least visits it may not take much more than its share of time."""
         samples = self._samples
         visits = samples.visits(point)
         spent_s = visits * (samples.seconds_per_visit(point) or 0.0)

@@ -1,4 +1,4 @@
-"""Times a series of calls by operator: run in their order between readings of a clock, or each operator as a CUDA graph."""
+"""Times a series of calls by operator: in their order between readings of a clock, or each operator as a CUDA graph."""
 
 from __future__ import annotations
 
