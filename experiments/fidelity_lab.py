@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.results.tables import environment
-from simulator.profile.profile import load_profile
+from simulator.profile.files import load_profile
 
 DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
 RESULTS = Path("experiments/results")

@@ -10,8 +10,9 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
+from engine.core.work import ChunkWork, StepWork
 from harness.recovery.request_log import LogError, Moment
-from simulator.costs.cost import CostModel, plan_to_price
+from simulator.costs.cost import CostModel
 
 _WIDTH = 20  # ways kept for each number of steps so far
 _WORSE = 30.0  # misfit beyond that of the best way, from which a way is given up
@@ -191,8 +192,8 @@ def priced_by(cost: CostModel) -> Price:
 
     def price(step: Step) -> float:
         if step not in known:
-            chunks = [(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks]
-            known[step] = cost.step_ns(plan_to_price(chunks, *step[:3]))
+            chunks = [ChunkWork(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks]
+            known[step] = cost.step_ns(StepWork(chunks, *step[:3]))
         return known[step]
 
     return price

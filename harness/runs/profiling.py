@@ -18,7 +18,8 @@ from harness.runs.real import check_memory, engine_settings
 from harness.runs.recorder import Recorder
 from harness.runs.shapes import model_shape
 from simulator.profile.checks import check_fits
-from simulator.profile.profile import ProfileError, load_profile
+from simulator.profile.files import load_profile
+from simulator.profile.profile import ProfileError
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
 
 PROFILES = Path(__file__).resolve().parents[2] / "simulator" / "profiles"
@@ -123,8 +124,8 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"profile of {meta.model} on {meta.device}, {meta.tensor_parallel_size} rank(s), block size {meta.block_size}",
         f"{outcome.num_points} points in {outcome.spent_s:,.0f} s; rows: {rows}",
         f"noise: half the interquartile range is {outcome.noise:.1%} of the median at half of the points",
-        f"decode steps took {meta.mean_over_median:.3f} times their median in the mean, and so latencies are simulated "
-        "(cost.statistic=median, or fastest, leaves out what others did on this machine meanwhile)",
+        f"decode steps take {meta.mean_over_median:.3f} times their median in the mean; simulations price them at the "
+        "mean (cost.statistic=median: at the median, with less of what other processes did meanwhile)",
         *(f"not measured: {hole}, which do not fit" for hole in outcome.profile.holes()),
         f"use it with: cost=profiled cost.profile={folder}",
     ]

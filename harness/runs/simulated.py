@@ -55,7 +55,7 @@ class SimulatedEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=config.max_model_len or config.model.max_position_embeddings,
-            counts_scattered=self._cost.prices_scattered,
+            counts_scattered=False,
         )
         self._replica = Replica(
             self._env,
@@ -109,8 +109,6 @@ class SimulatedEngine:
         if not isinstance(self._cost, ProfiledCost):
             return found
         found += differences(self._cost.profile, model_shape(config), device_rates(config), config.block_size)
-        if self._cost.prices_scattered and config.engine.kind == "sim" and not config.engine.cache_outputs:
-            found.append("the profile prices where KV blocks lie: as in the real engine with engine.cache_outputs=true")
         if outside := self._cost.outside():
             share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
             axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
@@ -178,8 +176,6 @@ def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> Profile
     values = _defaults(config) | dict(constants)
     try:
         profile = open_profile(name, model, ranks, config.max_num_seqs, device_rates(config))
-        if config.cost.statistic == "fastest":
-            profile = profile.fastest
         cost = ProfiledCost(profile, model, ranks, values, of_means=config.cost.statistic == "mean")
         check_units(profile, model, device_rates(config))
     except ProfileError as error:

@@ -12,10 +12,10 @@ import simpy
 
 torch = pytest.importorskip("torch")
 
-from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policy import POLICIES  # noqa: E402
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
 from engine.core.sequence import Sequence, extend_hashes  # noqa: E402
+from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
@@ -64,17 +64,15 @@ class LoggingRecorder(Recorder):
 class MeasuredCost:
     """Hands out the measured durations, one per plan, in order, shared among its steps as they are recorded."""
 
-    prices_scattered = False
-
     def __init__(self, durations: list[int]) -> None:
         self._left = iter(durations)
         self._last = 0
 
-    def step_ns(self, plan: StepPlan) -> int:
+    def step_ns(self, work: StepWork) -> int:
         self._last = next(self._left)
         return self._last
 
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> Any:
+    def decode_ns(self, work: StepWork, num_steps: int) -> Any:
         each, rest = divmod(self._last, num_steps)
         return each + (np.arange(num_steps) < rest)
 

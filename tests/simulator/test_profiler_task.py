@@ -11,9 +11,10 @@ pytest.importorskip("torch")
 
 from harness.errors import ConfigError  # noqa: E402
 from harness.runs import profiling  # noqa: E402
-from simulator.profile.profile import META, Profile, ProfileMeta, save_profile  # noqa: E402
+from simulator.profile.files import save_profile  # noqa: E402
+from simulator.profile.profile import META, Profile, ProfileMeta  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError  # noqa: E402
-from tests.simulator.shapes import OPERATORS  # noqa: E402
+from tests.simulator.builders import OPERATORS  # noqa: E402
 from tests.test_conf_tree import compose_and_parse  # noqa: E402
 
 TINY = ("task=profile", "engine=cpu", "model=tiny", "progress=false")

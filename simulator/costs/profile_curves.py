@@ -41,15 +41,6 @@ def curve_of(table: pd.DataFrame | None, axis: str) -> Curve | None:
     return proportional(table[axis].tolist(), (table["time_us"] * _US).tolist())
 
 
-def scattered_of(profile: Profile) -> Curve | None:
-    """What scattered KV blocks of so many context tokens add to a step, ns, from none for none."""
-    table = profile.tables.get("scattered")
-    if table is None:
-        return None
-    sizes, times = table["num_tokens"].tolist(), table["time_us"].tolist()
-    return proportional([0, *sizes], [0.0, *times]).scaled(profile.meta.num_layers * _US)
-
-
 def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
     """By kind of step, what it takes beyond its operators; a kind that was not measured takes that of all others."""
     if table is None:
