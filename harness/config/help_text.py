@@ -4,9 +4,12 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+
+from harness.config.option_sets import OPTION_SETS, explained
 
 _WIDTH = 118
 _HEADER = """\
@@ -54,7 +57,16 @@ def build(conf: Path) -> str:
                 lines.append(_entry(f"  {mark} {option}", _comment(path)))
     lines.append("\nKeys (key=value; keys of a group as group.key=value):\n")
     lines += [_entry(f"    {key}={value}", comment) for key, value, comment in _keys(conf / "config.yaml")]
+    for groups, model in OPTION_SETS.values():
+        lines.append(f"\n  of {groups}")
+        group = groups.partition("=")[0]
+        lines += [_entry(f"    {group}.{key}={_show(value)}", text) for key, value, text in explained(model)]
     return "\n".join([*lines, "", _FOOTER])
+
+
+def _show(default: Any) -> str:
+    """A default as it is written on the command line."""
+    return "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _from_hydra() -> str:
