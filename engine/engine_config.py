@@ -15,8 +15,8 @@ class ExecutionOptions:
     Attributes:
         attention_backend: auto takes the fastest that the device has.
         kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (e4m3) with a scale per head (fp8).
-        cuda_graphs: whether decode steps run as CUDA graphs: auto where the device and the attention backend allow it; true
-            fails where the backend does not, and on the CPU runs the same padded batches uncaptured.
+        cuda_graphs: whether decode steps run as CUDA graphs: auto where the device and the attention backend allow it;
+            true fails where the backend does not, and on the CPU runs the same padded batches uncaptured.
         max_lookahead_steps: most decode steps between two looks at the queue.
     """
 
@@ -34,9 +34,9 @@ class ExecutionOptions:
 class EngineConfig(ExecutionOptions, SchedulerOptions):
     """What an engine is built with; names and meanings as in the configuration of a run.
 
-    `device` is "cpu" or "cuda"; `dtype` of weights and activations, None for the model's own; `num_blocks=None` sizes the
-    KV pool from free memory; `load_format` "auto" reads safetensors from the model's folder, "random" makes seeded weights
-    of the right shapes.
+    `device` is "cpu" or "cuda"; `dtype` of weights and activations, None for the model's own; `num_blocks=None` sizes
+    the KV pool from free memory; `load_format` "auto" reads safetensors from the model's folder, "random" makes seeded
+    weights of the right shapes.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"

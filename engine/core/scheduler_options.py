@@ -18,9 +18,9 @@ class SchedulerOptions:
         policy: what goes into a step, by its name in `engine.core.policy.POLICIES`.
         watermark: share of the KV pool kept free when a request is admitted, from 0 to below 1.
         enable_prefix_caching: reuse the KV blocks of prompts that start alike.
-        allocation: when a prompt gets its blocks: all at its admission (prompt), or those of each chunk in turn (chunk).
-        eviction: which free block is taken first: one that the prefix cache does not know (unhashed_first), or the least
-            recently used (lru).
+        allocation: when a prompt gets its blocks: all at its admission (prompt), or chunk by chunk (chunk).
+        eviction: which free block is taken first: one that the prefix cache does not know (unhashed_first), or the
+            least recently used (lru).
         victim: whom to preempt: the last admitted but never the same sequence twice running (spare_last), or always the
             last admitted (last).
         full_hit: what a prompt that is in the cache as a whole computes: its last token, in a copy of its last block
@@ -51,7 +51,7 @@ class SchedulerOptions:
         if self.policy not in POLICIES:
             raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
         if not 0 <= self.watermark < 1:
-            raise ValueError(f"watermark={self.watermark}: must be a number >= 0 and < 1")
+            raise ValueError(f"watermark={self.watermark:g}: must be a number >= 0 and < 1")
         for name in ("reserved_blocks", "max_padding"):
             value = getattr(self, name)
             if value is not None and value < 0:

@@ -36,7 +36,7 @@ class SimEngine(ConfigModel):
     max_lookahead_steps: PositiveInt = 1
 
 
-class RealEngineConfig(ConfigModel, ExecutionOptions):
+class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The real engine.
 
     Attributes:
@@ -57,13 +57,13 @@ class RealEngineConfig(ConfigModel, ExecutionOptions):
         return self
 
 
-class GpuEngine(RealEngineConfig):
+class GpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The real engine on a CUDA device."""
 
     kind: Literal["gpu"] = "gpu"
 
 
-class CpuEngine(RealEngineConfig):
+class CpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The real engine on the CPU."""
 
     kind: Literal["cpu"] = "cpu"
@@ -153,7 +153,7 @@ class DeviceConfig(ConfigModel):
         return self
 
 
-class SchedulerConfig(ConfigModel, SchedulerOptions):
+class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The scheduler's own options: fields, defaults and limits are those of `SchedulerOptions`."""
 
     @model_validator(mode="after")
