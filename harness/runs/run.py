@@ -21,9 +21,11 @@ from harness.results.tables import RunResult, environment, write_results
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
-from harness.workload.arrivals import ArrivalProcess, make_arrivals
+from harness.runs.system import resolve
+from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
+from simulator.arrivals import Arrivals
 
 
 class Engine(Protocol):
@@ -77,7 +79,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     return served.summary
 
 
-def serve(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, output_dir: Path, console: Console) -> Served:
+def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
     """Serve `trace` and leave everything in `output_dir`; what an interrupted run had recorded is marked incomplete.
 
     Raises:
@@ -98,13 +100,13 @@ def serve(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, output_dir:
     return Served(result, summary, bool(interrupts))
 
 
-def make_engine(config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> Engine:
+def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        return SimulatedEngine(config, trace, arrivals)
-    from harness.runs.real import RealEngine  # imported late, as it brings torch
+        return SimulatedEngine(resolve(config), trace, arrivals)
+    from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
 
-    return RealEngine(config, trace, arrivals)
+    return RealEngine(resolve_real(config), trace, arrivals)
 
 
 @contextmanager
