@@ -39,7 +39,7 @@ from harness.recovery.mixed import graph_of  # noqa: E402
 from harness.recovery.replay import replay  # noqa: E402
 from harness.recovery.run import summary  # noqa: E402
 from harness.recovery.step_search import Price, Span, priced_by  # noqa: E402
-from harness.results.tables import environment  # noqa: E402
+from harness.results.environment import environment  # noqa: E402
 from harness.runs.system import resolve  # noqa: E402
 from harness.validation.validate import load_run, simulation_config  # noqa: E402
 from simulator.importers.llmservingsim import graph_sizes  # noqa: E402

@@ -35,7 +35,8 @@ from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.recovery.run import recover
 from harness.recovery.step_search import priced_by
-from harness.results.tables import CALIBRATION, command_line
+from harness.results.environment import command_line
+from harness.results.files import CALIBRATION
 from harness.runs import fitted
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import System, at_statistic, resolve

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats.qmc import Halton
 
-from harness.results.metrics import Floats
+from harness.results.tables import Floats
 from simulator.costs.constants import Constant
 
 _POWER = 3  # of a side of the cube: fine steps near the lower limit, as the limits of a time may span decades

@@ -21,7 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import ConfigError
-from harness.results.tables import CALIBRATION, write_whole
+from harness.results.files import CALIBRATION, write_whole
 from simulator.profile.checks import base_name
 
 _DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes

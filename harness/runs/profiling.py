@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from engine.models.model_config import ModelError
 from harness.config import RunConfig
 from harness.errors import ConfigError
-from harness.results.tables import command_line, cpu_model, environment, slug
+from harness.results.environment import command_line, cpu_model, environment, slug
 from harness.runs.real import Setup, resolve_real
 from harness.runs.recorder import Recorder
 from harness.runs.system import model_shape

@@ -18,7 +18,7 @@ from engine.runner.tensor_parallel import WorkerError, make_executor
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
 from harness.errors import ConfigError
-from harness.results.tables import cpu_model, cpu_with_threads
+from harness.results.environment import cpu_model, cpu_with_threads
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
 from harness.runs.system import model_shape

@@ -15,9 +15,11 @@ from rich.console import Console
 
 from engine.core.sequence import Sequence
 from harness.config import RunConfig
+from harness.results.environment import environment
+from harness.results.files import write_results
 from harness.results.metrics import summarize
-from harness.results.report import print_summary
-from harness.results.tables import RunResult, environment, write_results
+from harness.results.summary import print_summary
+from harness.results.tables import RunResult
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
@@ -86,11 +88,13 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
         TwinServeError: the configuration cannot be used.
     """
     engine = make_engine(config, trace, arrivals)
+    simulated = config.engine.kind == "sim"
+    bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
         console.print(engine.describe(), highlight=False, soft_wrap=True)
         with _on_interrupt(engine.stop) as interrupts:
             started = time.perf_counter()
-            with progress_bar(engine.recorder, len(trace.table), enabled=config.progress, console=console):
+            with bar:
                 engine.run()
             is_complete = not interrupts
             result = _collect(config, trace, engine, is_complete, time.perf_counter() - started)

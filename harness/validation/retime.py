@@ -27,8 +27,9 @@ from harness.config import RunConfig
 from harness.errors import MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import whole_ns
-from harness.results.metrics import Floats
-from harness.results.tables import RETIMED, STEP_TIMES, command_line, environment, write_whole
+from harness.results.environment import command_line, environment
+from harness.results.files import RETIMED, STEP_TIMES, write_whole
+from harness.results.tables import Floats
 from harness.runs.availability import check_engine
 from harness.validation.steps import as_delivered, deviations, first_difference
 from harness.workload.arrivals import OpenLoop

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.results.tables import cpu_with_threads
+from harness.results.environment import cpu_with_threads
 from harness.runs.fitted import same_setting
 from simulator.profile.profile import Profile
 

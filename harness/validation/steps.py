@@ -20,7 +20,7 @@ from engine.core.plan import StepPlan
 from harness.config import RunConfig
 from harness.config.validation import Part, StepStatistic
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, time_of, whole_ns
-from harness.results.metrics import Floats
+from harness.results.tables import Floats
 from harness.runs.recorder import RecordedRun
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve

@@ -15,7 +15,7 @@ from harness.calibration.fit import Fit, minimise
 from harness.errors import ConfigError
 from harness.measured import load_measured
 from harness.recovery import LogError
-from harness.results.tables import CALIBRATION, read_results
+from harness.results.files import CALIBRATION, read_results
 from harness.runs import fitted as calibration
 from harness.runs.profiling import PROFILES
 from harness.runs.system import resolve

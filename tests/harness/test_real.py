@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from engine.llm_engine import ExecutedPlan, LLMEngine  # noqa: E402
 from engine.models.model_config import ModelConfig, hf_config  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
-from harness.results.tables import read_results  # noqa: E402
+from harness.results.files import read_results  # noqa: E402
 from harness.runs.profiling import profile  # noqa: E402
 from harness.runs.real import resolve_real  # noqa: E402
 from harness.runs.replay import Clock, IssueThread  # noqa: E402

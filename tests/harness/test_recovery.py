@@ -15,7 +15,7 @@ from harness.recovery.replay import replay
 from harness.recovery.request_log import read_client_log, read_engine_log
 from harness.recovery.run import summary
 from harness.recovery.step_search import Step, Tolerance, priced_by
-from harness.results.tables import CALIBRATION, VALIDATION
+from harness.results.files import CALIBRATION, VALIDATION
 from harness.runs import fitted
 from harness.runs.system import resolve
 from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
