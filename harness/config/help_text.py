@@ -21,6 +21,7 @@ Usage: python run.py [group=option ...] [key=value ...]
 
 Examples:
   python run.py                                              the default run: no data, GPU or torch needed
+  python run.py experiment=conversations                     a whole setup; keys and groups can still be changed
   python run.py model=tiny device=laptop-cpu arrival.rate=2
   python run.py trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
   python run.py arrival=closed_loop arrival.concurrency=64 scheduler=prefill_first
@@ -80,8 +81,9 @@ def _entry(name: str, comment: str) -> str:
 
 
 def _comment(path: Path) -> str:
-    """When to choose the option: the first line of its file."""
-    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# Choose ")
+    """When to choose the option: the first line of its file, or the one after Hydra's own `# @package`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return lines[lines[0].startswith("# @")].removeprefix("# Choose ")
 
 
 def _defaults(path: Path) -> Iterator[tuple[str, str]]:
