@@ -29,7 +29,7 @@ sys.path.insert(0, str(ROOT))
 from experiments.fidelity_lab import Lab, print_errors  # noqa: E402
 from experiments.fidelity_own import GPU_RATES, cpu, gpu  # noqa: E402
 from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
-from harness.results.tables import cpu_model, slug  # noqa: E402
+from harness.results.environment import cpu_model, slug  # noqa: E402
 
 
 def published_errors(path: Path) -> dict[str, float]:

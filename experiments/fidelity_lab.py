@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from harness.results.tables import environment
+from harness.results.environment import environment
 from simulator.profile.files import load_profile
 
 DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed

@@ -31,7 +31,6 @@ sys.path.insert(0, str(ROOT))
 
 from experiments.fidelity_lab import DOCS, RESULTS  # noqa: E402
 from experiments.ground_truth import DISTSERVE_RATES, distserve_settings, vllm_settings  # noqa: E402
-from harness.calibration import fitted as calibration  # noqa: E402
 from harness.calibration.fit import minimise  # noqa: E402
 from harness.config import RunConfig, parse  # noqa: E402
 from harness.measured import MeasuredRun  # noqa: E402
@@ -40,8 +39,8 @@ from harness.recovery.mixed import graph_of  # noqa: E402
 from harness.recovery.replay import replay  # noqa: E402
 from harness.recovery.run import summary  # noqa: E402
 from harness.recovery.step_search import Price, Span, priced_by  # noqa: E402
-from harness.results.tables import environment  # noqa: E402
-from harness.runs.simulated import cost_model, kv_pool  # noqa: E402
+from harness.results.environment import environment  # noqa: E402
+from harness.runs.system import resolve  # noqa: E402
 from harness.validation.validate import load_run, simulation_config  # noqa: E402
 from simulator.importers.llmservingsim import graph_sizes  # noqa: E402
 
@@ -85,15 +84,17 @@ def errors(spans: Sequence[Span], price: Price, sizes: Sequence[int]) -> pd.Data
 def fitted(config: RunConfig, found: RecoveredRun) -> dict[str, float]:
     """The constants with the least sum of absolute errors of the spans, relative to their time; without any prior."""
 
-    def misfit(values: Mapping[str, float]) -> float:
-        return found.misfit(priced_by(cost_model(config, values)), "all")
+    system = resolve(config)
 
-    return minimise(misfit, calibration.constants_of(config), 400, lambda count, best: None).values
+    def misfit(values: Mapping[str, float]) -> float:
+        return found.misfit(priced_by(system.cost_model(values)), "all")
+
+    return minimise(misfit, system.constants(), 400, lambda count, best: None).values
 
 
 def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
     config, _, found = recovered(vllm_settings(data, case), f"vllm/{case}_constants.yaml")
-    price = priced_by(cost_model(config))
+    price = priced_by(resolve(config).cost_model())
     table = errors(found.spans[1:], price, graph_sizes(config.max_num_seqs))
     shown = Table(*table.columns, box=None, title=case)
     for row in table.itertuples(index=False):
@@ -101,7 +102,7 @@ def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
     record = {"summary": summary(found, price, "all"), "errors": table.to_dict("records")}
     console.print(record["summary"], shown)
     if case == "llama":
-        statistics = calibration.configured(config)
+        statistics = resolve(config).calibration
         record["constants"] = {
             "of_statistics": dict(statistics.constants) if statistics else {},
             "of_steps": fitted(config, found),
@@ -112,14 +113,14 @@ def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
 
 def study_distserve(data: Path, rate: str, console: Console) -> dict[str, Any]:
     config, run, found = recovered(distserve_settings(data, rate), "distserve/constants.yaml")
-    record: dict[str, Any] = {"summary": summary(found, priced_by(cost_model(config)), "all")}
+    record: dict[str, Any] = {"summary": summary(found, priced_by(resolve(config).cost_model()), "all")}
     record["padding_of_batches"] = paddings(found)
-    used = calibration.configured(config)
+    used = resolve(config).calibration
     assert used is not None
     record["fixed_part_of_decodes"] = fixed_parts(found, used.constants["context_token_s"])
     if rate == DISTSERVE_RATES[-1]:
         same = [pool for pool in POOLS if not decided_otherwise(config, run, found, pool)]
-        pool = kv_pool(config).num_blocks
+        pool = resolve(config).pool.num_blocks
         record["pools"] = {
             "of_the_formula": pool,
             "decided_otherwise_with_it": decided_otherwise(config, run, found, pool),

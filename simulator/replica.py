@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError
+from simulator.arrivals import NEVER
 from simulator.costs.cost import CostModel
-from simulator.router import NEVER
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time

@@ -7,23 +7,10 @@ from itertools import cycle
 from typing import Protocol
 
 from engine.core.sequence import Request
-
-NEVER = 2**63 - 1  # later than any time of a run, in ns
+from simulator.arrivals import Arrivals
 
 MakeRequest = Callable[[int, int], Request]
 """Makes the request of a row of the trace, given the row and its intended arrival in ns; the row is its id."""
-
-
-class Arrivals(Protocol):
-    """Requests that come by their own clock; a row names one."""
-
-    next_ns: int  # time of the earliest pending arrival, NEVER when nothing comes unless a running request ends
-
-    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
-        """Take out the arrivals up to `now_ns`: pairs of intended arrival and row, in order."""
-
-    def on_finish(self, row: int, now_ns: int) -> None:
-        """The request of `row` is over: it finished, was refused or aborted."""
 
 
 class Server(Protocol):

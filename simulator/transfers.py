@@ -8,7 +8,7 @@ from typing import Protocol
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
-from simulator.router import NEVER
+from simulator.arrivals import NEVER
 
 
 class TransferEngine(Protocol):

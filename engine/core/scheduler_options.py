@@ -44,6 +44,9 @@ class SchedulerOptions:
         async_scheduling: each step is planned while the one before it runs.
         max_padding: for engines that pad the prompts of a step to the longest of them: how many tokens of padding a
             step may have, within its token budget; None for engines that do not pad.
+
+    Raises:
+        ValueError: a value is out of range, or names no policy; the message starts with the name of the field.
     """
 
     policy: str = "mixed"
@@ -60,6 +63,18 @@ class SchedulerOptions:
     enable_chunked_prefill: bool = True
     async_scheduling: bool = False
     max_padding: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
+        if not 0 <= self.watermark < 1:
+            raise ValueError(f"watermark={self.watermark:g}: must be a number >= 0 and < 1")
+        for name in ("reserved_blocks", "long_prefill_token_threshold", "max_padding"):
+            value = getattr(self, name)
+            if value is not None and value < 0:
+                raise ValueError(f"{name}={value}: must be an integer >= 0")
+        if self.admission == "first_chunk" and self.allocation != "chunk":
+            raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
 
 def make_scheduler(
@@ -79,14 +94,8 @@ def make_scheduler(
     With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room.
 
     Raises:
-        ValueError: a number is out of its range, or `policy` is not known.
+        ValueError: a number is out of its range.
     """
-    if options.policy not in POLICIES:
-        raise ValueError(f"policy={options.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
-    if not 0 <= options.watermark < 1:
-        raise ValueError(f"watermark={options.watermark} must be in [0, 1)")
-    if options.admission == "first_chunk" and options.allocation != "chunk":
-        raise ValueError('admission="first_chunk" needs allocation="chunk"')
     blocks = BlockManager(
         num_blocks - options.reserved_blocks,
         block_size,

@@ -27,9 +27,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.calibration import fitted as calibration
 from harness.calibration.fit import Fit, minimise
-from harness.calibration.fitted import Constant
 from harness.config import RunConfig
 from harness.config.validation import StepStatistic
 from harness.errors import ConfigError
@@ -37,13 +35,17 @@ from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.recovery.run import recover
 from harness.recovery.step_search import priced_by
-from harness.results.tables import CALIBRATION, command_line
-from harness.runs.simulated import SimulatedEngine, at_statistic, cost_model
+from harness.results.environment import command_line
+from harness.results.files import CALIBRATION
+from harness.runs import fitted
+from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import System, at_statistic, resolve
 from harness.validation.metrics import part_of, statistics
 from harness.validation.settings import different_settings
 from harness.validation.steps import StepReplay, replay_steps
 from harness.validation.validate import load_run, simulated_requests, simulation_config
 from harness.workload.arrivals import make_arrivals
+from simulator.costs.constants import Constant
 from simulator.costs.profiled import ProfiledCost
 
 Misfit = Callable[[Mapping[str, float]], float]
@@ -72,14 +74,15 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     console = Console()
     run = load_run(config)
     config = simulation_config(config, run)
-    constants = _chosen(config)
+    system = resolve(config)
+    constants = _chosen(config, system)
     part = config.calibration.part
-    objective = _objective(config, run)
-    for warning in [*_warnings(config, run), *objective.warnings]:
+    objective = _objective(config, system, run)
+    for warning in [*_warnings(config, system, run), *objective.warnings]:
         console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
     with _progress(config, console) as report:
         fit = minimise(
-            _with_prior(objective.misfit, _known(config)),
+            _with_prior(objective.misfit, _known(config, system)),
             constants,
             config.calibration.max_evaluations,
             report,
@@ -87,21 +90,21 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     misfit_before = objective.misfit({name: constant.default for name, constant in constants.items()})
     misfit_after = objective.misfit(fit.values)
     document = {
-        "constants": _others(config) | fit.values,
+        "constants": _others(system) | fit.values,
         "cost": config.cost.kind,
         "fitted_on": {
             "measured": f"{run.kind}:{run.source}",
             "engine": run.engine,
             "data_sha256": run.data_sha256(),
             "requests_sha256": run.requests_sha256(),
-            **calibration.system_of(config),
+            **system.fitted_for(),
             "part": part,
             "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
             "latency_from": config.validation.latency_from,
             "num_steps": objective.num_steps,
             "step_executions": len(run.own.executions()) if run.own else None,
         },
-        "kept": _kept(config, fit.values),
+        "kept": _kept(system, fit.values),
         "objective": {
             "minimised": f"{objective.what}, in quadrature with the prior of the constants",
             "widths": {name: constant.width for name, constant in constants.items()},
@@ -112,7 +115,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
     }
-    calibration.write(output_dir / CALIBRATION, document)
+    fitted.write(output_dir / CALIBRATION, document)
     _print(console, constants, fit)
     text = f"\n{objective.what}: {misfit_before:.2%} before, {misfit_after:.2%} after {fit.num_evaluations} evaluations"
     console.print(Text(text), soft_wrap=True)
@@ -120,9 +123,9 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     return document
 
 
-def _known(config: RunConfig) -> dict[str, Constant]:
+def _known(config: RunConfig, system: System) -> dict[str, Constant]:
     """The constants of the cost model, with the widths that the configuration gives them."""
-    known = calibration.constants_of(config)
+    known = system.constants()
     for name, width in (config.calibration.widths or {}).items():
         if name not in known:
             raise ConfigError(f"calibration.widths: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
@@ -130,13 +133,12 @@ def _known(config: RunConfig) -> dict[str, Constant]:
     return known
 
 
-def _chosen(config: RunConfig) -> dict[str, Constant]:
+def _chosen(config: RunConfig, system: System) -> dict[str, Constant]:
     """The constants to fit, starting from those of an earlier calibration if there is one."""
-    known = _known(config)
-    fitted = calibration.configured(config)
-    for name, value in (fitted.constants if fitted else {}).items():
+    known = _known(config, system)
+    for name, value in _others(system).items():
         known[name] = known[name]._replace(default=value)
-    cost = cost_model(config)
+    cost = system.cost_model()
     unused = cost.unused_constants if isinstance(cost, ProfiledCost) else frozenset()
     names = config.calibration.constants or tuple(name for name in known if name not in unused)
     for name in names:
@@ -151,25 +153,23 @@ def _chosen(config: RunConfig) -> dict[str, Constant]:
     return {name: known[name] for name in names}
 
 
-def _others(config: RunConfig) -> dict[str, float]:
+def _others(system: System) -> dict[str, float]:
     """Constants of an earlier calibration, which stay as they are unless they are fitted again."""
-    fitted = calibration.configured(config)
-    return dict(fitted.constants) if fitted else {}
+    return dict(system.calibration.constants) if system.calibration else {}
 
 
-def _warnings(config: RunConfig, run: MeasuredRun) -> list[str]:
+def _warnings(config: RunConfig, system: System, run: MeasuredRun) -> list[str]:
     """What differs between the measured run, the simulation, and an earlier calibration."""
-    fitted = calibration.configured(config)
-    others = fitted.other_systems(config) if fitted else []
+    others = system.calibration.other_systems(system.fitted_for()) if system.calibration else []
     return [*run.notes, *different_settings(run.settings, config), *others]
 
 
-def _kept(config: RunConfig, refitted: Mapping[str, float]) -> list[dict[str, Any]]:
+def _kept(system: System, refitted: Mapping[str, float]) -> list[dict[str, Any]]:
     """What the constants that are kept from an earlier calibration were fitted on."""
-    fitted = calibration.configured(config)
-    if fitted is None or not set(fitted.constants) - set(refitted):
+    earlier = system.calibration
+    if earlier is None or not set(earlier.constants) - set(refitted):
         return []
-    return [dict(data) for data in (fitted.fitted_on, *fitted.kept)]
+    return [dict(data) for data in (earlier.fitted_on, *earlier.kept)]
 
 
 def _with_prior(misfit: Misfit, known: Mapping[str, Constant]) -> Misfit:
@@ -185,7 +185,7 @@ def _with_prior(misfit: Misfit, known: Mapping[str, Constant]) -> Misfit:
     return penalised
 
 
-def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
+def _objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
     """What `calibration.objective` names.
 
     Raises:
@@ -194,23 +194,23 @@ def _objective(config: RunConfig, run: MeasuredRun) -> Objective:
     """
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
-        return _step_objective(config, run) if run.own else _recovered_objective(config, run)
+        return _step_objective(config, system, run) if run.own else _recovered_objective(config, system, run)
     if config.validation.retimed:
         raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
     what, misfit = _LATENCY_MISFITS[name]
-    return Objective(what, _latency_misfit(config, run, misfit))
+    return Objective(what, _latency_misfit(config, system, run, misfit))
 
 
 def _latency_misfit(
-    config: RunConfig, run: MeasuredRun, compare: Callable[[pd.DataFrame, pd.DataFrame], float]
+    config: RunConfig, system: System, run: MeasuredRun, compare: Callable[[pd.DataFrame, pd.DataFrame], float]
 ) -> Misfit:
     rows = part_of(len(run.requests), config.calibration.part)
     measured = with_latencies(run.requests, config.validation.latency_from).iloc[rows]
-    others = _others(config)
+    others = _others(system)
 
     def misfit(constants: Mapping[str, float]) -> float:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
-        engine = SimulatedEngine(config, run.trace, arrivals, cost_model(config, {**others, **constants}))
+        engine = SimulatedEngine(system, run.trace, arrivals, system.cost_model({**others, **constants}))
         engine.run()
         recorded = engine.recorder.tables(run.trace, engine.unfinished())
         simulated = simulated_requests(recorded.requests, recorded.steps, config).iloc[rows]
@@ -254,13 +254,13 @@ _LATENCY_MISFITS: dict[str, tuple[str, Callable[[pd.DataFrame, pd.DataFrame], fl
 }
 
 
-def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
-    others, part = _others(config), config.calibration.part
+def _step_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
+    others, part = _others(system), config.calibration.part
     statistic: StepStatistic = "fastest" if getattr(config.cost, "statistic", None) == "fastest" else "median"
-    priced = at_statistic(config, statistic)
+    priced = resolve(at_statistic(config, statistic))
 
     def replay(constants: Mapping[str, float]) -> StepReplay:
-        return replay_steps(run, config, cost_model(priced, {**others, **constants}), part, statistic)
+        return replay_steps(run, config, priced.cost_model({**others, **constants}), part, statistic)
 
     def misfit(constants: Mapping[str, float]) -> float:
         steps = replay(constants).steps
@@ -276,12 +276,12 @@ def _step_objective(config: RunConfig, run: MeasuredRun) -> Objective:
     return Objective("RMS relative error of step times, weighted by time", misfit, count, warnings)
 
 
-def _recovered_objective(config: RunConfig, run: MeasuredRun) -> Objective:
-    others, part = _others(config), config.calibration.part
+def _recovered_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
+    others, part = _others(system), config.calibration.part
     recovered = recover(config, run)
 
     def misfit(constants: Mapping[str, float]) -> float:
-        return recovered.misfit(priced_by(cost_model(config, {**others, **constants})), part)
+        return recovered.misfit(priced_by(system.cost_model({**others, **constants})), part)
 
     count = sum(len(span.steps) for span in recovered.of_part(part))
     if not count:

@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from harness.plots.latency import CURVE_PERCENTILES, seconds_axis, share_axis
 from harness.plots.latency import NAMES as LATENCY_NAMES
 from harness.plots.style import COLORS, GREY, head, log_axis, panels, plain_numbers, save
-from harness.results.metrics import Floats
+from harness.results.tables import Floats
 from harness.validation.metrics import LATENCIES
 from harness.validation.report import NAMES
 from harness.validation.steps import KINDS, StepReplay

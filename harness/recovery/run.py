@@ -17,7 +17,8 @@ from harness.recovery.prefill_first import as_taken_in, recover_prefill_first
 from harness.recovery.replay import replay
 from harness.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
 from harness.recovery.step_search import Price, Span, priced_by
-from harness.runs.simulated import SimulatedEngine, cost_model
+from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import resolve
 from harness.validation.steps import relative_errors
 from harness.workload.arrivals import make_arrivals
 from simulator.importers.llmservingsim import graph_sizes
@@ -93,14 +94,15 @@ def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
     early = scheduler.policy == "prefill_first" and not (scheduler.async_scheduling or scheduler.enable_prefix_caching)
     if not (asynchronous or early):
         raise LogError("steps are recovered by the rules of scheduler=vllm and scheduler=vllm_v0: choose one of them")
+    system = resolve(config)
     engine = SimulatedEngine(
-        config, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+        system, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
     )
     engine.run()
     served = engine.recorder.tables(run.trace, engine.unfinished()).requests
     if num_other := int((served["num_output_tokens"] != run.requests["num_output_tokens"]).sum()):
         raise LogError(f"{run.source}: {num_other} requests are refused or cut short in the simulation")
-    price = priced_by(cost_model(config))
+    price = priced_by(system.cost_model())
     log = read_client_log(run) if early else read_engine_log(run)
     try:
         if early:
@@ -125,7 +127,7 @@ def recovered_steps(config: RunConfig, run: MeasuredRun) -> dict[str, Any]:
     """
     if run.own is not None:
         raise ConfigError("validation.recover_steps: has no effect on a run of our own engine, whose steps are known")
-    return summary(recover(config, run), priced_by(cost_model(config)), config.validation.score)
+    return summary(recover(config, run), priced_by(resolve(config).cost_model()), config.validation.score)
 
 
 def summary(recovered: RecoveredRun, price: Price, part: Part) -> dict[str, Any]:

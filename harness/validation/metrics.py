@@ -32,11 +32,6 @@ def part_of(num_requests: int, part: Part) -> slice:
     return {"all": slice(None), "first_half": slice(half), "second_half": slice(half, None)}[part]
 
 
-def parts_overlap(one: str, other: str) -> bool:
-    """Whether two parts of the same run share requests."""
-    return one == other or "all" in (one, other)
-
-
 def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
     """By metric and statistic, of the finished among some requests; NaN what is not known of them.
 

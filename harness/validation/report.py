@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.results.files import ERRORS, VALIDATION, write_whole
 from harness.results.metrics import json_ready
-from harness.results.tables import ERRORS, VALIDATION, write_whole
 from harness.validation.metrics import LATENCIES
 
 if TYPE_CHECKING:

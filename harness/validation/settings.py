@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.results.tables import cpu_with_threads
-from simulator.profile.checks import base_name
+from harness.results.environment import cpu_with_threads
+from harness.runs.fitted import same_setting
 from simulator.profile.profile import Profile
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
 _TOP_LEVEL = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
-_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
 
 
 def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[str]:
@@ -41,19 +40,3 @@ def different_device(measured_on: str | None, profile: Profile) -> list[str]:
     if source.get("num_threads") and source.get("driver") is None:
         profiled_on = cpu_with_threads(profiled_on, source["num_threads"])
     return [] if measured_on == profiled_on else [f"the profile is of {profiled_on}, the run of {measured_on}"]
-
-
-def same_setting(name: str, one: Any, other: Any) -> bool:
-    """Whether two values of a setting mean the same: models by name without owner or folder, in any case."""
-    return bool(_plain(name, one) == _plain(name, other))
-
-
-def _plain(name: str, value: Any) -> Any:
-    if name == "model":
-        return base_name(str(value))
-    if name == "dtype":
-        dtype = str(value).removeprefix("torch.")
-        return _DTYPES.get(dtype, dtype)
-    if name == "kv_cache_dtype":  # fp8_e4m3 and its like take as much room; any other is the model's own
-        return str(value).startswith("fp8")
-    return value

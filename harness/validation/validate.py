@@ -10,8 +10,6 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from harness.calibration import fitted as calibration
-from harness.calibration.fitted import Calibration
 from harness.config import RunConfig, TraceArrival
 from harness.config.validation import StepStatistic
 from harness.errors import ConfigError, MeasuredRunError
@@ -20,8 +18,9 @@ from harness.measured.measured_run import queued_times, seen_times, with_latenci
 from harness.measured.own_run import SAMPLES, at_step_times, sample_steps, with_retimed
 from harness.recovery.run import recovered_steps
 from harness.results.tables import RunResult
+from harness.runs.fitted import Calibration
 from harness.runs.run import serve
-from harness.runs.simulated import at_statistic, cost_model
+from harness.runs.system import at_statistic, resolve
 from harness.validation.metrics import align, comparison, part_of, statistics
 from harness.validation.report import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
@@ -86,14 +85,14 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if step_times != "measured":
         config = priced_config
         compared, others = at_step_times(run, statistic)
-    fitted = calibration.configured(config)
+    fitted = resolve(config).calibration
     recovered = recovered_steps(config, run) if config.validation.recover_steps else None
     arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, compared.trace, arrivals, output_dir, console)
     if served.interrupted:
         raise KeyboardInterrupt
     own = [each for each in (run, *repeats) if each.own is not None]
-    priced = cost_model(priced_config) if own else None
+    priced = resolve(priced_config).cost_model() if own else None
     steps = []
     if priced:
         steps = [replay_steps(each, simulation_config(config, each), priced, score, statistic) for each in own]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.results.tables import read_results
+from harness.results.files import read_results
 from harness.runs.profiling import PROFILES
 from simulator.profile.files import load_profile, save_profile
 from tests.harness.measured_files import pretend_measured

@@ -11,26 +11,20 @@ date, command
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import ConfigError
-from harness.results.tables import CALIBRATION, write_whole
-from harness.runs.shapes import device_rates, model_shape
-from harness.validation.metrics import parts_overlap
-from harness.validation.settings import same_setting
-from simulator.costs import linear
-from simulator.costs.constants import Constant, profiled_constants
+from harness.results.files import CALIBRATION, write_whole
+from simulator.profile.checks import base_name
 
-if TYPE_CHECKING:
-    from harness.config import RunConfig
-
+_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
 _FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
 
 
@@ -57,13 +51,13 @@ class Calibration:
             for data in self._fits
         )
 
-    def other_systems(self, config: RunConfig) -> list[str]:
-        """One line for each fit of another model, device, profile or number of ranks, as far as the file tells."""
+    def other_systems(self, system: Mapping[str, Any]) -> list[str]:
+        """One line for each fit of another system than `system`, a `System.fitted_for`, as far as the file tells."""
         lines = []
         for data in self._fits:
             here = {
                 name: value
-                for name, value in system_of(config).items()
+                for name, value in system.items()
                 if name in data and not same_setting(name, data[name], value)
             }
             if here:
@@ -72,41 +66,17 @@ class Calibration:
                 lines.append(f"{self.path}: fitted with {there}; simulated here: {what}")
         return lines
 
+    def check(self, kind: str, known: Iterable[str]) -> None:
+        """Raises ConfigError unless it belongs to the cost model `kind`, which has constants of the names `known`."""
+        if self.cost != kind or set(self.constants) - set(known):
+            raise ConfigError(
+                f"cost.calibration={str(self.path)!r}: fitted for cost={self.cost} with {', '.join(self.constants)}; "
+                f"cost={kind} has {', '.join(known)}"
+            )
+
     @property
     def _fits(self) -> tuple[Mapping[str, Any], ...]:
         return (self.fitted_on, *self.kept)
-
-
-def system_of(config: RunConfig) -> dict[str, Any]:
-    """What the constants of a cost model hold for."""
-    return {
-        "model": config.model.name,
-        "device": config.device.name,
-        "profile": getattr(config.cost, "profile", None),
-        "statistic": getattr(config.cost, "statistic", None),
-        "tensor_parallel_size": config.tensor_parallel_size,
-    }
-
-
-def constants_of(config: RunConfig) -> dict[str, Constant]:
-    """The constants of the configured cost model by name, with the defaults that this configuration has.
-
-    Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism, what
-    concerns communication has no effect and is left out.
-    """
-    device, ranks = device_rates(config), config.tensor_parallel_size
-    if config.cost.kind == "profiled":
-        return profiled_constants(device, ranks, async_scheduling=config.scheduler.async_scheduling)
-    if config.cost.kind == "linear":
-        return linear.constants(model_shape(config), device, ranks)
-    constants = {
-        "memory_efficiency": Constant(device.memory_efficiency, 0.05, 1.0),
-        "flops_efficiency": Constant(device.flops_efficiency, 0.05, 1.0),
-        "step_overhead_s": Constant(device.step_overhead_s, 0.0, 0.02),
-    }
-    if ranks > 1:
-        constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
-    return constants
 
 
 def read(path: Path) -> Calibration:
@@ -137,26 +107,28 @@ def read(path: Path) -> Calibration:
     )
 
 
-def configured(config: RunConfig) -> Calibration | None:
-    """The calibration file that `cost.calibration` names, None without one.
-
-    Raises:
-        ConfigError: it cannot be read, or belongs to another cost model.
-    """
-    name = getattr(config.cost, "calibration", None)
-    if name is None:
-        return None
-    calibration = read(Path(name))
-    known = constants_of(config)
-    if calibration.cost != config.cost.kind or set(calibration.constants) - set(known):
-        raise ConfigError(
-            f"cost.calibration={name!r}: fitted for cost={calibration.cost} with {', '.join(calibration.constants)}; "
-            f"cost={config.cost.kind} has {', '.join(known)}"
-        )
-    return calibration
-
-
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a calibration file, whole or not at all."""
     text = OmegaConf.to_yaml(OmegaConf.create(dict(document)))
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def parts_overlap(one: str, other: str) -> bool:
+    """Whether two parts of the same run share requests."""
+    return one == other or "all" in (one, other)
+
+
+def same_setting(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of a setting mean the same: models by name without owner or folder, in any case."""
+    return bool(_plain(name, one) == _plain(name, other))
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "model":
+        return base_name(str(value))
+    if name == "dtype":
+        dtype = str(value).removeprefix("torch.")
+        return _DTYPES.get(dtype, dtype)
+    if name == "kv_cache_dtype":  # fp8_e4m3 and its like take as much room; any other is the model's own
+        return str(value).startswith("fp8")
+    return value
