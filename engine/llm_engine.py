@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import make_scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request, Sequence
 from engine.engine_config import EngineConfig, SamplingParams
 from engine.runner.model_runner import StepTokens
 from engine.runner.step_inputs import StepBuilder, StepInputs
@@ -109,24 +109,25 @@ class LLMEngine:
         # Rows of the executor start empty with a new builder, because a first plan keeps none.
         self._builder = StepBuilder(config.block_size)
 
-    def add(self, sequence: Sequence, params: SamplingParams) -> None:
-        """Queue a request; `sequence.token_ids` holds its prompt and will hold what is generated.
+    def add(self, request: Request, params: SamplingParams) -> None:
+        """Queue a request of one sequence, whose `token_ids` hold the prompt and will hold what is generated.
 
         Raises:
             RequestRefusedError: it can never run.
         """
-        self.scheduler.add(sequence)
-        seed = params.seed if params.seed is not None else hash((self.config.seed, sequence.request_id)) & (2**63 - 1)
+        self.scheduler.add(request)
+        (sequence,) = request.sequences
+        seed = params.seed if params.seed is not None else hash((self.config.seed, request.request_id)) & (2**63 - 1)
         self._builder.add(sequence, params, seed)
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         if stops:
             self._stops[sequence] = stops
 
-    def abort(self, request_id: int) -> Sequence:
+    def abort(self, request_id: int) -> Request:
         """Take a request out; raises KeyError where there is none."""
-        sequence = self.scheduler.abort(request_id)
-        self._forget([sequence])
-        return sequence
+        request = self.scheduler.abort(request_id)
+        self._forget([request])
+        return request
 
     def step(self, now_ns: int) -> StepReport | None:
         """Plan, execute and commit at the time that has passed since `now_ns`; None when no request is left."""
@@ -188,20 +189,20 @@ class LLMEngine:
             outputs.append(NewTokens(sequence, new, None))
         return outputs, stopped
 
-    def _forget(self, sequences: Iterable[Sequence]) -> None:
-        sequences = list(sequences)
+    def _forget(self, requests: Iterable[Request]) -> None:
+        sequences = [sequence for request in requests for sequence in request.sequences]
         self._builder.drop(sequences)
         for sequence in sequences:
             self._stops.pop(sequence, None)
 
 
-def _with_reasons(executed: ExecutedPlan, finished: set[Sequence]) -> list[NewTokens]:
+def _with_reasons(executed: ExecutedPlan, finished: set[Request]) -> list[NewTokens]:
     """The plan's tokens, with the reason for each sequence that ended."""
     if not finished:
         return executed.outputs
     return [
         output._replace(finish_reason="stop" if output.sequence in executed.stopped else "length")
-        if output.sequence in finished
+        if output.sequence.request in finished
         else output
         for output in executed.outputs
     ]

@@ -104,6 +104,7 @@ class RunningSet:
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there."""
         del self.parked[sequence]
+        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
         self._blocks.drop_host_blocks(sequence)
         if sequence.is_prefilled:
             self.decodes.join(sequence)
@@ -184,9 +185,13 @@ class RunningSet:
             for sequence in ended:
                 self._end(flight, sequence, stopped)
         for sequence, start, num_tokens, is_last in plan.prefills:
+            if sequence not in self.prefilling:  # aborted meanwhile
+                continue
             sequence.set_computed(start + num_tokens)
             if is_last:
                 self._finish_prefill(flight, sequence, stopped)
+        if self.paused:
+            self._waiting.head_blocked = False
         for sequence in self.paused:
             self.decodes.join(sequence)
         self.paused.clear()
@@ -242,6 +247,8 @@ class RunningSet:
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> None:
         """The last chunk of a prompt gives every sequence of the request a token."""
         del self.prefilling[sequence]
+        if sequence.num_forks:
+            self._blocks.name_content(sequence, sequence.num_computed_tokens)
         forks = [sequence.fork() for _ in range(sequence.num_forks)]
         for fork in forks:
             self.num_reserved -= 1
@@ -273,7 +280,9 @@ class RunningSet:
             sequence.status = SequenceStatus.FINISHED
             sequence.add_tokens(-num_discarded)
             flight.ended.append(sequence)
-        elif sequence.status is not SequenceStatus.FINISHED:
+        elif sequence.status is SequenceStatus.FINISHED:  # it got its last token with the same plan
+            sequence.add_tokens(-num_discarded)
+        else:
             self._end(flight, sequence, {sequence: num_discarded})
 
     def _leave(self, sequence: Sequence, status: SequenceStatus) -> None:

@@ -141,13 +141,14 @@ class Scheduler:
                 sequence.status = SequenceStatus.ABORTED
             for lane in self._lanes:
                 if sequence in lane.running.sequences:
-                    assert not lane.running.flights or self.plans_ahead, "abort between commit and schedule"
+                    self._advance(lane.running)
                     lane.running.abort(sequence)
         return request
 
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there: from the next plan on it takes part."""
         (lane,) = (lane for lane in self._lanes if sequence in lane.running.parked)
+        self._advance(lane.running)
         lane.running.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
@@ -162,19 +163,21 @@ class Scheduler:
         """
         planner = self._lanes[lane]
         running = planner.running
-        if running.flights:
-            assert self.plans_ahead and len(running.flights) == 1, "commit the last plan first"
-            running.advance(running.flights[0])
+        assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
+        self._advance(running)
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
         self.blocks.settle()
         draft = StepDraft(now)
         self._policy.compose(planner, draft)
-        if not draft.prefills and not draft.num_decodes and not draft.transfers:
+        while not draft.prefills and not draft.num_decodes and not draft.transfers:
             self._unreported += draft.preempted
-            self.wait_until = draft.wait_until
-            return None
+            if not draft.preempted or running.flights:
+                self.wait_until = draft.wait_until
+                return None
+            draft = StepDraft(now)  # everybody gave way: with their blocks free, somebody can run
+            self._policy.compose(planner, draft)
         if self._unreported:
             draft.preempted[:0] = self._unreported
             self._unreported.clear()
@@ -183,7 +186,10 @@ class Scheduler:
         return plan
 
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:
-        """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need."""
+        """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need.
+
+        With `plans_ahead` only where every stop is foreseen, as in a simulation: the next plan would come too late.
+        """
         running = self._lanes[plan.lane].running
         flight = running.flights[-1]
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
@@ -210,6 +216,11 @@ class Scheduler:
                 del self._requests[request.request_id]
                 finished.append(request)
         return StepOutcome(finished, resumed_gaps)
+
+    def _advance(self, running: RunningSet) -> None:
+        """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
+        if self.plans_ahead and running.flights and not running.flights[-1].is_advanced:
+            running.advance(running.flights[-1])
 
     def _finish_plan(self, lane: int, planner: StepPlanner, draft: StepDraft) -> StepPlan:
         running = planner.running
@@ -239,7 +250,7 @@ class Scheduler:
 
     def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
         """Decode steps, this one included, during which the policy has nothing to decide."""
-        if draft.prefills or not draft.num_decodes or draft.paused or running.parked or self.num_lanes > 1:
+        if draft.prefills or not draft.num_decodes or draft.transfers or draft.paused or self.num_lanes > 1:
             return 1
         decodes, waiting = running.decodes, self.waiting
         limit = decodes.next_event()

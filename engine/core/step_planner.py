@@ -149,6 +149,10 @@ class StepPlanner:
     def num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks
 
+    def must_copy(self, sequence: Sequence) -> bool:
+        """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
+        return sequence in self.running.forked and self._blocks.must_copy(sequence)
+
     def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
         """Blocks that a cut prompt lacks to compute its next `num_tokens` tokens."""
         held = len(sequence.block_table)

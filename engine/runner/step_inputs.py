@@ -7,8 +7,7 @@ ones. `engine.runner.staging` puts them on the device: the same dataclasses, wit
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from collections.abc import Sequence as SequenceOf
+from collections import abc
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -33,7 +32,7 @@ class SamplingInputs:
     seeds: Array
 
     @classmethod
-    def of(cls, requests: Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
+    def of(cls, requests: abc.Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
         """From the parameters and the seed of each request."""
         rows = [(p.temperature, p.top_k, p.top_p, seed) for p, seed in requests]
         temperature, top_k, top_p, seeds = zip(*rows, strict=True) if rows else ((), (), (), ())
@@ -124,7 +123,7 @@ class StepBuilder:
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
         return StepInputs(
-            copies=_columns(plan.copies, 2),
+            copies=_columns([(copy.source, copy.target) for copy in plan.transfers], 2),
             rows=rows,
             prefill=self._prefill(plan.prefills) if plan.prefills else None,
             num_decodes=plan.num_decodes,
@@ -140,7 +139,7 @@ class StepBuilder:
         self._num_top_k += params.top_k > 0
         self._num_top_p += params.top_p < 1
 
-    def drop(self, sequences: Iterable[Sequence]) -> None:
+    def drop(self, sequences: abc.Iterable[Sequence]) -> None:
         """These sequences ended: their rows, if they have any, are free from the next plan on."""
         for sequence in sequences:
             params, _ = self._requests.pop(sequence)
@@ -149,7 +148,7 @@ class StepBuilder:
             self._leaving.append(sequence)
 
     def _change_rows(self, plan: StepPlan) -> RowChanges:
-        moves = self._drop_rows([*self._leaving, *plan.preempted])
+        moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused])
         self._leaving.clear()
         num_kept = len(self.sequences)
         joined = plan.fresh_decodes
@@ -169,7 +168,7 @@ class StepBuilder:
             growth=self._grow(plan, set(joined)),
         )
 
-    def _drop_rows(self, leaving: Iterable[Sequence]) -> Ints:
+    def _drop_rows(self, leaving: abc.Iterable[Sequence]) -> Ints:
         """Close the gaps that `leaving` leave with the last rows; returns the moves, int64[2, m]."""
         origin: dict[int, int] = {}  # of what a row that was moved to now holds
         for sequence in leaving:
@@ -230,12 +229,12 @@ class StepBuilder:
         )
 
 
-def _columns(entries: SequenceOf[tuple[int, ...]], width: int) -> Ints:
+def _columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:
     """Tuples of `width` numbers as the columns of an int64 array."""
     return np.ascontiguousarray(np.asarray(entries, np.int64).reshape(-1, width).T)
 
 
-def _padded(tables: SequenceOf[list[int] | Ints]) -> NDArray[np.int32]:
+def _padded(tables: abc.Sequence[list[int] | Ints]) -> NDArray[np.int32]:
     """Rows of unequal length as one array, filled up with block 0."""
     out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
     for row, table in enumerate(tables):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, ExecutionOptions, SamplingParams
 from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
@@ -109,7 +109,7 @@ class RealEngine:
     def stop(self) -> None:
         self._replay.stop()
 
-    def unfinished(self) -> list[Sequence]:
+    def unfinished(self) -> list[Request]:
         """Requests that are waiting or running."""
         return self._engine.scheduler.unfinished
 
@@ -127,7 +127,7 @@ class RealEngine:
         for lengths in _WARM_UP_TOKENS:
             for i, length in enumerate(lengths):
                 length = min(length, self._engine.max_model_len - params.max_tokens)
-                self._engine.add(Sequence(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
+                self._engine.add(Request(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
                 self._engine.step(0)
             while self._engine.step(0):
                 pass

@@ -15,7 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request
 from harness.results.tables import Gaps
 from harness.workload.trace import Trace
 
@@ -65,9 +65,9 @@ class Recorder:
 
     # -- while the run goes on ------------------------------------------------------------------------------------
 
-    def on_refused(self, sequence: Sequence, reason: str) -> None:
-        self._errors[sequence.request_id] = reason
-        self._add_request(sequence, STATUSES.index("rejected"))
+    def on_refused(self, request: Request, reason: str) -> None:
+        self._errors[request.request_id] = reason
+        self._add_request(request, STATUSES.index("rejected"))
         self.num_done += 1
 
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
@@ -87,14 +87,14 @@ class Recorder:
         cached = 0
         for sequence in plan.admitted:
             if not sequence.num_preemptions:
-                admitted += sequence.num_prompt_tokens
+                admitted += sequence.request.num_prompt_tokens
                 cached += sequence.num_cached_tokens
         for chunk in plan.prefills:
             prefill_tokens += chunk.num_tokens
         self._plans.extend(
             (
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
-                plan.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
+                plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
                 len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
             )
         )  # fmt: skip
@@ -104,8 +104,8 @@ class Recorder:
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
             self._single_gaps.extend(outcome.resumed_gaps)
-        for sequence in outcome.finished:
-            self._add_request(sequence, 0)
+        for request in outcome.finished:
+            self._add_request(request, 0)
         self.num_done += len(outcome.finished)
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
@@ -123,30 +123,30 @@ class Recorder:
         self._times.extend((times.schedule_ns, times.prepare_ns, times.execute_ns, times.sample_ns))
         self.on_commit(report.outcome)
 
-    def _add_request(self, sequence: Sequence, status: int) -> None:
-        first_scheduled, first_token = sequence.first_scheduled_time, sequence.first_token_time
-        finish = sequence.finish_time
+    def _add_request(self, request: Request, status: int) -> None:
+        first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
+        finish = request.finish_time
         self._requests.extend(
             (
-                sequence.request_id,
+                request.request_id,
                 status,
-                sequence.arrival_time,
+                request.arrival_time,
                 _UNSET if first_scheduled is None else first_scheduled,
                 _UNSET if first_token is None else first_token,
                 _UNSET if finish is None else finish,
-                sequence.num_output_tokens,
-                sequence.num_cached_tokens,
-                sequence.num_recomputed_tokens,
-                sequence.num_preemptions,
+                request.num_output_tokens,
+                request.num_cached_tokens,
+                request.num_recomputed_tokens,
+                request.num_preemptions,
             )
         )
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
-    def tables(self, trace: Trace, unfinished: list[Sequence]) -> RecordedRun:
+    def tables(self, trace: Trace, unfinished: list[Request]) -> RecordedRun:
         """Build the tables; `unfinished` are the requests that were waiting or running when the run ended."""
-        for sequence in unfinished:
-            self._add_request(sequence, STATUSES.index("unfinished"))
+        for request in unfinished:
+            self._add_request(request, STATUSES.index("unfinished"))
         plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS))
         durations = np.frombuffer(self._durations, dtype=np.int64)
         return RecordedRun(self._request_table(trace), self._step_table(plans, durations), self._gaps(plans, durations))

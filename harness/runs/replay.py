@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple, Protocol
 
-from engine.core.sequence import RequestRefusedError, Sequence
+from engine.core.sequence import Request, RequestRefusedError
 from engine.engine_config import SamplingParams
 from engine.llm_engine import ExecutedPlan, LLMEngine, StepReport
 from harness.workload.prompts import PromptSource
@@ -36,7 +36,7 @@ class LiveObserver(Protocol):
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         """The engine was handed a request at `now_ns`, between two plans."""
 
-    def on_refused(self, sequence: Sequence, reason: str) -> None: ...
+    def on_refused(self, request: Request, reason: str) -> None: ...
 
     def on_report(self, report: StepReport) -> None: ...
 
@@ -116,20 +116,20 @@ class Intake:
     def hand_over(self, issued: Issued, now_ns: int) -> bool:
         """Queue a request that was issued; False where it is refused."""
         self.observer.on_issued(issued, now_ns)
-        sequence = self.prompts.make(issued.row, issued.arrival_ns)
+        request = self.prompts.make(issued.row, issued.arrival_ns)
         try:
-            self.engine.add(sequence, self.params(sequence.max_tokens))
+            self.engine.add(request, self.params(request.max_tokens))
         except RequestRefusedError as refusal:
-            self.observer.on_refused(sequence, str(refusal))
+            self.observer.on_refused(request, str(refusal))
             return False
         return True
 
-    def commit(self, executed: ExecutedPlan, now_ns: int) -> list[Sequence]:
+    def commit(self, executed: ExecutedPlan, now_ns: int) -> list[Request]:
         """Account for a plan that ended at `now_ns`; returns who finished."""
         report = self.engine.commit(executed, now_ns)
         self.observer.on_report(report)
-        for sequence in report.outcome.finished:
-            self.prompts.on_finish(sequence)
+        for request in report.outcome.finished:
+            self.prompts.on_finish(request)
         return report.outcome.finished
 
 
@@ -169,8 +169,8 @@ class Replay:
                 now, more = issuer.collect()
                 issued += more
                 continue
-            for sequence in intake.commit(executed, now):
-                issuer.on_finish(sequence.request_id, now)
+            for request in intake.commit(executed, now):
+                issuer.on_finish(request.request_id, now)
 
 
 def replay_paced(intake: Intake, arrivals: Arrivals, durations_ns: Iterable[int]) -> list[int]:

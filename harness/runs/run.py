@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from rich.console import Console
 
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request
 from harness.config import RunConfig
 from harness.results.environment import environment
 from harness.results.files import write_results
@@ -50,7 +50,7 @@ class Engine(Protocol):
 
     def stop(self) -> None: ...
 
-    def unfinished(self) -> list[Sequence]: ...
+    def unfinished(self) -> list[Request]: ...
 
     def close(self) -> None: ...
 

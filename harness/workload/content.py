@@ -11,14 +11,15 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.sequence import Sequence, extend_hashes
+from engine.core.hashing import extend_hashes
+from engine.core.sequence import Request
 from harness.workload.trace import Trace
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has
 
 
-def sequence_factory(trace: Trace, block_size: int, *, cache_outputs: bool = False) -> Callable[[int, int], Sequence]:
-    """Return a function that makes the `Sequence` of a row of the trace, given the row and its arrival in ns.
+def request_factory(trace: Trace, block_size: int, *, cache_outputs: bool = False) -> Callable[[int, int], Request]:
+    """Return a function that makes the `Request` of a row of the trace, given the row and its arrival in ns.
 
     With `cache_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
     own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
@@ -37,8 +38,8 @@ def sequence_factory(trace: Trace, block_size: int, *, cache_outputs: bool = Fal
         own = _OWN + (row << 32)
         return known + list(range(own + len(known), own + (prompts[row] + outputs[row]) // block_size))
 
-    def make(row: int, arrival_ns: int) -> Sequence:
-        return Sequence(
+    def make(row: int, arrival_ns: int) -> Request:
+        return Request(
             row,
             prompts[row],
             outputs[row],

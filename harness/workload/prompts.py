@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request
 from harness.workload.content import dense_hash_ids
 from harness.workload.trace import Trace
 
@@ -17,7 +17,7 @@ Tokens = NDArray[np.int64]
 
 
 class PromptSource:
-    """Makes the `Sequence` of each row; `on_finish` tells it what a turn of a conversation led to."""
+    """Makes the `Request` of each row; `on_finish` tells it what a turn of a conversation led to."""
 
     def __init__(self, trace: Trace, vocab_size: int, seed: int) -> None:
         table = trace.table
@@ -32,10 +32,10 @@ class PromptSource:
         self._seed = seed
         self._histories: dict[int, list[int]] = {}
 
-    def make(self, row: int, arrival_ns: int) -> Sequence:
-        """The sequence of a row that arrives at `arrival_ns`."""
+    def make(self, row: int, arrival_ns: int) -> Request:
+        """The request of a row that arrives at `arrival_ns`."""
         length = self._lengths[row]
-        return Sequence(
+        return Request(
             row,
             length,
             self._outputs[row],
@@ -44,11 +44,12 @@ class PromptSource:
             priority=self._priorities[row] if self._priorities else 0,
         )
 
-    def on_finish(self, sequence: Sequence) -> None:
+    def on_finish(self, request: Request) -> None:
         """Remember what was said, for the next turn of the session."""
         if self._sessions is not None:
-            assert sequence.token_ids is not None
-            self._histories[self._sessions[sequence.request_id]] = sequence.token_ids
+            token_ids = request.sequences[0].token_ids
+            assert token_ids is not None
+            self._histories[self._sessions[request.request_id]] = token_ids
 
     def _prompt(self, row: int, length: int) -> list[int]:
         if self._token_ids is not None:

@@ -42,8 +42,8 @@ class Decodes(Protocol):
     def num_blocks_due(self, ahead: int = 0) -> int:
         """Blocks that must be taken for the step that comes `ahead` steps from now."""
 
-    def owners_due(self, ahead: int = 0) -> abc.Collection[Sequence]:
-        """The sequences that need these blocks."""
+    def blocks_due(self) -> abc.Mapping[Sequence, int]:
+        """The sequences that need blocks for the next step, and how many each."""
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
         """Take the blocks due `ahead` steps from now and append them to their tables."""

@@ -33,6 +33,7 @@ Trajectory = abc.Callable[[Sequence], NDArray[np.int64]]
 at least what it has left to generate."""
 
 _FIRST_ROOM = 1024  # steps
+_NOTHING_DUE: dict[Sequence, int] = {}
 
 
 class _Position:
@@ -77,6 +78,7 @@ class RaggedDecodes:
         self._trajectory = trajectory
         self._entries: dict[Sequence, _Entry] = {}
         self._growth: dict[int, dict[Sequence, int]] = {}  # clock value -> blocks that each sequence needs then
+        self._grown = -1  # clock value up to which these blocks were taken
         self._finish: dict[int, dict[Sequence, None]] = {}
         self._finish_steps: list[int] = []  # heap of the keys of _finish
         self._first_step = 0  # clock value of the first column of _sums
@@ -131,15 +133,16 @@ class RaggedDecodes:
         )  # fmt: skip
 
     def num_blocks_due(self, ahead: int = 0) -> int:
-        return sum(self._growth.get(self.clock.step + ahead, {}).values())
+        return sum(self._due(ahead).values())
 
-    def owners_due(self, ahead: int = 0) -> abc.Collection[Sequence]:
-        return self._growth.get(self.clock.step + ahead, {}).keys()
+    def blocks_due(self) -> abc.Mapping[Sequence, int]:
+        return self._due(0)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
         owners = []
-        for sequence, count in self._growth.pop(self.clock.step + ahead, {}).items():
+        for sequence, count in self._due(ahead).items():
             owners += [sequence] * count
+        self._grown = self.clock.step + ahead
         taken = blocks.take(len(owners))
         for sequence, block in zip(owners, taken, strict=True):
             sequence.block_table.append(block)
@@ -159,12 +162,14 @@ class RaggedDecodes:
         """Looked at when a sequence needs its next block: with drafts that is before the last one is full, so a block
         may be registered one block later than it could be."""
         findable = self.findable
-        return [(s, self._length(s, max(ahead, 0))) for s in self.owners_due(ahead + 1) if s in findable]
+        return [(s, self._length(s, ahead)) for s in self._due(ahead + 1) if s in findable]
 
     def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
         return -(-(num_tokens - sequence.num_tokens) // self.tokens_per_decode)
 
     def advance(self, num_steps: int) -> list[Sequence]:
+        for step in range(self.clock.step, self.clock.step + num_steps):
+            self._growth.pop(step, None)
         self.clock.step += num_steps
         self.fresh.clear()
         finished = list(self._finish.get(self.clock.step, ()))
@@ -172,15 +177,23 @@ class RaggedDecodes:
             self.remove(sequence)
         return finished
 
+    def _due(self, ahead: int) -> dict[Sequence, int]:
+        """Sequences, with the number of blocks, that need them `ahead` decode steps from now."""
+        return self._growth.get(self.clock.step + ahead, _NOTHING_DUE)
+
     def _length(self, sequence: Sequence, ahead: int) -> int:
+        """Tokens of a sequence `ahead` steps from now; before it joined it had one less."""
         position = self._entries[sequence].position
         index = min(self.clock.step + ahead - position.joined, len(position.gained) - 1)
+        if index < 0:
+            return sequence.num_tokens - 1
         return sequence.num_tokens - position.step + int(position.gained[index])
 
     def _plan_growth(self, sequence: Sequence, contexts: NDArray[np.int64]) -> dict[int, int]:
         """Clock values at which the sequence needs more blocks, and how many."""
         room = np.minimum(contexts + self._num_drafts, sequence.end_length)
         num_blocks = -(-room // self._block_size)
+        num_blocks = np.maximum(num_blocks, len(sequence.block_table))
         more = np.diff(num_blocks, prepend=len(sequence.block_table))
         steps = np.flatnonzero(more > 0)
         return dict(zip((self.clock.step + steps).tolist(), more[steps].tolist(), strict=True))
@@ -216,8 +229,7 @@ class RaggedDecodes:
         for sequence, entry in self._entries.items():
             assert sequence in self._finish[entry.end] and entry.end > now
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
-            due = [step for step in entry.growth_steps if step >= now]
-            assert all(sequence in self._growth[step] for step in due), "a block timer is lost"
-            room = min(int(entry.contexts[now - entry.position.joined - 1]) + self._num_drafts, sequence.end_length)
-            planned = now == entry.position.joined or len(sequence.block_table) * self._block_size >= room
-            assert planned, "a step ran without room for its drafts"
+            steps = [step for step in entry.growth_steps if step > self._grown]
+            due = sum(self._growth[step][sequence] for step in steps)
+            room = min(int(entry.contexts[-1]) + self._num_drafts, sequence.end_length)
+            assert (len(sequence.block_table) + due) * self._block_size >= room, "a block timer is lost"

@@ -87,8 +87,8 @@ class UniformDecodes:
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._due(ahead))
 
-    def owners_due(self, ahead: int = 0) -> abc.Collection[Sequence]:
-        return self._due(ahead).keys()
+    def blocks_due(self) -> abc.Mapping[Sequence, int]:
+        return dict.fromkeys(self._due(0), 1)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
         due = self._due(ahead)

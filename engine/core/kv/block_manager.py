@@ -141,8 +141,8 @@ class BlockManager:
             return
         hashes = sequence.block_hashes = list(sequence.block_hashes or ())
         request = sequence.request
-        index = request.sequences.index(sequence)
-        own = -1 - ((request.order * request.num_sequences + index) << 32)  # below 0, where no given identity is
+        name = request.order << 16 | request.sequences.index(sequence)
+        own = -1 - (name << 32)  # below 0, where no given identity is
         hashes.extend(range(own - len(hashes), own - num_tokens // self.block_size, -1))
         self.register(sequence, num_tokens)
 

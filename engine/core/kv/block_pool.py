@@ -159,8 +159,8 @@ class BlockPool:
             segment.num_stale -= is_here.count(False)
             hashes = [each for each, here in zip(hashes, is_here, strict=False) if here]
             blocks = [block for block, here in zip(blocks, is_here, strict=True) if here]
-        segment.start = end
-        if segment.start >= len(segment.blocks):
+        segment.start = min(end, len(segment.blocks))
+        if not segment.num_blocks:
             del self._queue[segment]
         for block in blocks:
             segment_of[block] = None

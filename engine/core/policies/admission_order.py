@@ -46,7 +46,7 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
     this step out. Returns the tokens of each cut prompt and what is left of the budget.
     """
     running, budget = planner.running, planner.max_num_batched_tokens
-    due = set(running.decodes.owners_due())
+    due = running.decodes.blocks_due()
     served: dict[Sequence, tuple[int, int]] = {}  # tokens and blocks
     num_reserved, is_over = 0, False
     for sequence in list(running.sequences):
@@ -58,7 +58,8 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
                 running.pause(sequence)
             continue
         if decodes:
-            num_tokens, num_blocks = running.decodes.tokens_per_decode, int(sequence in due)
+            num_tokens = running.decodes.tokens_per_decode
+            num_blocks = due.get(sequence, 0) + planner.must_copy(sequence)
         else:
             num_tokens = planner.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
             num_blocks = planner.missing_blocks(sequence, num_tokens)

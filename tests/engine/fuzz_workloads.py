@@ -1,0 +1,171 @@
+"""Random workloads to try a scheduler with: shared prefixes, repeated prompts, starved pools, aborts, stops, forks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.hashing import chain_hash
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Sequence
+
+ALTERNATIVES: dict[str, Any] = {
+    "allocation": "chunk",
+    "eviction": "lru",
+    "victim": "last",
+    "full_hit": "recompute_block",
+    "queue": "fcfs",
+    "async_scheduling": True,
+    "max_padding": 4,
+}
+FORK_TOKENS = 1000  # how far the tokens of one sequence of a request are from those of the next
+
+
+@dataclass
+class Case:
+    """A request of a workload."""
+
+    tokens: list[int]  # prompt, then what the model would generate in the first sequence
+    num_prompt_tokens: int
+    arrival_step: int
+    contents: str  # "tokens", "hashes" (identity of blocks) or "none"
+    priority: int = 0
+    abort_step: int | None = None
+    stop_after: int | None = None  # a stop condition met after this many output tokens
+    num_sequences: int = 1
+
+    @property
+    def max_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def prefixes(self, index: int) -> list[int]:
+        """Hash of the first k tokens of a sequence for every k: what a slot holds after position k - 1 was written."""
+        hashes = [0]
+        for position, token in enumerate(self.tokens):
+            own = token + FORK_TOKENS * index if position >= self.num_prompt_tokens else token
+            hashes.append(chain_hash(hashes[-1], [own]))
+        return hashes
+
+
+@dataclass
+class Workload:
+    cases: list[Case]
+    options: SchedulerOptions
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_host_blocks: int = 0
+    num_lanes: int = 1
+    num_drafts: int | None = None  # None: decodes grow by one token per step
+
+    @property
+    def tokens_per_decode(self) -> int:
+        return 1 + (self.num_drafts or 0)
+
+    def make_scheduler(self) -> Scheduler:
+        return make_scheduler(
+            self.options,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_host_blocks=self.num_host_blocks,
+            num_lanes=self.num_lanes,
+            make_decodes=self._make_decodes,
+        )
+
+    def _make_decodes(self, block_size: int) -> Decodes:
+        if self.num_drafts is None:
+            return UniformDecodes(block_size)
+        return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
+
+    def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
+        """Drawn from the request and how far it is, so that it does not hang on who decodes beside it."""
+        rng = np.random.default_rng((sequence.request_id, sequence.num_tokens))
+        gains = rng.integers(1, self.tokens_per_decode + 1, sequence.end_length - sequence.num_tokens)
+        return np.concatenate([[0], np.cumsum(gains)])
+
+
+def random_options(rng: random.Random) -> SchedulerOptions:
+    """The defaults, vLLM's rules, or anything in between."""
+    options: dict[str, Any] = {
+        "policy": rng.choice(["mixed", "mixed", "prefill_first", "prefill_first", "static", "admission_order"]),
+        "watermark": rng.choice([0.0, 0.01, 0.2]),
+        "enable_prefix_caching": rng.random() < 0.9,
+    }
+    names = rng.choice([(), tuple(ALTERNATIVES), tuple(name for name in ALTERNATIVES if rng.random() < 0.5)])
+    options |= {name: ALTERNATIVES[name] for name in names}
+    if rng.random() < 0.2:
+        options["long_prefill_token_threshold"] = rng.choice([1, 3, 20])
+    if rng.random() < 0.1:
+        options["enable_chunked_prefill"] = False
+    if rng.random() < 0.2:
+        options["victim"] = "least_urgent"
+    if options.get("allocation") == "chunk" and rng.random() < 0.3:
+        options["admission"] = "first_chunk"
+    return SchedulerOptions(**options)
+
+
+def random_workload(seed: int) -> Workload:
+    """A workload that shares prefixes, repeats prompts, starves for blocks and aborts."""
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 1, 2, 3, 4, 8, 16, 16, 64, 256])
+    longest = rng.choice([4, 20, 60, 150])
+    stems = [[rng.randrange(50) for _ in range(longest)] for _ in range(rng.randint(1, 3))]
+    contents = rng.choice([["tokens"], ["hashes"], ["none"], ["tokens", "none"], ["hashes", "none"]])
+    aligned = rng.random() < 0.4
+    stops, forks = rng.random() < 0.3, rng.random() < 0.2
+    cases: list[Case] = []
+    spread = rng.choice([0, 30, 300])
+    for _ in range(rng.randint(1, 30)):
+        num_sequences = rng.randint(2, 3) if forks and rng.random() < 0.5 else 1
+        num_prompt = rng.randint(1, longest)
+        if aligned:
+            num_prompt = max(block_size, num_prompt // block_size * block_size)
+        stem = (rng.choice(stems) * (num_prompt // longest + 1))[: rng.randint(0, num_prompt)]
+        if rng.random() < 0.5:
+            stem = (rng.choice(stems) * (num_prompt // longest + 1))[:num_prompt]
+        tokens = stem + [rng.randrange(50) for _ in range(num_prompt - len(stem))]
+        num_output = rng.randint(1, longest)
+        # Outputs that a later prompt continues, as the turns of a conversation do.
+        tokens += (rng.choice(stems) * (num_output // longest + 1))[:num_output]
+        if cases and rng.random() < 0.3:
+            before = rng.choice(cases)
+            tokens, num_prompt = before.tokens + tokens, len(before.tokens) + (num_prompt if rng.random() < 0.7 else 0)
+            tokens = tokens if len(tokens) > num_prompt else [*tokens, 0]
+        cases.append(
+            Case(
+                tokens[: 4 * longest + block_size],
+                min(num_prompt, 4 * longest + block_size - 1),
+                rng.randint(0, spread),
+                rng.choice(contents),
+                priority=rng.choice([0, 0, 1]) if seed % 5 == 0 else 0,
+                abort_step=rng.randint(0, spread + 100) if rng.random() < 0.1 else None,
+                stop_after=rng.randint(1, longest) if stops and num_sequences == 1 and rng.random() < 0.4 else None,
+                num_sequences=num_sequences,
+            )
+        )
+    most = max(-(-len(case.tokens) // block_size) for case in cases)
+    max_num_seqs = rng.choice([1, 2, 8, 32])
+    num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None
+    slots = max_num_seqs * (1 + (num_drafts or 0))
+    return Workload(
+        cases,
+        options=random_options(rng),
+        block_size=block_size,
+        num_blocks=most + rng.choice([1, 1, 2, most, 10 * most]),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
+        num_host_blocks=rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0,
+        num_lanes=rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1,
+        num_drafts=num_drafts,
+    )

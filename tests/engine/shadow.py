@@ -1,0 +1,330 @@
+"""A shadow executor that proves every KV read of a workload, and that nobody waits who could run.
+
+The shadow store keeps for each slot of each block the whole prefix (as a running hash) that was written there. A step
+reads, for each sequence it computes, every slot of its context; a slot that holds anything but this sequence's own
+prefix is a reuse of wrong content.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from engine.core.kv.tier import DEVICE, HOST
+from engine.core.plan import StepPlan
+from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
+from tests.engine.fuzz_workloads import FORK_TOKENS, Workload
+from tests.engine.promptness import check_promptness
+
+ARRIVE, ABORT, READY = range(3)
+Holders = dict[int, list[Sequence]]
+GARBAGE = -1  # what drafts that are not accepted leave in their slots
+
+
+@dataclass
+class Trail:
+    """What happened, in an order that does not depend on how decode steps were grouped."""
+
+    decisions: list[tuple[object, ...]] = field(default_factory=list)
+    requests: dict[int, tuple[object, ...]] = field(default_factory=dict)
+    num_steps: int = 0
+    num_plans: int = 0
+    last_num_steps: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Token(NamedTuple):
+    """What a plan gives a sequence that knew `known` output tokens before it."""
+
+    sequence: Sequence
+    known: int
+    count: int
+
+
+class ShadowExecutor:
+    """Executes plans against the shadow store and drives a scheduler through a workload."""
+
+    def __init__(self, workload: Workload, max_steps: int | None, seed: int = 0) -> None:
+        self.workload = workload
+        self.max_steps = max_steps  # most steps a plan is extended to; None: a random number up to the horizon
+        self.random = random.Random(seed)
+        self.scheduler = workload.make_scheduler()
+        empty = [0] * workload.block_size
+        self.store = {
+            DEVICE: [empty.copy() for _ in range(workload.num_blocks)],
+            HOST: [empty.copy() for _ in range(workload.num_host_blocks)],
+        }
+        self.live: dict[int, Request] = {}
+        self.prefixes: dict[Sequence, list[int]] = {}
+        self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times
+        self.recomputed: Counter[Sequence] = Counter()
+        self.events: list[tuple[int, int, int]] = []
+        self.trail = Trail()
+        for i, case in enumerate(workload.cases):
+            self.events.append((case.arrival_step, ARRIVE, i))
+            if case.abort_step is not None:
+                self.events.append((case.abort_step, ABORT, i))
+        heapq.heapify(self.events)
+
+    def run(self) -> Trail:
+        """Run the whole workload; AssertionError where an invariant breaks."""
+        plans: dict[int, tuple[StepPlan, list[Token]] | None] = dict.fromkeys(range(self.workload.num_lanes))
+        step = idle = 0
+        while self.events or self.scheduler.unfinished or any(plans.values()):
+            lane = self.trail.num_plans % len(plans)
+            flight, planned = plans[lane], None
+            if flight is not None and self.scheduler.plans_ahead:  # when the last step of this plan begins
+                self._reveal(flight[1], but_last=True)
+                self._apply_events(step - 1)
+                planned = self._schedule(step - 1, lane)
+            if flight is not None:
+                self._commit(*flight, step)
+            if planned is None:
+                self._apply_events(step)
+                planned = self._schedule(step, lane)
+            self.trail.num_plans += 1
+            plans[lane] = self._launch(*planned) if planned is not None else None
+            if planned is None:
+                idle += 1
+                if idle >= len(plans) and not any(plans.values()):
+                    assert self.events or not self.scheduler.unfinished, "requests are left and nothing is planned"
+                    step, idle = max(step, self.events[0][0]) if self.events else step, 0
+                continue
+            idle = 0
+            step += self.trail.last_num_steps
+            assert step < 10**6, "the workload does not end"
+        self.trail.num_steps = step
+        return self.trail
+
+    # -- what comes from outside ----------------------------------------------------------------------------------
+
+    def _apply_events(self, step: int) -> None:
+        while self.events and self.events[0][0] <= step:
+            _, kind, i = heapq.heappop(self.events)
+            if kind == ARRIVE:
+                self._add(i)
+            elif kind == ABORT and i in self.live:
+                self.scheduler.abort(i)
+                self._note(self.live.pop(i))
+            elif kind == READY and i in self.live:
+                for sequence in self.live[i].sequences:
+                    if sequence.status is SequenceStatus.PARKED:
+                        self.scheduler.ready(sequence)
+        self.scheduler.check_integrity()
+
+    def _add(self, i: int) -> None:
+        case = self.workload.cases[i]
+        request = Request(
+            i,
+            case.num_prompt_tokens,
+            case.max_tokens,
+            case.arrival_step,
+            token_ids=case.tokens[: case.num_prompt_tokens] if case.contents == "tokens" else None,
+            block_hashes=case.prefixes(0)[self.workload.block_size :: self.workload.block_size]
+            if case.contents == "hashes"
+            else None,
+            priority=case.priority,
+            num_sequences=case.num_sequences,
+        )
+        try:
+            self.scheduler.add(request)
+        except RequestRefusedError:
+            self._note(request)
+        else:
+            self.live[i] = request
+
+    # -- a plan ---------------------------------------------------------------------------------------------------
+
+    def _schedule(self, step: int, lane: int) -> tuple[StepPlan, int, Holders] | None:
+        """Plan, and check whom the plan admits; returns also the time and who held which block before."""
+        holders: Holders = {}
+        for sequence in (s for request in self.live.values() for s in request.sequences):
+            for block in sequence.block_table:
+                holders.setdefault(block, []).append(sequence)
+        computed = {s: s.num_computed_tokens for r in self.live.values() for s in r.sequences}
+        plan = self.scheduler.schedule(step, lane)
+        check_promptness(self.workload, self.scheduler, plan, step)
+        if plan is None:
+            return None
+        for sequence in plan.preempted:
+            if sequence.host_blocks is None and computed[sequence] and not self.scheduler.plans_ahead:
+                self.lost[sequence] = max(self.lost[sequence], computed[sequence])
+                assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
+        self._check_plan(plan)
+        return plan, step, holders
+
+    def _launch(self, plan: StepPlan, step: int, holders: Holders) -> tuple[StepPlan, list[Token]]:
+        """Extend the plan, check it and execute it against the store."""
+        limit = min(plan.horizon, self.events[0][0] - step) if self.events else plan.horizon
+        if self.scheduler.plans_ahead and any(case.stop_after for case in self.workload.cases):
+            limit = 1
+        num_steps = max(1, limit if self.max_steps is None else min(limit, self.max_steps))
+        if self.max_steps is None:
+            num_steps = self.random.randint(1, num_steps)
+        plan = self.scheduler.extend(plan, num_steps) if num_steps > 1 else plan
+        self._log(plan, step)
+        for sequence in plan.parked:
+            delay = 1 + (sequence.request_id + sequence.num_preemptions) % 4
+            heapq.heappush(self.events, (step + delay, READY, sequence.request_id))
+        self.trail.last_num_steps = plan.num_steps
+        return plan, self._execute(plan, holders)
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        workload, decoding = self.workload, list(plan.decodes)
+        num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
+        assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers
+        assert plan.num_running <= workload.max_num_seqs
+        assert plan.horizon == 1 or not plan.prefills
+        assert workload.options.policy in ("mixed", "admission_order") or not (plan.prefills and plan.num_decodes)
+        assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
+        most = workload.options.long_prefill_token_threshold
+        assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
+        contexts = [sequence.num_tokens for sequence in decoding]
+        assert plan.num_decodes == plan.work.num_decodes == len(contexts)
+        assert plan.work.num_context_tokens == sum(contexts)
+        assert plan.work.num_squared_context_tokens == sum(length**2 for length in contexts)
+        assert [tuple(chunk) for chunk in plan.work.chunks] == [tuple(chunk[1:]) for chunk in plan.prefills]
+        for chunk in plan.prefills:
+            again = min(chunk.num_tokens, chunk.sequence.num_lost_tokens - chunk.start)
+            self.recomputed[chunk.sequence] += max(0, again)
+
+    def _execute(self, plan: StepPlan, before: Holders) -> list[Token]:
+        for transfer in plan.transfers:
+            content = self.store[transfer.source_tier][transfer.source]
+            self.store[transfer.target_tier][transfer.target] = content.copy()
+        spans = [(c.sequence, c.start, c.start + c.num_tokens) for c in plan.prefills]
+        gains = {s: self._gain(s, plan.num_steps) for s in plan.decodes}
+        spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
+        for sequence, start, end in spans:
+            self._write(sequence, start, end, before)
+        for sequence, _, end in spans:
+            self._read(sequence, end)
+        tokens = [Token(c.sequence, c.sequence.num_output_tokens, 1) for c in plan.prefills if c.is_last]
+        return tokens + [Token(s, s.num_output_tokens, gain) for s, gain in gains.items()]
+
+    def _gain(self, sequence: Sequence, num_steps: int) -> int:
+        """Tokens that a decoding sequence gains with the next steps."""
+        if self.workload.num_drafts is None:
+            return num_steps
+        clock = sequence._clock
+        now = clock.clock.step - clock.joined  # type: ignore[attr-defined]
+        return int(clock.gained[now + num_steps] - clock.gained[now])  # type: ignore[attr-defined]
+
+    def _content(self, sequence: Sequence) -> list[int]:
+        if sequence not in self.prefixes:
+            index = sequence.request.sequences.index(sequence)
+            self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
+        return self.prefixes[sequence]
+
+    def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
+        prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
+        last = end
+        if sequence.status is SequenceStatus.DECODING:
+            last = max(end, min(start + self.workload.tokens_per_decode, sequence.end_length))
+        assert last <= len(table) * size, "no room for what the step writes"
+        for position in range(start, last):
+            block = table[position // size]
+            others = [s for s in before.get(block, ()) if s is not sequence and block in s.block_table]
+            assert not others, "a block that another holds is written"
+            value = prefixes[position + 1] if position < end else GARBAGE
+            self.store[DEVICE][block][position % size] = value
+
+    def _read(self, sequence: Sequence, end: int) -> None:
+        size = self.workload.block_size
+        seen = [slot for block in sequence.block_table[: -(-end // size)] for slot in self.store[DEVICE][block]]
+        assert seen[:end] == self._content(sequence)[1 : end + 1], "attention reads wrong content"
+
+    def _commit(self, plan: StepPlan, tokens: list[Token], step: int) -> None:
+        stopped = {}
+        for sequence, known, count in tokens:
+            stop = self.workload.cases[sequence.request_id].stop_after
+            if stop is not None and known < stop <= known + count and sequence.request_id in self.live:
+                stopped[sequence] = known + count - stop
+        self._reveal(tokens)
+        outcome = self.scheduler.commit(plan, step, stopped)
+        for request in outcome.finished:
+            self._finish(request)
+        for sequence, known, _ in tokens:
+            if not known and sequence.token_ids is not None:
+                for fork in sequence.request.sequences[1:]:  # it samples tokens of its own, from its first one on
+                    assert fork.token_ids is not None
+                    fork.token_ids[sequence.request.num_prompt_tokens :] = self._outputs(fork)[:1]
+        self.scheduler.check_integrity()
+
+    def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
+        """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""
+        for sequence, known, count in tokens:
+            if sequence.token_ids is not None and sequence.request_id in self.live:
+                known_after = known + count - but_last
+                stop = self.workload.cases[sequence.request_id].stop_after
+                last = known_after if stop is None else min(known_after, stop)
+                num_prompt = sequence.request.num_prompt_tokens
+                sequence.token_ids[num_prompt + known :] = self._outputs(sequence)[known:last]
+
+    def _outputs(self, sequence: Sequence) -> list[int]:
+        """What the model generates in a sequence."""
+        case, index = self.workload.cases[sequence.request_id], sequence.request.sequences.index(sequence)
+        return [token + FORK_TOKENS * index for token in case.tokens[case.num_prompt_tokens :]]
+
+    # -- what came of it ------------------------------------------------------------------------------------------
+
+    def _log(self, plan: StepPlan, step: int) -> None:
+        counts = self.trail.counts
+        counts["preemptions"] += len(plan.preempted)
+        counts["copies"] += sum(t.is_within_device for t in plan.transfers)
+        counts["swapped blocks"] += sum(not t.is_within_device for t in plan.transfers)
+        counts["cached tokens"] += sum(s.num_cached_tokens for s in plan.admitted if not s.num_preemptions)
+        counts["longest plan"] = max(counts["longest plan"], plan.num_steps)
+        if plan.admitted or plan.preempted or plan.prefills:
+            chunks = tuple((c.sequence.request_id, c.start, c.num_tokens) for c in plan.prefills)
+            tables = tuple(tuple(c.sequence.block_table) for c in plan.prefills)
+            preempted = tuple(s.request_id for s in plan.preempted)
+            self.trail.decisions.append((step, chunks, tables, preempted, tuple(plan.transfers)))
+
+    def _finish(self, request: Request) -> None:
+        del self.live[request.request_id]
+        case = self.workload.cases[request.request_id]
+        expected = case.max_tokens
+        expected = min(expected, case.stop_after or expected)
+        expected = min(expected, self.scheduler.max_model_len - case.num_prompt_tokens)
+        assert len(request.sequences) == case.num_sequences, "a sequence was not forked"
+        for sequence in request.sequences:
+            assert sequence.num_output_tokens == expected, "a sequence ended early or late"
+            assert sequence.num_recomputed_tokens == self.recomputed[sequence], "recomputed tokens are miscounted"
+        self._note(request)
+
+    def _note(self, request: Request) -> None:
+        assert request.request_id not in self.trail.requests
+        self.trail.requests[request.request_id] = (
+            request.sequences[0].status,
+            request.num_output_tokens,
+            request.first_scheduled_time,
+            request.first_token_time,
+            request.finish_time,
+            request.num_cached_tokens,
+            request.num_recomputed_tokens,
+            request.num_preemptions,
+        )
+
+
+def check_workload(workload: Workload, seed: int = 0) -> Trail:
+    """Run step by step, with full horizons and with random groupings: all must be sound and agree on everything.
+
+    Where stop conditions are met, which a group of steps learns of at its end, they need only be sound.
+    """
+    foreseen = all(case.stop_after is None for case in workload.cases)
+    stepped = ShadowExecutor(workload, max_steps=1).run()
+    for max_steps in (10**9, None):
+        grouped = ShadowExecutor(workload, max_steps, seed).run()
+        assert grouped.requests.keys() == stepped.requests.keys(), "a request got lost"
+        if foreseen:
+            assert grouped.requests == stepped.requests, "grouping steps changes the requests"
+            assert grouped.decisions == stepped.decisions, "grouping steps changes the decisions"
+            assert grouped.num_steps == stepped.num_steps
+        longest = max(stepped.counts["longest plan"], grouped.counts["longest plan"])
+        stepped.counts["longest plan"] = longest
+    assert len(stepped.requests) == len(workload.cases), "a request got lost"
+    return stepped
