@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from engine.engine_config import EngineConfig  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
@@ -187,7 +188,7 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
             names = {call.operator for call in make_calls()}
             return {name: [10.0 + 3.0 * (len(names - {ATTENTION}) < len(names))] * 2 for name in names}
 
-    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock())
+    bench = bench_of(ENGINE)
     bench._stopwatch = SlowBesideAttention()
     added = 3.0 * sum(bench.calls.values())
     assert bench.measure(Point("beside", (2, 40)))[ADDED_BY_ATTENTION] == [added, added]
@@ -212,9 +213,7 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
         seen.add((len(q), step.max_decode_context, tuple(step.decode_block_tables.shape)))
         return forward(*args, **kwargs)
 
-    bench = Bench(
-        replace(ENGINE, cuda_graphs=graphs), FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock()
-    )
+    bench = bench_of(replace(ENGINE, cuda_graphs=graphs))
     bench.limits = replace(bench.limits, on_cpu=on_cpu)
     monkeypatch.setattr(TorchBackend, "forward", see)
     bench.measure(Point("decode", (3, 24)))
@@ -259,6 +258,10 @@ def test_all_reduce_is_timed_on_real_ranks() -> None:
     finally:
         collectives.close()
     assert len(times) > 1 and min(times) > 0
+
+
+def bench_of(engine: EngineConfig) -> Bench:
+    return Bench(engine, FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock())
 
 
 def job(time_budget_s: float) -> Job:
