@@ -57,7 +57,7 @@ class AttentionCost:
         self._deviations = None if table is None else DeviationCost(table, self.decode, layers_ns)
 
     def decode_gain(self, num_decodes: int) -> float:
-        """The gain of a decode step: its contexts count as their mean plus so many standard deviations."""
+        """The gain of a decode step: its contexts count as their mean plus this many standard deviations."""
         return self._decode_gain(num_decodes) if self._decode_gain else 0.0
 
     def deviation_batch(self, num_decodes: int) -> DeviationBatch | None:

@@ -1,4 +1,4 @@
-"""Named numbers in cost models that may be fitted to a measured run, and those of `cost=profiled`."""
+"""Constants of cost models that may be fitted to a measured run, and which of them `cost=profiled` has."""
 
 from __future__ import annotations
 

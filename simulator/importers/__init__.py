@@ -18,7 +18,7 @@ IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_pr
 
 @functools.lru_cache(maxsize=4)  # a calibration opens the same profile at every evaluation
 def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
-    """The profile `name` of a model on so many ranks.
+    """The profile `name` of a model on `tensor_parallel_size` ranks.
 
     `name` is a folder of ours, either `tp<N>` itself or the one above it, or `<tool>:<folder>`. Importers take the
     sizes of CUDA graphs from `max_num_seqs`, and how kernels split their work from the device to simulate.

@@ -52,7 +52,7 @@ def read_bundle(
     max_num_seqs: int,
     device: Device,
 ) -> Profile:
-    """Read the bundle of one device and model for so many ranks.
+    """Read the bundle of one device and model for `tensor_parallel_size` ranks.
 
     The sizes of vLLM's graphs depend on `max_num_seqs`; which decode batches are split depends on `device`.
 

@@ -41,7 +41,7 @@ _RANKS = "num_tensor_parallel_workers"
 def read_profiling(
     folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device
 ) -> Profile:
-    """Read the files of one device and model for so many ranks.
+    """Read the files of one device and model for `tensor_parallel_size` ranks.
 
     Raises:
         ProfileError: something is missing, cannot be read, or was measured for another shape.
@@ -103,13 +103,13 @@ def _tokens(dense: pd.DataFrame, attention: pd.DataFrame, num_layers: int) -> tu
         ProfileError: a projection was not measured.
     """
     parts, calls = [], {}
-    for theirs, (ours, per_layer) in _OPERATORS.items():
-        part = _median_by(dense, "num_tokens", _median(theirs), ours)
+    for name, (operator, per_layer) in _OPERATORS.items():
+        part = _median_by(dense, "num_tokens", _median(name), operator)
         if len(part):
             parts.append(part)
-            calls[ours] = per_layer * num_layers or 1
-        elif theirs in _REQUIRED:
-            raise ProfileError(f"mlp.csv: no {_median(theirs)} above 0 for this model on so many ranks")
+            calls[operator] = per_layer * num_layers or 1
+        elif name in _REQUIRED:
+            raise ProfileError(f"mlp.csv: no {_median(name)} above 0 for this model with this tensor_parallel_size")
     store = attention.assign(num_tokens=attention[["prefill_chunk_size", "batch_size"]].max(axis=1))
     part = _median_by(store, "num_tokens", _median("attn_kv_cache_save"), "kv_store")
     if len(part):
@@ -159,7 +159,7 @@ def _attention(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _all_reduce(folder: Path, tensor_parallel_size: int) -> tuple[Path, pd.DataFrame]:
-    """All-reduces within one node, from the first link of this device that was measured for so many ranks."""
+    """All-reduces within one node, from the first link of this device that was measured with as many ranks."""
     device = folder.parent.parent.name
     root = folder.parent.parent.parent.parent / "network"
     paths = sorted(root.glob(f"{device}_*/all_reduce.csv"))

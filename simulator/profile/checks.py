@@ -10,7 +10,7 @@ _OTHER_UNIT = 30.0  # a higher share of the peak means times in another unit, wh
 
 
 def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:
-    """Check that `profile` can price this model on so many ranks.
+    """Check that `profile` can price this model on `tensor_parallel_size` ranks.
 
     Raises:
         ProfileError: it cannot; the message says what it was measured for.
