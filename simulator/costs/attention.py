@@ -69,7 +69,7 @@ class AttentionCost:
         return self._fixed * (num_chunks - 1)
 
     def context_beside_prefill(self, num_prefill_tokens: int, num_decodes: int, mean: float, deviation: float) -> float:
-        """The context at which decodes are priced beside prompt tokens, from the mean and deviation of their contexts."""
+        """The context at which decodes beside prompt tokens are priced, by the mean and deviation of their contexts."""
         gain = self._mixed_gain.at(num_prefill_tokens)(num_decodes) if self._mixed_gain else 0.0
         return mean + gain * deviation
 
