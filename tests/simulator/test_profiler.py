@@ -26,7 +26,7 @@ from simulator.profiler.operators import Operators, block_tables  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point  # noqa: E402
 from simulator.profiler.stopwatch import Call, MakeCalls  # noqa: E402
-from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock  # noqa: E402
+from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock, small_model  # noqa: E402
 
 # What surrounds operators: views, and what puts inputs together.
 GLUE = {"view", "_unsafe_view", "split", "split_with_sizes", "slice", "select", "unsqueeze", "expand", "t", "transpose"}
@@ -55,7 +55,7 @@ class CountOperators(TorchDispatchMode):
 @torch.no_grad()
 def test_the_operators_are_all_that_a_forward_pass_runs(family: str) -> None:
     """A decode step of the model runs the same operators of torch, as often, as the profiler's calls for it."""
-    model_config, batch, context = FAMILIES[family], 3, 20
+    model_config, batch, context = small_model(family), 3, 20
     rank = Rank(ENGINE, model_config, None)
     cache = rank.allocate(64).kv_cache
     operators = Operators(rank.model, cache, 64, 8, temperature=0.0, seed=0)
@@ -225,7 +225,7 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
 
 
 def test_each_layer_has_its_own_attention_among_the_operators() -> None:
-    rank = Rank(ENGINE, FAMILIES["qwen3"], None)
+    rank = Rank(ENGINE, small_model(), None)
     operators = Operators(rank.model, rank.allocate(64).kv_cache, 16, 4, temperature=0.0, seed=0)
     layers = [Call(f"attention {i}", lambda: None) for i in range(2)]
     names = [call.operator for call in operators.tokens(3, 3, lambda: layers)()]
@@ -261,8 +261,8 @@ def test_all_reduce_is_timed_on_real_ranks() -> None:
 
 
 def bench_of(engine: EngineConfig) -> Bench:
-    return Bench(engine, FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock())
+    return Bench(engine, small_model(), None, 0.0, None, lambda report: None, TickingClock())
 
 
 def job(time_budget_s: float) -> Job:
-    return Job(ENGINE, FAMILIES["qwen3"], MODEL_SHAPE, num_threads=1, time_budget_s=time_budget_s)
+    return Job(ENGINE, small_model(), MODEL_SHAPE, num_threads=1, time_budget_s=time_budget_s)
