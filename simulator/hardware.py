@@ -1,4 +1,4 @@
-"""What a model and a device are to the simulator: shapes, rates, and the KV pool that follows from them."""
+"""Models and devices as the simulator sees them: shapes, rates, and the KV pool that follows from both."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Device:
 
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32". The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
-    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` how many a GPU has, if known.
+    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` their number on a GPU, if known.
     """
 
     name: str
@@ -98,7 +98,7 @@ class Device:
 
 @dataclass(frozen=True)
 class KVPool:
-    """How many KV blocks one rank holds, and the account of its memory in bytes (0 where the number was given)."""
+    """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured."""
 
     num_blocks: int
     block_size: int

@@ -1,13 +1,14 @@
 """Time of attention in all layers, interpolated in a profile's tables.
 
     decode only   D(n, c)             n decodes of context c
-    prefill only  sum of P(s, p)      chunks of s tokens after p; where one call serves all, its fixed cost counts once
+    prefill only  sum of P(s, p)      chunks of s tokens after p others; the fixed cost of a call that serves all chunks
+                                      counts once
     mixed         P + D + mixing·X(s, n, c)
 
-X is what a batch of both takes beyond its parts: one kernel that serves both is slower for the decodes. It hardly
-depends on the prefix of the chunk, and is the median over those measured. Uneven contexts count as if each were
-c = mean + gain·standard deviation; both grow along, as every context grows by one token a step. A profile may hold what
-they really took instead (`simulator.costs.deviation`).
+X is the time of a mixed batch beyond D and P: a kernel that serves both is slower for the decodes. X hardly depends on
+p, and is the median over all p that were measured. Contexts of different lengths take as long as if each were
+c = mean + gain·standard deviation. A profile may instead hold measured times of such contexts
+(`simulator.costs.deviation`).
 """
 
 from __future__ import annotations
@@ -56,26 +57,26 @@ class AttentionCost:
         self._deviations = None if table is None else DeviationCost(table, self.decode, layers_ns)
 
     def decode_gain(self, num_decodes: int) -> float:
-        """How many standard deviations above the mean the contexts of a decode step count."""
+        """The gain of a decode step: its contexts count as their mean plus this many standard deviations."""
         return self._decode_gain(num_decodes) if self._decode_gain else 0.0
 
     def deviation_batch(self, num_decodes: int) -> DeviationBatch | None:
-        """What uneven contexts of so many decodes add to even ones, where that was measured as such."""
+        """The time of uneven contexts beyond that of even ones, for a number of decodes; None if not measured."""
         return self._deviations.at(num_decodes) if self._deviations else None
 
     def fixed_ns(self, num_chunks: int) -> float:
-        """What the sum over chunks counts too often."""
+        """The fixed cost of attention that a sum over `num_chunks` chunks counts too often."""
         return self._fixed * (num_chunks - 1)
 
     def context_beside_prefill(self, num_prefill_tokens: int, num_decodes: int, mean: float, deviation: float) -> float:
-        """The context as which each of `num_decodes` uneven ones counts in a step of so many prompt tokens."""
+        """The context at which decodes beside prompt tokens are priced, by the mean and deviation of their contexts."""
         gain = self._mixed_gain.at(num_prefill_tokens)(num_decodes) if self._mixed_gain else 0.0
         return mean + gain * deviation
 
     def beside_prefill_ns(
         self, num_prefill_tokens: int, num_decodes: int, context: float, mean: float, deviation: float
     ) -> float:
-        """What `num_decodes` decodes that count as `context` add to a step of `num_prefill_tokens` prompt tokens."""
+        """The time that decodes, priced at `context`, add to a step of `num_prefill_tokens` prompt tokens."""
         time = self.decode.at(num_decodes)(context)
         if extra_of := self.deviation_batch(num_decodes):
             time += extra_of(mean, deviation)
@@ -89,13 +90,13 @@ class AttentionCost:
 
 
 def deviation(num_decodes: int, total: int, total_of_squares: int) -> float:
-    """Standard deviation of the contexts; exactly the same after each has grown by one token."""
+    """Standard deviation of the contexts; bit for bit the same after each has grown by one token."""
     return math.sqrt(max(num_decodes * total_of_squares - total * total, 0)) / num_decodes
 
 
 @functools.lru_cache(maxsize=4)  # calibrations price with the same profile over and over
 def _surfaces(profile: Profile) -> tuple[Surface, Surface, dict[float, Surface]]:
-    """Decodes alone, prefills alone, and by the chunk what mixed batches take beyond these; all layers, ns."""
+    """D, P and X of the module's description, the latter for each measured chunk; all layers, ns."""
     table = profile.tables["attention"].copy()
     table["time_us"] *= 1e3 * profile.meta.num_layers
     decode_only, prefill_only = table["prefill_tokens"] == 0, table["num_decodes"] == 0
@@ -105,7 +106,7 @@ def _surfaces(profile: Profile) -> tuple[Surface, Surface, dict[float, Surface]]
 
 
 def _mixing(table: pd.DataFrame, decode: Surface, prefill: Surface) -> dict[float, Surface]:
-    """By the chunk: what mixed batches take beyond their parts, over number and context of the decodes."""
+    """X for each measured chunk, over number and context of the decodes."""
     if table.empty:
         return {}
     parts = [

@@ -1,4 +1,4 @@
-"""Named numbers in cost models that may be fitted to a measured run, and those of `cost=profiled`."""
+"""Constants of cost models that may be fitted to a measured run, and which of them `cost=profiled` has."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Constant(NamedTuple):
     Attributes:
         default: its value unless fitted.
         low, high: the limits of a fit.
-        width: how far from the default it may well be; a fit weighs a misfit against going farther.
+        width: plausible distance from the default; a fit weighs a larger distance against the misfit that it saves.
     """
 
     default: float
@@ -29,13 +29,13 @@ class Constant(NamedTuple):
 def profiled_constants(
     device: Device, tensor_parallel_size: int, *, async_scheduling: bool = False
 ) -> dict[str, Constant]:
-    """What stands for that which a profile of kernels cannot show.
+    """Constants for times that a profile of kernels does not hold.
 
-    step_overhead_us      of every step: the host, well below a millisecond where asynchronous scheduling hides it
-    prefill_layer_us      of every layer in a step with prompt tokens that no CUDA graph serves
-    mixing_factor         of what a batch of prompt chunks and decodes takes beyond its parts
-    all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; where several ranks have no all_reduce table.
-                          Unless fitted, a ring over the device's link: latency + 2·(TP-1)/TP·bytes / bandwidth.
+    step_overhead_us      the host's time in every step, well below a millisecond where asynchronous scheduling hides it
+    prefill_layer_us      added for every layer of a step with prompt tokens, unless a CUDA graph serves the step
+    mixing_factor         multiplies the attention time of a mixed batch beyond that of its chunks and its decodes alone
+    all_reduce_<N>mib_us  one all-reduce of N MiB, linear in between; for several ranks whose profile has no all_reduce
+                          table. Default: a ring over the device's link, latency + 2·(TP-1)/TP·bytes / bandwidth.
     """
     named = {
         "step_overhead_us": Constant(0.0, 0.0, 5e3, 500.0 if async_scheduling else 2e3),
@@ -46,7 +46,7 @@ def profiled_constants(
         share = 2 * (tensor_parallel_size - 1) / tensor_parallel_size
         for mib in ALL_REDUCE_MIB:
             time = 1e6 * (device.link_latency_s + share * mib * MIB / device.link_bandwidth)
-            # how long large messages take, any run shows; few show the latency alone
+            # Any run shows how long large messages take; few runs show the latency alone.
             width = time / 2 if mib == 0 and time else math.inf
             named[all_reduce_name(mib)] = Constant(time, 0.0, 10 * time or 1e3, width)
     return named

@@ -1,8 +1,8 @@
 """Piecewise-linear interpolation through measured points, and its continuation beyond them.
 
-Inside the grid times run straight from point to point. Below the first point the time of that point holds: kernels have
-a floor. Beyond the last point the last time grows with the work of the operator, as on a roofline whose rate is the one
-measured last.
+Between measured points times are interpolated linearly. Below the first point the time of that point holds: kernels
+have a least time. Beyond the last point the time grows in proportion to the work of the operator, as on a roofline with
+the rate of the last point.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Work = Callable[[float, float], float]  # work of an operator at (row, x), in any unit; linear in x
+Work = Callable[[float, float], float]
+"""The work of an operator at (row, x), in any unit; linear in x."""
 
 
 class Curve:
@@ -27,7 +28,7 @@ class Curve:
         tail: slope beyond the last point.
 
     Attributes:
-        end: where it was measured last.
+        end: the last measured point.
     """
 
     __slots__ = ("_array", "end", "slopes", "xs", "ys")
@@ -58,7 +59,7 @@ class Curve:
         return ys[i] + (x - xs[i]) * slopes[i]
 
     def next_point(self, x: float) -> float:
-        """The time at the next measured point, as of an operator that rounds its size up to a tile."""
+        """The time at the next measured point: an operator that computes in tiles rounds its size up."""
         i = bisect.bisect_left(self.xs, x)
         return self.ys[i] if i < len(self.ys) else self(x)
 
@@ -77,9 +78,11 @@ def proportional(xs: Sequence[float], ys: Sequence[float]) -> Curve:
 
 
 class Surface:
-    """Time over two variables: a curve for each measured row; `work` carries it beyond the grid, None keeps the last.
+    """Time over two variables: a curve for each measured row. The rows need not be measured at the same points.
 
-    The rows need not be measured at the same points.
+    Args:
+        rows: points and times of each row.
+        work: beyond the grid the time grows in proportion to it; if None, the last time holds.
     """
 
     def __init__(self, rows: Mapping[float, tuple[Sequence[float], Sequence[float]]], work: Work | None) -> None:
@@ -93,7 +96,7 @@ class Surface:
         return self.rows[-1]
 
     def at(self, row: float) -> Curve:
-        """The curve of any row, measured or not."""
+        """The curve of a row; if it was not measured, interpolated between those around it."""
         curve = self._curves.get(row)
         if curve is None:
             curve = self._curves[row] = self._make(row)
@@ -127,7 +130,7 @@ class Surface:
         return curve
 
     def _tail(self, row: float, x: float, y: float) -> float:
-        """Slope beyond the last point `x`, `y` of a row: y times the growth of the work per unit of x."""
+        """Slope beyond the last point `x`, `y` of a row: y times the relative growth of the work per unit of x."""
         if self._work is None:
             return 0.0
         work = self._work(row, x)

@@ -1,9 +1,10 @@
-"""What decode attention of uneven contexts takes beyond that of even ones, interpolated in a profile's table.
+"""The time of decode attention of uneven contexts beyond that of even ones, interpolated in a profile's table.
 
-    E(n, mean, v)    n decodes whose contexts deviate from their mean by v times it
+    E(n, mean, v)    n decodes, the standard deviation of whose contexts is v times their mean
 
-It is measured at a few v for some n and means, is 0 at v = 0, and keeps its last value beyond the table: kernels that
-sort contexts into groups pay for each group, of which even a small deviation makes several and a large one few more.
+E is measured at a few v for some n and means, is 0 at v = 0, and keeps its last value beyond the table: kernels that
+sort contexts into groups take time for each group, and even a small deviation makes several groups, a large one only
+few more.
 """
 
 from __future__ import annotations

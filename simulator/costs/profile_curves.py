@@ -16,7 +16,12 @@ _US = 1e3  # ns
 
 
 class Operators(NamedTuple):
-    """The curves of the operators of a table, each times its calls, ns."""
+    """The operators of a table.
+
+    Attributes:
+        curves: for each operator the time of all its calls in a step, ns.
+        end: the size up to which all of them were measured.
+    """
 
     curves: list[Curve]
     end: float
@@ -26,7 +31,7 @@ class Operators(NamedTuple):
 
 
 def operators(profile: Profile, name: str, axis: str) -> Operators:
-    """Those of the tables of tokens or sequences."""
+    """The operators of the table `name`, which is "tokens" or "sequences", over its `axis`."""
     curves = [
         proportional(group[axis].tolist(), group["time_us"].tolist()).scaled(profile.meta.calls[str(operator)] * _US)
         for operator, group in profile.tables[name].groupby("operator")
@@ -35,14 +40,14 @@ def operators(profile: Profile, name: str, axis: str) -> Operators:
 
 
 def curve_of(table: pd.DataFrame | None, axis: str) -> Curve | None:
-    """Times over an axis, in proportion to the last one beyond it."""
+    """Times over an axis; beyond the last point they grow in proportion."""
     if table is None:
         return None
     return proportional(table[axis].tolist(), (table["time_us"] * _US).tolist())
 
 
 def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
-    """By kind of step, what it takes beyond its operators; a kind that was not measured takes that of all others."""
+    """For each kind of step its time beyond its operators; a kind that was not measured takes the curve of another."""
     if table is None:
         return None
     curves = {
@@ -56,7 +61,7 @@ def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
 
 
 def unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
-    """Constants without effect, as the tables hold what they stand for, or nothing that they scale."""
+    """Constants without effect: the tables hold the times that they stand for, or no times that they scale."""
     attention = tables["attention"]
     names = [all_reduce_name(mib) for mib in ALL_REDUCE_MIB] if "all_reduce" in tables else []
     if not ((attention["prefill_tokens"] > 0) & (attention["num_decodes"] > 0)).any():
@@ -65,7 +70,7 @@ def unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
 
 
 def all_reduce_of(profile: Profile, model: ModelShape, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
-    """All all-reduces of a step over its tokens, ns."""
+    """The time of all all-reduces of a step, over its tokens, ns."""
     if tensor_parallel_size == 1:
         return flat([0.0], [0.0])
     table = profile.tables.get("all_reduce")
@@ -74,7 +79,7 @@ def all_reduce_of(profile: Profile, model: ModelShape, tensor_parallel_size: int
     else:
         sizes = [mib * MIB for mib in ALL_REDUCE_MIB]
         times = [values[all_reduce_name(mib)] for mib in ALL_REDUCE_MIB]
-    # Where noise or a fit made times fall, they grow in proportion again.
+    # If noise or a fit made the last times fall, times beyond them grow in proportion nevertheless.
     is_growing = len(sizes) > 1 and times[-1] >= times[-2]
     tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if is_growing else times[-1] / sizes[-1]
     token_bytes = model.hidden_size * model.dtype_bytes

@@ -16,12 +16,12 @@ Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
 IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_profiling}
 
 
-@functools.lru_cache(maxsize=4)  # a calibration asks for the same one at every evaluation
+@functools.lru_cache(maxsize=4)  # a calibration opens the same profile at every evaluation
 def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
-    """The profile that `name` means for a model on so many ranks: a folder of ours, or `<tool>:<folder>`.
+    """The profile `name` of a model on `tensor_parallel_size` ranks.
 
-    A folder of ours is `tp<N>` itself or the one above it. What `max_num_seqs` of the engine and the device to simulate
-    have to do with it, the importers say.
+    `name` is a folder of ours, either `tp<N>` itself or the one above it, or `<tool>:<folder>`. Importers take the
+    sizes of CUDA graphs from `max_num_seqs`, and how kernels split their work from the device to simulate.
 
     Raises:
         ProfileError: it is not there, was not measured for these ranks, or cannot be read.

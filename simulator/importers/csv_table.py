@@ -10,7 +10,7 @@ from simulator.profile.profile import ProfileError
 
 
 def read_table(path: Path, columns: tuple[str, ...]) -> pd.DataFrame:
-    """A CSV file that must have these columns.
+    """The table in a CSV file that must have these columns.
 
     Raises:
         ProfileError: it is not there, is no CSV file, or lacks a column.

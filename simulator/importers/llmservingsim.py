@@ -6,14 +6,15 @@
     tp<N>/attention.csv       prefill_chunk,kv_prefill,n_decode,kv_decode,time_us     one layer
     tp<N>/skew.csv            a batch with all contexts at their mean, all at their maximum, and uneven (optional)
 
-Sizes of matrix products were measured in strides of a tile or less, so a size in between takes the next one's time.
-vLLM pads steps to the sizes of its CUDA graphs, decode and mixed ones alike.
+Sizes of matrix products were measured in strides of a tile or less, so a size in between takes the time of the next
+larger one. vLLM pads steps to the sizes of its CUDA graphs, decode steps and mixed steps alike.
 
 FlashAttention 2, by its num_splits_heuristic, splits the contexts of a decode batch among thread blocks only as long as
-sequences x KV heads are below 0.8 x 2 x the GPU's multiprocessors. With splits uneven contexts hardly matter; without,
-the longest one's thread blocks go on alone. Batches were measured in powers of two, so between the last with splits and
-the first without, gains are not taken to lie on a line. That needs the multiprocessors of the device, and the bundle to
-be of that device; other kernels are told from these by gains that rise elsewhere.
+sequences x KV heads are below 0.8 x 2 x the GPU's multiprocessors. With splits, different lengths of contexts hardly
+matter; without splits, the thread blocks of the longest context go on alone. Batches were measured in powers of two, so
+gains are not interpolated linearly between the last batch with splits and the first without. That is done only if the
+number of multiprocessors is known, the bundle is of the device to simulate, and gains rise the most just there, as
+otherwise other kernels were measured.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ _ATTENTION = {
     "n_decode": "num_decodes",
     "kv_decode": "decode_context",
 }
-_PER_LAYER = {"layernorm": 2}  # others once
+_PER_LAYER = {"layernorm": 2}  # calls per layer; other operators are called once
 _PER_STEP = ("embedding", "final_layernorm", "lm_head", "sampler")
 _SKEW = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
 _LARGEST_GRAPH = 512
-_FILLED_SHARE = 0.8  # of twice the multiprocessors, from which FlashAttention 2 splits no more
+_FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
 
 
 def read_bundle(
@@ -51,8 +52,9 @@ def read_bundle(
     max_num_seqs: int,
     device: Device,
 ) -> Profile:
-    """Read the bundle of one device and model for so many ranks; vLLM's graphs depend on `max_num_seqs`, and which
-    decode batches are split, on the GPU.
+    """Read the bundle of one device and model for `tensor_parallel_size` ranks.
+
+    The sizes of vLLM's graphs depend on `max_num_seqs`; which decode batches are split depends on `device`.
 
     Raises:
         ProfileError: something is missing or cannot be read.
@@ -100,7 +102,7 @@ def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
 
 
 def _block_size(meta: Mapping[str, Any]) -> int | None:
-    """That of the engine whose kernels were timed, None where the bundle does not say."""
+    """The block size of the engine whose kernels were timed; None if the bundle does not say."""
     engine = meta.get("engine_effective")
     size = engine.get("block_size") if isinstance(engine, Mapping) else None
     return size if isinstance(size, int) else None
@@ -111,8 +113,10 @@ def _calls(operator: str, num_layers: int) -> int:
 
 
 def _gains(skew: pd.DataFrame) -> pd.DataFrame:
-    """How many standard deviations above the mean uneven contexts count: where the time at the mean and at the maximum
-    put the time measured, by the line between them. `nb` of `n` contexts are `kv_big` long, the others `kvs`.
+    """The gains: uneven contexts take as long as if each were their mean plus `gain` standard deviations.
+
+    The measured time of uneven contexts is looked up on the line through the time with all contexts at their mean and
+    the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`.
     """
     share = skew["nb"] / skew["n"]
     deviation = np.sqrt(share * (1 - share)) * (skew["kv_big"] - skew["kvs"])
@@ -125,17 +129,19 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
 
 
 def _padded_from(batch: float, sizes: tuple[int, ...]) -> int | None:
-    """The least batch that is padded to one of `sizes` of `batch` or more; None where there is none, or all are."""
+    """The smallest batch that is padded to a size of `batch` or more; None if no batch is, or if all are."""
     i = next((i for i, size in enumerate(sizes) if size >= batch), 0)
     return sizes[i - 1] + 1 if i else None
 
 
 def _with_splits_until(gains: pd.DataFrame, first: int) -> pd.DataFrame:
-    """`gains` with rows between the last measured batch of decodes before `first`, whose gain holds up to it, and the
-    next: from there on the longest context takes the same time beyond the others. As the time of a token in all
-    contexts grows with the batch, the gain falls with it.
+    """`gains` with rows added between the last measured batch with splits and the first measured batch without.
 
-    Nothing is changed where gains do not rise the most between these two batches: then other kernels were measured.
+    `first` is the smallest batch without splits. Up to it the gain of the batch before it holds. From `first` on the
+    longest context takes a constant time beyond the others; the time per token of all contexts grows with the batch, so
+    the gain falls with the batch.
+
+    `gains` is returned as it is if gains do not rise the most between these two batches: other kernels were measured.
     """
     alone = gains[gains["prefill_tokens"] == 0]
     batches, values = alone["num_decodes"].to_numpy(), alone["gain"].to_numpy()

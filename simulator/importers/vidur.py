@@ -4,8 +4,8 @@
     <root>/compute/<device>/<owner>/<model>/attention.csv   prefill and decode attention, writing the KV cache
     <root>/network/<device>_<link>/all_reduce.csv           by bytes and workers; needed with several ranks
 
-Vidur has no LM head and no sampler: the head is put at the time of the MLP's first projection times the ratio of their
-parameters, and sampling is left out. The host's time is not in these files either.
+Vidur measures no LM head and no sampler: the LM head takes the time of the MLP's first projection times the ratio of
+their parameters, and sampling is left out. The host's time is not in these files either.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _RANKS = "num_tensor_parallel_workers"
 def read_profiling(
     folder: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device
 ) -> Profile:
-    """Read the files of one device and model for so many ranks.
+    """Read the files of one device and model for `tensor_parallel_size` ranks.
 
     Raises:
         ProfileError: something is missing, cannot be read, or was measured for another shape.
@@ -66,7 +66,7 @@ def read_profiling(
         source["all_reduce"] = path.parent.name
     meta = ProfileMeta(
         device=folder.parent.parent.name,
-        model=model.name,  # the files carry sizes, not names; they were compared
+        model=model.name,  # the files hold no names, but sizes, which `_select` has compared
         tensor_parallel_size=tensor_parallel_size,
         num_layers=model.num_layers,
         calls={**calls, "lm_head": 1},
@@ -97,19 +97,19 @@ def _select(
 
 
 def _tokens(dense: pd.DataFrame, attention: pd.DataFrame, num_layers: int) -> tuple[pd.DataFrame, dict[str, int]]:
-    """The table of operators by tokens, and how often a step calls each; those that were not measured are left out.
+    """The table of operators by tokens, and how often a step calls each operator; unmeasured ones are left out.
 
     Raises:
         ProfileError: a projection was not measured.
     """
     parts, calls = [], {}
-    for theirs, (ours, per_layer) in _OPERATORS.items():
-        part = _median_by(dense, "num_tokens", _median(theirs), ours)
+    for name, (operator, per_layer) in _OPERATORS.items():
+        part = _median_by(dense, "num_tokens", _median(name), operator)
         if len(part):
             parts.append(part)
-            calls[ours] = per_layer * num_layers or 1
-        elif theirs in _REQUIRED:
-            raise ProfileError(f"mlp.csv: no {_median(theirs)} above 0 for this model on so many ranks")
+            calls[operator] = per_layer * num_layers or 1
+        elif name in _REQUIRED:
+            raise ProfileError(f"mlp.csv: no {_median(name)} above 0 for this model with this tensor_parallel_size")
     store = attention.assign(num_tokens=attention[["prefill_chunk_size", "batch_size"]].max(axis=1))
     part = _median_by(store, "num_tokens", _median("attn_kv_cache_save"), "kv_store")
     if len(part):
@@ -119,7 +119,7 @@ def _tokens(dense: pd.DataFrame, attention: pd.DataFrame, num_layers: int) -> tu
 
 
 def _median_by(table: pd.DataFrame, axis: str, column: str, operator: str) -> pd.DataFrame:
-    """Times of an operator over `axis`; none where its column is missing or empty."""
+    """Times of an operator over `axis`; an empty table if its column is missing or empty."""
     times = (table.groupby(axis)[column].median() * _MS).dropna() if column in table else pd.Series(dtype=float)
     times = times[times > 0]
     return pd.DataFrame({"operator": operator, axis: times.index, "time_us": times.to_numpy()})
@@ -134,7 +134,7 @@ def _lm_head(tokens: pd.DataFrame, model: ModelShape, max_num_seqs: int) -> pd.D
 
 
 def _attention(table: pd.DataFrame) -> pd.DataFrame:
-    """Prefills of one sequence, and decodes of equal contexts; the context of a decode there excludes its token."""
+    """Prefills of one sequence, and decodes of equal contexts; Vidur's decode contexts exclude the new token."""
     is_decode = table["prefill_chunk_size"] == 0
     decode = pd.DataFrame(
         {
@@ -159,7 +159,7 @@ def _attention(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _all_reduce(folder: Path, tensor_parallel_size: int) -> tuple[Path, pd.DataFrame]:
-    """All-reduces within one node, from the first link of this device that was measured for so many ranks."""
+    """All-reduces within one node, from the first link of this device that was measured with as many ranks."""
     device = folder.parent.parent.name
     root = folder.parent.parent.parent.parent / "network"
     paths = sorted(root.glob(f"{device}_*/all_reduce.csv"))

@@ -1,19 +1,19 @@
-"""Whether a profile can price a run, and what of the run it was not measured for."""
+"""Whether a profile can price a run, and in what the run differs from what was profiled."""
 
 from __future__ import annotations
 
 from simulator.hardware import Device, ModelShape
 from simulator.profile.profile import Profile, ProfileError
 
-_FASTEST, _SLOWEST = 3.0, 1e-3  # of a device's peak: beyond these another device was profiled
-_OTHER_UNIT = 30.0  # of the peak: nearer to times in another unit, which are off by 1000
+_HIGHEST, _LOWEST = 3.0, 1e-3  # plausible shares of the device's peak; outside, another device may have been profiled
+_OTHER_UNIT = 30.0  # a higher share of the peak means times in another unit, which are wrong by a factor of 1000
 
 
 def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -> None:
-    """Whether the profile can price this model on so many ranks.
+    """Check that `profile` can price this model on `tensor_parallel_size` ranks.
 
     Raises:
-        ProfileError: it cannot, with what it is for.
+        ProfileError: it cannot; the message says what it was measured for.
     """
     meta = profile.meta
     kv_bytes = 1 if meta.source.get("kv_cache_dtype") == "fp8" else model.dtype_bytes
@@ -39,10 +39,10 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
 
 
 def check_units(profile: Profile, model: ModelShape, device: Device) -> None:
-    """Whether the times can be microseconds, by the arithmetic that the device would have done in them.
+    """Check that the times can be microseconds, from the arithmetic that the device did in them.
 
     Raises:
-        ProfileError: it would have done far more than it can.
+        ProfileError: no device computes that fast.
     """
     share, what = _share_of_peak(profile, model, device)
     if share > _OTHER_UNIT:
@@ -50,20 +50,21 @@ def check_units(profile: Profile, model: ModelShape, device: Device) -> None:
 
 
 def differences(profile: Profile, model: ModelShape, device: Device, block_size: int) -> list[str]:
-    """What of a run the profile was not measured for though it is used for it, a line each."""
+    """In what a run differs from what was profiled, a line each."""
     meta, found = profile.meta, []
     if meta.block_size not in (None, block_size):
         found.append(f"the profile's kernels ran with block_size={meta.block_size}, this run has {block_size}")
     share, what = _share_of_peak(profile, model, device)
     if _is_other_gpu(meta.device, device.name):
         found.append(f"step times are of {meta.device}, memory and links of {device.name}")
-    elif not _SLOWEST < share < _FASTEST:
+    elif not _LOWEST < share < _HIGHEST:
         found.append(f"{what}: are its times in microseconds, and was {device.name} profiled?")
     return found
 
 
 def _share_of_peak(profile: Profile, model: ModelShape, device: Device) -> tuple[float, str]:
-    """At what share of the device's peak the largest measured QKV projection ran, 2·tokens·parameters operations."""
+    """The rate of the largest measured QKV projection (2·tokens·parameters operations) as a share of the device's peak,
+    and a sentence that says so."""
     table = profile.tables["tokens"]
     largest = table[table["operator"] == "qkv_proj"].iloc[-1]
     num_tokens, time_us = int(largest["num_tokens"]), float(largest["time_us"])

@@ -220,9 +220,10 @@ class Bench:
 def uneven_contexts(batch: int, mean: int, percent: int, longest: int) -> tuple[int, ...] | None:
     """Contexts of `batch` sequences of that mean, whose standard deviation is `percent` of it.
 
-    They are quantiles of a log-normal distribution, so that equal arguments give equal contexts, cut at 1 and
-    `longest`. Its sigma is 0.7 at most, with which 2 contexts deviate by 44 %, 8 by 64 % and many by 78 %; beyond that
-    it is the longest of them that grow, one in eight. None where no such contexts come near mean and deviation.
+    The contexts are quantiles of a log-normal distribution, cut at 1 and `longest`, so equal arguments give equal
+    contexts. The sigma of the distribution is at most 0.7, with which 2 contexts deviate by 44 %, 8 by 64 % and many by
+    78 %. For a larger deviation the longest eighth of the contexts grows instead. None if no such contexts have about
+    this mean and deviation.
     """
     quantiles = np.array([NormalDist().inv_cdf((i + 0.5) / batch) for i in range(batch)])
     num_long = -(-batch // _LONG_ONE_IN)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from engine.core.sequence import Sequence as Request
+from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, SamplingParams
 from engine.llm_engine import Executor, LLMEngine, StepReport
 from engine.runner.model_runner import StepTokens

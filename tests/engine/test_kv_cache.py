@@ -13,13 +13,13 @@ import torch  # noqa: E402
 
 from engine.runner import kv_cache  # noqa: E402
 from kernels.kv_store import FP8_DTYPE  # noqa: E402
-from tests.simulator.builders import FAMILIES  # noqa: E402
+from tests.simulator.builders import small_model  # noqa: E402
 
 CPU = torch.device("cpu")
 
 
 def allocate(num_blocks: int, dtype: torch.dtype) -> torch.Tensor:
-    return kv_cache.allocate(FAMILIES["qwen3"], num_blocks, 16, 1, dtype, CPU)
+    return kv_cache.allocate(small_model(), num_blocks, 16, 1, dtype, CPU)
 
 
 class Refusing(mmap.mmap):

@@ -6,18 +6,20 @@ import functools
 import itertools
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 from omegaconf import OmegaConf
 
 from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import EngineConfig
-from engine.models.model_config import ModelConfig
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
 from simulator.hardware import Device, ModelShape
 from simulator.profile.profile import Profile, ProfileMeta
+
+if TYPE_CHECKING:
+    from engine.models.model_config import ModelConfig
 
 CONF = Path(__file__).parents[2] / "conf"
 
@@ -124,15 +126,18 @@ SHAPE: dict[str, Any] = {
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
 EXPERTS = {"num_experts": 2, "num_experts_per_token": 2, "moe_intermediate_size": 32}  # all run, whatever the input
-FAMILIES = {
-    "qwen3": ModelConfig.from_shape(SHAPE),
-    "qwen3_moe": ModelConfig.from_shape(SHAPE | EXPERTS),
-    "llama": ModelConfig.from_shape(SHAPE | {"name": "Llama"}),
-}
+FAMILIES = {"qwen3": SHAPE, "qwen3_moe": SHAPE | EXPERTS, "llama": SHAPE | {"name": "Llama"}}
 MODEL_SHAPE = ModelShape(**SHAPE | {"dtype": "fp32", "dtype_bytes": 4})
 ENGINE = EngineConfig(
     num_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, load_format="random"
 )
+
+
+def small_model(family: str = "qwen3") -> ModelConfig:
+    """The model of a family as the real engine takes it; needs torch."""
+    from engine.models.model_config import ModelConfig
+
+    return ModelConfig.from_shape(FAMILIES[family])
 
 
 class TickingClock:

@@ -14,6 +14,7 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
+from engine.engine_config import EngineConfig  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
@@ -25,7 +26,7 @@ from simulator.profiler.operators import Operators, block_tables  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point  # noqa: E402
 from simulator.profiler.stopwatch import Call, MakeCalls  # noqa: E402
-from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock  # noqa: E402
+from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock, small_model  # noqa: E402
 
 # What surrounds operators: views, and what puts inputs together.
 GLUE = {"view", "_unsafe_view", "split", "split_with_sizes", "slice", "select", "unsqueeze", "expand", "t", "transpose"}
@@ -54,7 +55,7 @@ class CountOperators(TorchDispatchMode):
 @torch.no_grad()
 def test_the_operators_are_all_that_a_forward_pass_runs(family: str) -> None:
     """A decode step of the model runs the same operators of torch, as often, as the profiler's calls for it."""
-    model_config, batch, context = FAMILIES[family], 3, 20
+    model_config, batch, context = small_model(family), 3, 20
     rank = Rank(ENGINE, model_config, None)
     cache = rank.allocate(64).kv_cache
     operators = Operators(rank.model, cache, 64, 8, temperature=0.0, seed=0)
@@ -97,11 +98,11 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_machine(job(10.0), "test CPU", folder, interrupt, print, TickingClock())
+        profile_machine(job(5.0), "test CPU", folder, interrupt, print, TickingClock())
     assert [path.name for path in folder.iterdir()] == [PARTIAL]
     told.clear()
     outcome = profile_machine(
-        job(10.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)), print, TickingClock()
+        job(5.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)), print, TickingClock()
     )
     profile = load_profile(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
@@ -110,7 +111,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
     covered = sum(doing == "covering the grid" for _, doing in told)
     assert 0 < covered <= outcome.num_points - 14, "what was measured is not covered again"
     assert told[0][0] > 0 and [spent_s for spent_s, _ in told] == sorted(spent_s for spent_s, _ in told)
-    assert outcome.spent_s >= 10.0
+    assert outcome.spent_s >= 5.0
     assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "copies", "steps"}
     assert profile.meta.device == "test CPU" and profile.meta.calls["qkv_proj"] == 2 and profile.meta.num_layers == 2
     tokens, attention, steps = (profile.tables[name] for name in ("tokens", "attention", "steps"))
@@ -150,7 +151,7 @@ def test_a_profile_is_resumed_with_another_pool_that_fits_but_not_with_other_set
         monkeypatch.setattr(Rank, "fitting_blocks", lambda rank, fitting=num_blocks: fitting)
         with pytest.raises(KeyboardInterrupt):
             profile_machine(
-                replace(job(10.0), engine=engine), "test CPU", tmp_path, interrupt, told.append, TickingClock()
+                replace(job(5.0), engine=engine), "test CPU", tmp_path, interrupt, told.append, TickingClock()
             )
     assert (calls[5] > 0) == (reason is None)
     assert len(told) == (reason is not None) and all(str(reason) in line for line in told)
@@ -187,7 +188,7 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
             names = {call.operator for call in make_calls()}
             return {name: [10.0 + 3.0 * (len(names - {ATTENTION}) < len(names))] * 2 for name in names}
 
-    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock())
+    bench = bench_of(ENGINE)
     bench._stopwatch = SlowBesideAttention()
     added = 3.0 * sum(bench.calls.values())
     assert bench.measure(Point("beside", (2, 40)))[ADDED_BY_ATTENTION] == [added, added]
@@ -212,9 +213,7 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
         seen.add((len(q), step.max_decode_context, tuple(step.decode_block_tables.shape)))
         return forward(*args, **kwargs)
 
-    bench = Bench(
-        replace(ENGINE, cuda_graphs=graphs), FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock()
-    )
+    bench = bench_of(replace(ENGINE, cuda_graphs=graphs))
     bench.limits = replace(bench.limits, on_cpu=on_cpu)
     monkeypatch.setattr(TorchBackend, "forward", see)
     bench.measure(Point("decode", (3, 24)))
@@ -226,7 +225,7 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
 
 
 def test_each_layer_has_its_own_attention_among_the_operators() -> None:
-    rank = Rank(ENGINE, FAMILIES["qwen3"], None)
+    rank = Rank(ENGINE, small_model(), None)
     operators = Operators(rank.model, rank.allocate(64).kv_cache, 16, 4, temperature=0.0, seed=0)
     layers = [Call(f"attention {i}", lambda: None) for i in range(2)]
     names = [call.operator for call in operators.tokens(3, 3, lambda: layers)()]
@@ -261,5 +260,9 @@ def test_all_reduce_is_timed_on_real_ranks() -> None:
     assert len(times) > 1 and min(times) > 0
 
 
+def bench_of(engine: EngineConfig) -> Bench:
+    return Bench(engine, small_model(), None, 0.0, None, lambda report: None, TickingClock())
+
+
 def job(time_budget_s: float) -> Job:
-    return Job(ENGINE, FAMILIES["qwen3"], MODEL_SHAPE, num_threads=1, time_budget_s=time_budget_s)
+    return Job(ENGINE, small_model(), MODEL_SHAPE, num_threads=1, time_budget_s=time_budget_s)

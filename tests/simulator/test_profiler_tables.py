@@ -22,7 +22,7 @@ from simulator.profiler.samples import (  # noqa: E402
 )
 from simulator.profiler.stopwatch import Undisturbed  # noqa: E402
 from simulator.profiler.tables import make_profile, mean_over_median  # noqa: E402
-from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock  # noqa: E402
+from tests.simulator.builders import ENGINE, MODEL_SHAPE, TickingClock, small_model  # noqa: E402
 
 CALLS = {"qkv_proj": 2, "o_proj": 2, "gate_up_proj": 2, "down_proj": 2, "lm_head": 1, "sampler": 1}
 
@@ -156,6 +156,6 @@ def test_times_during_which_others_ran_are_kept_apart(monkeypatch: pytest.Monkey
 def test_whole_steps_during_which_others_ran_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = itertools.count()
     monkeypatch.setattr(stopwatch, "_num_preemptions", lambda: next(counts) // 3)  # rises within some of the steps
-    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock())
+    bench = Bench(ENGINE, small_model(), None, 0.0, None, lambda report: None, TickingClock())
     found = bench.measure(Point("step_decode", (2, 24)))
     assert len(found["2"]) + len(found[DISTURBED]) == 8 and found["2"] and found[DISTURBED]

@@ -14,9 +14,12 @@ from simulator.hardware import GIB, Device, DeviceTooSmallError, ModelShape, act
 from tests.simulator.builders import H100, MOE, QWEN, load_model
 
 
-def summed(chunks: list[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int, **others: int) -> StepWork:
+def summed(
+    chunks: list[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int, tokens_per_decode: int = 1
+) -> StepWork:
     """A step by the sum of its contexts."""
-    return StepWork([ChunkWork(*chunk) for chunk in chunks], num_decodes, num_context_tokens, 0, **others)
+    made = [ChunkWork(*chunk) for chunk in chunks]
+    return StepWork(made, num_decodes, num_context_tokens, 0, tokens_per_decode=tokens_per_decode)
 
 
 def reference_s(model: ModelShape, device: Device, tp: int, step: StepWork) -> float:
