@@ -139,6 +139,13 @@ class RunningSet:
         sequence.leave(SequenceStatus.DECODING)
         self.paused[sequence] = None
 
+    def resume(self) -> None:
+        """Let the paused sequences decode again."""
+        self._waiting.head_blocked = False  # they may fill a block that the first in the queue can share
+        for sequence in self.paused:
+            self.decodes.join(sequence)
+        self.paused.clear()
+
     def preempt(self, sequence: Sequence, *, keeps_copy: bool) -> list[Transfer]:
         """Take the blocks of `sequence`, which goes back to the queue with what it had generated.
 
@@ -191,10 +198,7 @@ class RunningSet:
             if is_last:
                 self._finish_prefill(flight, sequence, stopped)
         if self.paused:
-            self._waiting.head_blocked = False
-        for sequence in self.paused:
-            self.decodes.join(sequence)
-        self.paused.clear()
+            self.resume()
 
     def settle(self, flight: Flight, now: int, stopped: Stopped) -> list[int]:
         """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""

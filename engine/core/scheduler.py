@@ -176,7 +176,8 @@ class Scheduler:
             if not draft.preempted or running.flights:
                 self.wait_until = draft.wait_until
                 return None
-            draft = StepDraft(now)  # everybody gave way: with their blocks free, somebody can run
+            running.resume()  # nobody was served: with the blocks of the victims free, somebody can be
+            draft = StepDraft(now)
             self._policy.compose(planner, draft)
         if self._unreported:
             draft.preempted[:0] = self._unreported
