@@ -27,17 +27,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from harness.calibration import fitted as calibration
+from experiments.recovery.recovered_run import recover
+from experiments.recovery.step_search import priced_by
 from harness.calibration.fit import Fit, minimise
-from harness.calibration.fitted import Constant
 from harness.config import RunConfig
 from harness.config.validation import StepStatistic
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
-from harness.recovery.run import recover
-from harness.recovery.step_search import priced_by
 from harness.results.tables import CALIBRATION, command_line
+from harness.runs import fitted as calibration
+from harness.runs.fitted import Constant
 from harness.runs.simulated import SimulatedEngine, at_statistic, cost_model
 from harness.validation.metrics import part_of, statistics
 from harness.validation.settings import different_settings

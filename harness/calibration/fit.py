@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats.qmc import Halton
 
-from harness.calibration.fitted import Constant
 from harness.results.metrics import Floats
+from harness.runs.fitted import Constant
 
 _POWER = 3  # of a side of the cube: fine steps near the lower limit, as the limits of a time may span decades
 _LOOKS = 8  # points per constant at which to look first

@@ -176,14 +176,13 @@ class RooflineCost(ConfigModel):
 
 class ProfiledCost(ConfigModel):
     """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic` is what steps are priced at:
-    decode steps at their mean as far as the profile tells, or all at their median, or at the fastest that was timed;
-    single steps are compared at the statistic that is taken of the measured ones whatever it is."""
+    another tool measured; `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
+    mean, which is what latencies add up; `median` prices all steps at their median."""
 
     kind: Literal["profiled"] = "profiled"
     profile: Text
     calibration: Text | None = None
-    statistic: Literal["mean", "median", "fastest"] = "mean"
+    statistic: Literal["mean", "median"] = "mean"
 
 
 class LinearCost(ConfigModel):

@@ -11,10 +11,9 @@ import simpy
 
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
-from harness.calibration import fitted as calibration
 from harness.config import RunConfig
-from harness.config.validation import StepStatistic
 from harness.errors import ConfigError
+from harness.runs import fitted as calibration
 from harness.runs.recorder import Recorder
 from harness.runs.shapes import device_rates, model_shape
 from harness.workload.arrivals import ArrivalProcess
@@ -164,22 +163,12 @@ def cost_model(config: RunConfig, constants: Mapping[str, float] | None = None) 
     return RooflineCost(model_shape(config), device, config.tensor_parallel_size)
 
 
-def at_statistic(config: RunConfig, statistic: StepStatistic) -> RunConfig:
-    """`config` with steps priced at a statistic, for comparison with that of measured steps. A cost model without a
-    profile has a single price."""
-    if config.cost.kind != "profiled":
-        return config
-    return config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": statistic})})
-
-
 def _profiled_cost(config: RunConfig, constants: Mapping[str, float]) -> ProfiledCost:
     assert config.cost.kind == "profiled"
     name, model, ranks = config.cost.profile, model_shape(config), config.tensor_parallel_size
     values = _defaults(config) | dict(constants)
     try:
         profile = open_profile(name, model, ranks, config.max_num_seqs, device_rates(config))
-        if config.cost.statistic == "fastest":
-            profile = profile.fastest
         cost = ProfiledCost(profile, model, ranks, values, of_means=config.cost.statistic == "mean")
         check_units(profile, model, device_rates(config))
     except ProfileError as error:

@@ -1,4 +1,4 @@
-"""What a measured run tells of its settings, beside those that are simulated."""
+"""Differences between the settings of a measured run and those of its simulation."""
 
 from __future__ import annotations
 
@@ -6,32 +6,31 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.results.tables import cpu_with_threads
-from simulator.profile.checks import base_name
+from harness.runs.same_setting import same_setting
 from simulator.profile.profile import Profile
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
 
 _TOP_LEVEL = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
-_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
 
 
 def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """One line for each of a measured run's `settings` that `config` has otherwise; what is not told is left out."""
-    ours = {
+    """One line for each of a measured run's `settings` with another value in `config`; unrecorded ones do not count."""
+    simulated = {
         "model": config.model.name,
         "dtype": config.model.dtype,
         "kv_cache_dtype": config.engine.kv_cache_dtype,
         "max_model_len": config.max_model_len or config.model.max_position_embeddings,
         **{name: getattr(config, name) for name in _TOP_LEVEL},
     }
-    theirs = {"model": settings.get("model_id"), **settings}
-    if theirs.get("dtype") == "auto":  # what the checkpoint has, which is not told
-        del theirs["dtype"]
+    recorded = {"model": settings.get("model_id"), **settings}
+    if recorded.get("dtype") == "auto":  # the dtype of the checkpoint, which is not recorded
+        del recorded["dtype"]
     return [
-        f"{name}={value} simulated, {theirs[name]} measured"
-        for name, value in ours.items()
-        if theirs.get(name) is not None and not same_setting(name, value, theirs[name])
+        f"{name}={value} simulated, {recorded[name]} measured"
+        for name, value in simulated.items()
+        if recorded.get(name) is not None and not same_setting(name, value, recorded[name])
     ]
 
 
@@ -41,19 +40,3 @@ def different_device(measured_on: str | None, profile: Profile) -> list[str]:
     if source.get("num_threads") and source.get("driver") is None:
         profiled_on = cpu_with_threads(profiled_on, source["num_threads"])
     return [] if measured_on == profiled_on else [f"the profile is of {profiled_on}, the run of {measured_on}"]
-
-
-def same_setting(name: str, one: Any, other: Any) -> bool:
-    """Whether two values of a setting mean the same: models by name without owner or folder, in any case."""
-    return bool(_plain(name, one) == _plain(name, other))
-
-
-def _plain(name: str, value: Any) -> Any:
-    if name == "model":
-        return base_name(str(value))
-    if name == "dtype":
-        dtype = str(value).removeprefix("torch.")
-        return _DTYPES.get(dtype, dtype)
-    if name == "kv_cache_dtype":  # fp8_e4m3 and its like take as much room; any other is the model's own
-        return str(value).startswith("fp8")
-    return value

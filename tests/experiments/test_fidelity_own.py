@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from experiments import fidelity_own
-from experiments.fidelity_lab import LATENCIES, RESULTS, STATISTICS, Lab
+from experiments.fidelity.lab import LATENCIES, RESULTS, STATISTICS, Lab
 from harness.config import RunConfig
 from harness.results.tables import RETIMED, SUMMARY
 from simulator.profile.profile import META, load_profile

@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from harness.calibration import fitted as calibration
+from harness.runs import fitted as calibration
 from harness.calibration.calibrate import misfit_of_requests, misfit_of_statistics
 from harness.calibration.fit import Fit, minimise
-from harness.calibration.fitted import Constant
+from harness.runs.fitted import Constant
 from harness.errors import ConfigError
 from harness.measured import load_measured
-from harness.recovery import LogError
+from experiments.recovery import LogError
 from harness.results.tables import CALIBRATION, read_results
 from harness.runs.profiling import PROFILES
-from tests.harness.measured_files import execute_in, made_up, pretend_measured, write_distserve, write_llmservingsim
+from tests.harness.measured_builders import execute_in, made_up, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.test_run import config
 
 WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]

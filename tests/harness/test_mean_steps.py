@@ -13,7 +13,7 @@ from harness.errors import ConfigError
 from harness.results.tables import read_results
 from harness.runs.profiling import PROFILES
 from simulator.profile.profile import load_profile, save_profile
-from tests.harness.measured_files import pretend_measured
+from tests.harness.measured_builders import pretend_measured
 from tests.harness.test_calibrate import calibrate
 from tests.harness.test_median_times import write_executions
 from tests.harness.test_validate import compare

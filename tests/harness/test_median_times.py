@@ -17,7 +17,7 @@ from harness.measured.own_run import at_step_times, with_retimed
 from harness.runs.simulated import cost_model
 from harness.validation.steps import replay_steps
 from harness.validation.validate import load_run, simulation_config
-from tests.harness.measured_files import pretend_measured
+from tests.harness.measured_builders import pretend_measured
 from tests.harness.test_run import config
 from tests.harness.test_validate import STARVED, compare
 

@@ -18,7 +18,7 @@ from harness import cli
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import TwinServeError
 from harness.sweeps import sweep
-from tests.harness.measured_files import execute_in
+from tests.harness.measured_builders import execute_in
 from tests.harness.test_run import config
 
 ROOT = Path(__file__).resolve().parents[2]

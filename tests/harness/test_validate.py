@@ -11,12 +11,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from harness.calibration import fitted as calibration
+from harness.runs import fitted as calibration
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import load_measured
 from harness.results.tables import read_results
 from harness.validation.validate import validate
-from tests.harness.measured_files import (
+from tests.harness.measured_builders import (
     change_summary,
     execute_in,
     made_up,

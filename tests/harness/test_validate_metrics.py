@@ -11,7 +11,7 @@ import pytest
 
 from harness.validation.metrics import align, comparison, part_of, statistics
 from harness.validation.steps import deviations
-from tests.harness.measured_files import made_up
+from tests.harness.measured_builders import made_up
 
 
 def test_statistics_are_those_computed_by_hand() -> None:

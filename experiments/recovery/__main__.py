@@ -29,17 +29,17 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.fidelity_lab import DOCS, RESULTS  # noqa: E402
-from experiments.ground_truth import DISTSERVE_RATES, distserve_settings, vllm_settings  # noqa: E402
-from harness.calibration import fitted as calibration  # noqa: E402
+from experiments.fidelity.lab import DOCS, RESULTS  # noqa: E402
+from experiments.fidelity.published import DISTSERVE_RATES, distserve_settings, vllm_settings  # noqa: E402
+from harness.runs import fitted as calibration  # noqa: E402
 from harness.calibration.fit import minimise  # noqa: E402
 from harness.config import RunConfig, parse  # noqa: E402
 from harness.measured import MeasuredRun  # noqa: E402
-from harness.recovery import RecoveredRun, recover  # noqa: E402
-from harness.recovery.mixed import graph_of  # noqa: E402
-from harness.recovery.replay import replay  # noqa: E402
-from harness.recovery.run import summary  # noqa: E402
-from harness.recovery.step_search import Price, Span, priced_by  # noqa: E402
+from experiments.recovery import RecoveredRun, recover  # noqa: E402
+from experiments.recovery.mixed import graph_of  # noqa: E402
+from experiments.recovery.replay import replay  # noqa: E402
+from experiments.recovery.recovered_run import summary  # noqa: E402
+from experiments.recovery.step_search import Price, Span, priced_by  # noqa: E402
 from harness.results.tables import environment  # noqa: E402
 from harness.runs.simulated import cost_model, kv_pool  # noqa: E402
 from harness.validation.validate import load_run, simulation_config  # noqa: E402

@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch.nn import functional
 
-from experiments.acceptance_common import Check, Context, Outcome, captured, median_s, shape_of
-from experiments.acceptance_kernels import BLOCK_SIZE, HEADS, paged_batch, usable_backends
+from experiments.gpu_acceptance.common import Check, Context, Outcome, captured, median_s, shape_of
+from experiments.gpu_acceptance.kernels import BLOCK_SIZE, HEADS, paged_batch, usable_backends
 from kernels.attention import available_backends, select_backend
 from kernels.kv_store import FP8_DTYPE, quantize
 

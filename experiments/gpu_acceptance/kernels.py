@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.acceptance_common import ROOT, Check, Context, Outcome
+from experiments.gpu_acceptance.common import ROOT, Check, Context, Outcome
 from kernels.attention import AttentionMetadata, available_backends, select_backend
 from kernels.torch_attention import TorchBackend
 

@@ -12,7 +12,7 @@ from engine.core.plan import StepPlan
 from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import queued_times, series_table
-from harness.recovery.step_search import Chunk, Step
+from experiments.recovery.step_search import Chunk, Step
 from harness.runs.simulated import SimulatedEngine, cost_model
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace

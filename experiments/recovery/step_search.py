@@ -10,7 +10,7 @@ from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
 import numpy as np
 
-from harness.recovery.request_log import LogError, Moment
+from experiments.recovery.request_log import LogError, Moment
 from simulator.costs.cost import CostModel, plan_to_price
 
 _WIDTH = 20  # ways kept for each number of steps so far

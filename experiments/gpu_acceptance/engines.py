@@ -23,7 +23,7 @@ from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
 from engine.models.model_config import hf_config
-from experiments.acceptance_common import Context, shape_of
+from experiments.gpu_acceptance.common import Context, shape_of
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000
 PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966

@@ -12,11 +12,11 @@ from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.errors import ConfigError
 from harness.measured.measured_run import MeasuredRun
-from harness.recovery.mixed import recover_mixed
-from harness.recovery.prefill_first import as_taken_in, recover_prefill_first
-from harness.recovery.replay import replay
-from harness.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
-from harness.recovery.step_search import Price, Span, priced_by
+from experiments.recovery.mixed import recover_mixed
+from experiments.recovery.prefill_first import as_taken_in, recover_prefill_first
+from experiments.recovery.replay import replay
+from experiments.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
+from experiments.recovery.step_search import Price, Span, priced_by
 from harness.runs.simulated import SimulatedEngine, cost_model
 from harness.validation.steps import relative_errors
 from harness.workload.arrivals import make_arrivals

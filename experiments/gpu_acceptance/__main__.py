@@ -40,10 +40,10 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.acceptance_common import Context, Outcome  # noqa: E402
-from experiments.acceptance_kernels import odd_shapes, real_shapes  # noqa: E402
-from experiments.acceptance_rates import attention, gemm, rates  # noqa: E402
-from experiments.acceptance_serving import engines, graphs  # noqa: E402
+from experiments.gpu_acceptance.common import Context, Outcome  # noqa: E402
+from experiments.gpu_acceptance.kernels import odd_shapes, real_shapes  # noqa: E402
+from experiments.gpu_acceptance.rates import attention, gemm, rates  # noqa: E402
+from experiments.gpu_acceptance.serving import engines, graphs  # noqa: E402
 
 # Sections in their order, and the seconds that each may take.
 SECTIONS: dict[str, tuple[Callable[[Context], Outcome], float]] = {

@@ -26,9 +26,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from experiments.fidelity_lab import Lab, print_errors  # noqa: E402
+from experiments.fidelity.lab import Lab, print_errors  # noqa: E402
 from experiments.fidelity_own import GPU_RATES, cpu, gpu  # noqa: E402
-from experiments.ground_truth import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
+from experiments.fidelity.published import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings, vllm_folder, vllm_settings  # noqa: E402
 from harness.results.tables import cpu_model, slug  # noqa: E402
 
 

@@ -6,7 +6,7 @@ import argparse
 from itertools import product
 from pathlib import Path
 
-from experiments.fidelity_lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps
+from experiments.fidelity.lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps
 from harness.results.tables import RETIMED, SUMMARY
 from simulator.profile.profile import META
 

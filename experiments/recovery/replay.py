@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from harness.config import RunConfig
 from harness.measured.measured_run import MeasuredRun, whole_ns
-from harness.recovery.request_log import Ints, RequestLog
-from harness.recovery.step_search import Price, Span, timed
+from experiments.recovery.request_log import Ints, RequestLog
+from experiments.recovery.step_search import Price, Span, timed
 from harness.validation.steps import GivenTimes, serve_at
 
 

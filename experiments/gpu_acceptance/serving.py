@@ -18,8 +18,8 @@ from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
 from engine.models.model_config import ModelConfig
-from experiments.acceptance_common import Check, Context, Outcome
-from experiments.acceptance_engines import (
+from experiments.gpu_acceptance.common import Check, Context, Outcome
+from experiments.gpu_acceptance.engines import (
     FACTORIES,
     Ours,
     Requests,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from experiments.vllm_steps import errors
-from harness.recovery.step_search import Chunk, Span, Step
+from experiments.recovery.step_search import Chunk, Span, Step
 
 
 def test_errors_are_those_of_spans_of_one_kind() -> None:

@@ -21,8 +21,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, identity
 
-from harness.recovery.request_log import LogError, Moment, RequestLog
-from harness.recovery.step_search import Chunk, NoWayError, Price, Recovered, Span, Step, Tolerance, best_way, timed
+from experiments.recovery.request_log import LogError, Moment, RequestLog
+from experiments.recovery.step_search import Chunk, NoWayError, Price, Recovered, Span, Step, Tolerance, best_way, timed
 from harness.results.metrics import Floats
 
 _TOLERANCE = Tolerance(share=0.05, fixed_ns=4_000_000, absurd_share=0.2, absurd_ns=5_000_000, stall_ns=150_000_000)

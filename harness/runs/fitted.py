@@ -1,11 +1,11 @@
-"""Constants of a cost model that were fitted to a measured run, in a file that says to which run and which part.
+"""Calibration files: constants of a cost model that task=calibrate fitted, and the measured runs they were fitted to.
 
 constants     name: value
-cost          the cost model they belong to
-fitted_on     measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
-              model, device, profile and ranks that were simulated
-kept          the same of earlier fits, where constants of theirs were kept
-objective     what was minimised, before and after, and in how many evaluations; widths of the constants
+cost          the cost model to which the constants belong
+fitted_on     the measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
+              the simulated model, device, profile and number of ranks
+kept          `fitted_on` of earlier fits whose constants were kept
+objective     what was minimised, its value before and after, number of evaluations; widths of the constants
 date, command
 """
 
@@ -22,9 +22,8 @@ from yaml import YAMLError
 
 from harness.errors import ConfigError
 from harness.results.tables import CALIBRATION, write_whole
+from harness.runs.same_setting import same_setting
 from harness.runs.shapes import device_rates, model_shape
-from harness.validation.metrics import parts_overlap
-from harness.validation.settings import same_setting
 from simulator.costs import linear
 from simulator.costs.constants import Constant, profiled_constants
 
@@ -36,7 +35,15 @@ _FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibration file: the constants, the kind of cost model they belong to, and what they were fitted on."""
+    """The content of a calibration file.
+
+    Attributes:
+        path: the file.
+        cost: kind of the cost model to which the constants belong.
+        constants: name to value.
+        fitted_on: the run to which they were fitted.
+        kept: the same for earlier fits whose constants were kept.
+    """
 
     path: Path
     cost: str
@@ -45,20 +52,20 @@ class Calibration:
     kept: tuple[Mapping[str, Any], ...] = ()
 
     def was_fitted_on(self, data_sha256: str, part: str) -> bool:
-        """Whether any of its constants was fitted on requests of this part of the data."""
-        return any(data["data_sha256"] == data_sha256 and parts_overlap(data["part"], part) for data in self._fits)
+        """Whether a constant was fitted to requests in this part of the data."""
+        return any(data["data_sha256"] == data_sha256 and _overlap(data["part"], part) for data in self._fits)
 
     def was_fitted_on_another_run(self, requests_sha256: str, data_sha256: str, part: str) -> bool:
-        """Whether any was fitted on other data of these requests and on this part of them, as far as the file tells."""
+        """Whether a constant was fitted to another run of the same requests, and to requests in this part of them."""
         return any(
             data.get("requests_sha256") == requests_sha256
             and data["data_sha256"] != data_sha256
-            and parts_overlap(data["part"], part)
+            and _overlap(data["part"], part)
             for data in self._fits
         )
 
     def other_systems(self, config: RunConfig) -> list[str]:
-        """One line for each fit of another model, device, profile or number of ranks, as far as the file tells."""
+        """One line for each fit that the file records with another model, device, profile or number of ranks."""
         lines = []
         for data in self._fits:
             here = {
@@ -78,7 +85,7 @@ class Calibration:
 
 
 def system_of(config: RunConfig) -> dict[str, Any]:
-    """What the constants of a cost model hold for."""
+    """The parts of a configuration for which fitted constants hold."""
     return {
         "model": config.model.name,
         "device": config.device.name,
@@ -89,10 +96,10 @@ def system_of(config: RunConfig) -> dict[str, Any]:
 
 
 def constants_of(config: RunConfig) -> dict[str, Constant]:
-    """The constants of the configured cost model by name, with the defaults that this configuration has.
+    """The constants of the configured cost model by name, with their defaults for this configuration.
 
-    Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism, what
-    concerns communication has no effect and is left out.
+    The constants of `roofline` are those keys of the device that no datasheet states. Without tensor parallelism the
+    constants of communication have no effect and are left out.
     """
     device, ranks = device_rates(config), config.tensor_parallel_size
     if config.cost.kind == "profiled":
@@ -110,10 +117,10 @@ def constants_of(config: RunConfig) -> dict[str, Constant]:
 
 
 def read(path: Path) -> Calibration:
-    """Read a file of `write`.
+    """Read a calibration file.
 
     Raises:
-        ConfigError: it cannot be read, or is no calibration file.
+        ConfigError: the file cannot be read, or is no calibration file.
     """
     try:
         document = OmegaConf.load(path)
@@ -141,7 +148,7 @@ def configured(config: RunConfig) -> Calibration | None:
     """The calibration file that `cost.calibration` names, None without one.
 
     Raises:
-        ConfigError: it cannot be read, or belongs to another cost model.
+        ConfigError: the file cannot be read, or belongs to another cost model.
     """
     name = getattr(config.cost, "calibration", None)
     if name is None:
@@ -154,6 +161,11 @@ def configured(config: RunConfig) -> Calibration | None:
             f"cost={config.cost.kind} has {', '.join(known)}"
         )
     return calibration
+
+
+def _overlap(one: str, other: str) -> bool:
+    """Whether two parts of the same run share requests."""
+    return one == other or "all" in (one, other)
 
 
 def write(path: Path, document: Mapping[str, Any]) -> None:

@@ -19,8 +19,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from harness.recovery.request_log import Moment, RequestLog, Token
-from harness.recovery.step_search import (
+from experiments.recovery.request_log import Moment, RequestLog, Token
+from experiments.recovery.step_search import (
     Chunk,
     NoWayError,
     Price,

@@ -9,17 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.calibration import fitted as calibration
+from harness.runs import fitted as calibration
 from harness.errors import ConfigError, TwinServeError
-from harness.recovery import LogError, RecoveredRun, mixed, recover
-from harness.recovery.replay import replay
-from harness.recovery.request_log import read_client_log, read_engine_log
-from harness.recovery.run import summary
-from harness.recovery.step_search import Step, Tolerance, priced_by
+from experiments.recovery import LogError, RecoveredRun, mixed, recover
+from experiments.recovery.replay import replay
+from experiments.recovery.request_log import read_client_log, read_engine_log
+from experiments.recovery.recovered_run import summary
+from experiments.recovery.step_search import Step, Tolerance, priced_by
 from harness.results.tables import CALIBRATION, VALIDATION
 from harness.runs.simulated import cost_model
-from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
-from tests.harness.recovery_runs import EARLY, early_run, real_run
+from tests.harness.measured_builders import execute_in, pretend_measured, write_distserve
+from tests.experiments.recovery_runs import EARLY, early_run, real_run
 from tests.harness.test_run import config
 
 CACHING = {"enable_prefix_caching": True}
