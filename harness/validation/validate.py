@@ -77,17 +77,14 @@ def _replays(config: RunConfig, runs: list[MeasuredRun], priced: CostModel) -> l
 def _draw(validation: Validation, folder: Path) -> None:
     from harness.plots import validation as plots  # imported late, as it brings matplotlib
 
-    settings, subtitle = validation.config.validation, validation.subtitle()
-    grey = ""
-    if settings.step_times == "median":
-        grey = "steps at the median of their executions, grey: of half of the executions"
+    subtitle = shown_in_grey = validation.subtitle()
+    if validation.config.validation.step_times == "median":
+        shown_in_grey += " · steps at the median of their executions, grey: of half of the executions"
     elif validation.repeats:
-        grey = f"grey: {len(validation.repeats)} repeats, errors from the median of all"
+        shown_in_grey += f" · grey: {len(validation.repeats)} repeats, errors from the median of all"
     tables = validation.measured, validation.simulated, validation.repeats
     figures = {
-        "validation_latency.png": plots.draw_latencies(
-            *tables, validation.errors, " · ".join(filter(None, (subtitle, grey)))
-        ),
+        "validation_latency.png": plots.draw_latencies(*tables, validation.errors, shown_in_grey),
         "validation_levels.png": plots.draw_levels(
             validation.measured_levels, validation.simulated_levels, validation.levels, subtitle
         ),
