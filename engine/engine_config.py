@@ -9,15 +9,34 @@ from engine.core.scheduler_options import SchedulerOptions
 
 
 @dataclass(frozen=True)
-class EngineConfig(SchedulerOptions):
-    """What an engine is built with; names and meanings as in the harness's configuration, the scheduler's included.
+class ExecutionOptions:
+    """How the real engine executes plans: keys of the configuration groups `engine=gpu` and `engine=cpu`.
 
-    `device` is "cpu" or "cuda"; `dtype` of weights and activations, None for the model's own;
-    `num_blocks=None` sizes the KV pool from free memory; `max_lookahead_steps` bounds how many decode steps run
-    between two looks at the queue; `load_format` "auto" reads safetensors from the model's folder, "random" makes
-    seeded weights of the right shapes. `cuda_graphs` "auto" captures decode steps where the device and the attention
-    backend allow it, True fails where the backend does not; on the CPU, True runs the same padded buckets uncaptured.
-    `kv_cache_dtype` "fp8" keeps keys and values in 8 bits (e4m3) with a scale per head; "auto" in `dtype`.
+    Attributes:
+        attention_backend: auto takes the fastest that the device has.
+        kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (e4m3) with a scale per head (fp8).
+        cuda_graphs: whether decode steps run as CUDA graphs: auto where the device and the attention backend allow it;
+            true fails where the backend does not, and on the CPU runs the same padded batches uncaptured.
+        max_lookahead_steps: most decode steps between two looks at the queue.
+    """
+
+    attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    cuda_graphs: Literal["auto"] | bool = "auto"
+    max_lookahead_steps: int = 8
+
+    def __post_init__(self) -> None:
+        if self.max_lookahead_steps < 1:
+            raise ValueError(f"max_lookahead_steps={self.max_lookahead_steps}: must be an integer >= 1")
+
+
+@dataclass(frozen=True)
+class EngineConfig(ExecutionOptions, SchedulerOptions):
+    """What an engine is built with; names and meanings as in the configuration of a run.
+
+    `device` is "cpu" or "cuda"; `dtype` of weights and activations, None for the model's own; `num_blocks=None` sizes
+    the KV pool from free memory; `load_format` "auto" reads safetensors from the model's folder, "random" makes seeded
+    weights of the right shapes.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -28,19 +47,15 @@ class EngineConfig(SchedulerOptions):
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
-    max_lookahead_steps: int = 8
     tensor_parallel_size: int = 1
-    attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    cuda_graphs: Literal["auto"] | bool = "auto"
     load_format: Literal["auto", "random"] = "auto"
     seed: int = 0
 
     def __post_init__(self) -> None:
+        SchedulerOptions.__post_init__(self)
+        ExecutionOptions.__post_init__(self)
         if self.async_scheduling:
             raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
-        if self.max_lookahead_steps < 1:
-            raise ValueError(f"max_lookahead_steps={self.max_lookahead_steps} must be at least 1")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]")
 

@@ -30,7 +30,7 @@ sys.path.insert(0, str(ROOT))
 
 from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
-from harness.results.tables import environment  # noqa: E402
+from harness.results.environment import environment  # noqa: E402
 from harness.workload.sampling import sharegpt  # noqa: E402
 
 MAX_PROMPT, MAX_OUTPUT = 1024, 512  # so that a run takes minutes; longer ones are cut

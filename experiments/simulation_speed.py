@@ -27,8 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from harness.config import parse  # noqa: E402
-from harness.results.tables import environment  # noqa: E402
+from harness.results.environment import environment  # noqa: E402
 from harness.runs.simulated import SimulatedEngine  # noqa: E402
+from harness.runs.system import resolve  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
 from harness.workload.readers import load_trace  # noqa: E402
 
@@ -78,7 +79,7 @@ def measure(case: str, overrides: list[str]) -> Speed:
     started = time.perf_counter()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    engine = SimulatedEngine(config, trace, arrivals)
+    engine = SimulatedEngine(resolve(config), trace, arrivals)
     loaded = time.perf_counter()
     engine.run()
     simulated = time.perf_counter()

@@ -20,7 +20,7 @@ from harness.config import RunConfig, help_text, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.tables import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 

@@ -12,26 +12,14 @@ from numpy.typing import NDArray
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import RequestRefusedError, Sequence
+from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
-NEVER = 2**63 - 1  # later than any time of a run, in ns
 
 
 class ImplausibleStepError(ValueError):
     """The cost model prices a step beyond all reason, as happens when a rate is given in other units."""
-
-
-class Arrivals(Protocol):
-    """Requests that come by their own clock, pulled by whoever serves them; a row names one."""
-
-    next_ns: int  # time of the earliest pending arrival, NEVER when nothing comes unless a running request ends
-
-    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
-        """Take out the arrivals up to `now_ns`: pairs of intended arrival and row, in order."""
-
-    def on_finish(self, row: int, now_ns: int) -> None:
-        """The request of `row` is over: it finished, was refused or aborted."""
 
 
 class Observer(Protocol):

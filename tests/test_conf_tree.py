@@ -1,20 +1,25 @@
 """The configuration tree: every option composes into a valid configuration, explains itself, and has true numbers."""
 
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
+from engine.core.policy import POLICIES
+from engine.core.scheduler_options import SchedulerOptions
 from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, help_text, parse
 from harness.config.base import ConfigModel
+from harness.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
-    "cost/profiled": ["cost.profile=x"],
+    **{name: ["cost.profile=x"] for name in ("cost/profiled", "experiment/laptop_profiled", "experiment/vllm")},
+    "experiment/shared_contexts": ["trace.path=x"],
 }
 # Published numbers of weights, which no key of the files states.
 WEIGHTS = {
@@ -27,9 +32,13 @@ WEIGHTS = {
 }
 
 
-def compose_and_parse(*overrides: str) -> RunConfig:
+def compose_config(*overrides: str) -> DictConfig:
     with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        return parse(compose("config", overrides=list(overrides)))
+        return compose("config", overrides=list(overrides))
+
+
+def compose_and_parse(*overrides: str) -> RunConfig:
+    return parse(compose_config(*overrides))
 
 
 def count_weights(model: ModelConfig) -> int:
@@ -56,16 +65,47 @@ def test_every_option_composes_and_parses(path: Path) -> None:
 
 @pytest.mark.parametrize("path", OPTIONS, ids=str)
 def test_every_option_opens_with_one_line_on_when_to_choose_it(path: Path) -> None:
-    first, second = (CONF / path).read_text(encoding="utf-8").splitlines()[:2]
+    lines = (CONF / path).read_text(encoding="utf-8").splitlines()
+    if path.parts[0] == "experiment":
+        assert lines.pop(0) == "# @package _global_"  # Hydra reads it on the first line only
+    first, second = lines[:2]
     assert first.startswith("# Choose ") and first.endswith(".")
     assert not second.startswith("#")
 
 
-@pytest.mark.parametrize("name", ["trace/azure", "trace/mooncake", "trace/csv", "cost/profiled"])
+@pytest.mark.parametrize(
+    "name",
+    ["trace/azure", "trace/mooncake", "trace/csv", "cost/profiled", "experiment/vllm", "experiment/laptop_profiled"],
+)
 def test_an_option_without_its_required_key_is_refused(name: str) -> None:
     key = REQUIRED[name][0].removesuffix("=x")
     with pytest.raises(Exception, match=f"^{key}: missing"):
         compose_and_parse(name.replace("/", "="))
+
+
+def test_a_preset_can_still_be_changed() -> None:
+    config = compose_and_parse("experiment=tensor_parallel", "model=qwen3-32b", "arrival.rate=7")
+    assert (config.model.name, config.device.name, config.tensor_parallel_size) == ("Qwen/Qwen3-32B", "NVIDIA H200", 4)
+    assert config.arrival.rate == 7  # type: ignore[union-attr]
+
+
+def test_a_key_that_the_core_adds_is_in_every_scheduler() -> None:
+    """The files under conf/scheduler state what differs; all other keys come from the dataclass of the core."""
+    names = {field.name for field in fields(SchedulerOptions)}
+    for path in (CONF / "scheduler").glob("*.yaml"):
+        composed = compose_config(f"scheduler={path.stem}").scheduler
+        assert set(composed) == names
+        stated = set(OmegaConf.load(path)) - {"defaults"}
+        inherited = OmegaConf.to_container(composed)
+        changed = {name for name in names if inherited[name] != getattr(SchedulerOptions(), name)}  # type: ignore[index,call-overload]
+        assert stated <= changed | {"policy", "watermark"}, path
+
+
+def test_a_policy_needs_its_class_and_a_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "mine", POLICIES["mixed"])
+    assert compose_and_parse("scheduler.policy=mine").scheduler.policy == "mine"
+    with pytest.raises(ConfigError, match="^scheduler.policy='yours': choose one of mine, mixed, prefill_first"):
+        compose_and_parse("scheduler.policy=yours")
 
 
 def test_defaults_are_those_of_the_schema() -> None:
@@ -108,7 +148,8 @@ def test_help_lists_every_group_option_and_key() -> None:
     for path in OPTIONS:
         assert path.parent.as_posix() in lines
         option = path.name.removesuffix(".yaml")
-        comment = (CONF / path).read_text(encoding="utf-8").splitlines()[0].removeprefix("# Choose ")
+        lead = next(line for line in (CONF / path).read_text(encoding="utf-8").splitlines() if "Choose" in line)
+        comment = lead.removeprefix("# Choose ")
         entries = [line.removeprefix(option).strip() for line in lines if line.startswith(f"{option} ")]
         assert any(entry and comment.startswith(entry) for entry in entries), path
     defaults = OmegaConf.load(CONF / "config.yaml")

@@ -1,4 +1,4 @@
-"""What the cases of fidelity.py share: jobs of run.py in a scratch folder, what is kept of them, tables of errors."""
+"""What all cases share: jobs of run.py in a scratch folder, results that are kept, tables of errors."""
 
 from __future__ import annotations
 
@@ -17,20 +17,19 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from harness.results.tables import environment
+from experiments import FIDELITY, RESULTS, provenance
+from harness.results.files import CALIBRATION
 from simulator.profile.profile import load_profile
 
-DOCS = Path("docs/fidelity")  # relative to the repository, as all paths that end up in what is committed
-RESULTS = Path("experiments/results")
 SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 LATENCIES = ("ttft", "tpot", "e2el")
-_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "recovered_steps", "calibration")
+_KEPT = ("errors", "levels", "steps", "steps_of_repeats", "calibration")
 
 
 class Scored(NamedTuple):
-    """One validation: what was compared, the table of errors, and the whole document."""
+    """One validation: its name, its table of errors, and the whole of validation.json."""
 
     name: str
     errors: pd.DataFrame
@@ -42,13 +41,13 @@ class Scored(NamedTuple):
 
 
 class Lab:
-    """Runs tasks of run.py in a scratch folder and keeps what the documentation shows."""
+    """Runs tasks of run.py in a scratch folder and keeps the results that the documentation shows."""
 
     def __init__(self, case: str, keep: bool) -> None:
         self.case, self.scratch = case, SCRATCH / case
         if not keep:
             shutil.rmtree(self.scratch, ignore_errors=True)
-        self.figures = DOCS / case
+        self.figures = FIDELITY / case
         self.scored: list[Scored] = []
         shutil.rmtree(self.figures, ignore_errors=True)
         self.figures.mkdir(parents=True)
@@ -64,15 +63,16 @@ class Lab:
         return folder
 
     def run_once(self, name: str, result: str, *settings: str) -> Path:
-        """The same, unless the job left its `result` before, and not because it was interrupted."""
+        """The same, unless an earlier job of the name wrote its `result` and was not interrupted."""
         path = self.scratch / name / result
         is_there = path.exists() and json.loads(path.read_text()).get("complete", True)
         return path.parent if is_there else self.run(name, *settings)
 
     def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
-        """Profile into `folder`, or go on with what an earlier call left; after `patience_s` it is interrupted.
+        """Profile into `folder`, continuing an earlier call; interrupt the job after `patience_s`.
 
-        A shell makes jobs in the background deaf to interrupts, and so their children: the signal is switched on again.
+        Jobs that a shell starts in the background, and their children, ignore interrupts, so the job restores the
+        default action of the signal.
         """
         command = [sys.executable, "run.py", "progress=false", "task=profile", *settings, f"profile.out={folder}"]
         command.append(f"hydra.run.dir={self.scratch / 'profiling'}")
@@ -89,9 +89,13 @@ class Lab:
             raise SystemExit(f"{' '.join(settings)}\n{printed[-2000:]}")
 
     def calibrate(self, name: str, *settings: str) -> Path:
-        """Fit constants; the file is kept beside the figures."""
+        """Fit constants by task=calibrate; the file is kept beside the figures."""
         folder = self.run(name, "task=calibrate", "calibration.max_evaluations=1000", *settings)
-        return Path(shutil.copy(folder / "calibration.yaml", self.figures / f"{name}.yaml"))
+        return self.keep(folder / CALIBRATION, name)
+
+    def keep(self, constants: Path, name: str) -> Path:
+        """Copy a calibration file to the documentation."""
+        return Path(shutil.copy(constants, self.figures / f"{name}.yaml"))
 
     def scaled(self, constants: Path, factor: float) -> Path:
         """A calibration file with all constants times `factor`."""
@@ -131,8 +135,7 @@ class Lab:
         return scored
 
     def write(self, **more: Any) -> None:
-        command = " ".join(["python", "experiments/fidelity.py", *sys.argv[1:]])
-        record = {"command": command, "environment": environment(), **more}
+        record = {**provenance("experiments.fidelity"), **more}
         record["validations"] = {scored.name: {key: scored.document[key] for key in _KEPT} for scored in self.scored}
         path = RESULTS / f"fidelity_{self.case}.json"
         path.write_text(json.dumps(record, indent=1) + "\n")
@@ -150,7 +153,7 @@ def print_errors(title: str, columns: dict[str, Scored], theirs: dict[str, dict[
 
 
 def print_noise(title: str, columns: dict[str, Scored]) -> None:
-    """How far latencies are known, in percent."""
+    """The noise floors of latencies in percent."""
     table = Table("", *columns, box=None, title=title)
     for metric in LATENCIES:
         for statistic in ("mean", "p90"):
@@ -160,7 +163,7 @@ def print_noise(title: str, columns: dict[str, Scored]) -> None:
 
 
 def print_steps(title: str, columns: dict[str, Scored]) -> None:
-    """The error of single steps in percent."""
+    """The errors and the noise of single steps in percent."""
     table = Table("", *columns, box=None, title=title)
     figures = {
         "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from that of all": "single_mape_pct",
@@ -175,7 +178,7 @@ def print_steps(title: str, columns: dict[str, Scored]) -> None:
 
 
 def print_decisions(columns: dict[str, Scored]) -> None:
-    """Whether the decisions of all runs are the measured ones, given the measured step times."""
+    """Whether replays with measured step times make the measured decisions, in all runs."""
     table = Table("", *columns, box=None)
     same = ("plans_identical", "preemptions_identical", "cache_hits_identical")
     replays = [[scored.document["steps"], *scored.document["steps_of_repeats"]] for scored in columns.values()]

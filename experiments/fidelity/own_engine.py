@@ -1,4 +1,4 @@
-"""The cases of fidelity.py on our own engine: a profile of this machine, and runs that were not used to make it."""
+"""How far off is the simulation of our own engine, with a profile of this machine, for workloads not profiled on?"""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from itertools import product
 from pathlib import Path
 
 from experiments.fidelity.lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps
-from harness.results.tables import RETIMED, SUMMARY
+from harness.results.files import RETIMED, SUMMARY
 from simulator.profile.profile import META
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
-RUN_EVERY = 5  # turns a workload is run anew, besides the steps of its first run being executed again
+RUN_EVERY = 5  # a workload is run anew in every fifth turn; the steps of its first run are executed in every turn
 MOONCAKE, STARVED, STARVED_LONGER = "mooncake, 0.5/s", "KV-starved, 6/s", "KV-starved, 3 times as long"
-LONG = (MOONCAKE,)  # executed, and run anew, in every second turn only
+LONG = (MOONCAKE,)  # takes part in every second turn only
 TIMES_LONGER = 3
-START_UP_S = 8.0  # of the profiler, about
-OTHER_PACES = (0.98, 0.99, 1.01, 1.02)  # times the time of each step: what latencies would be
+START_UP_S = 8.0  # start-up time of the profiler, roughly
+OTHER_PACES = (0.98, 0.99, 1.01, 1.02)  # factors on all predicted step times: how sensitive latencies are to them
 
 GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: a light load, a heavier one, a heavy one
 QUICK_RATES = {"tiny": (20,)}
 QUICK_REQUESTS = 10
 QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=512", "max_num_seqs=32"]
 GPU_CONTEXT = 8192  # tokens; whole steps are profiled at contexts in proportion to it
-SERVED_S = 12  # of requests to serve at each rate
+SERVED_S = 12  # seconds of requests at each rate
 LEAST_REQUESTS = 60
-GPU_RUNS = 2  # of each, for the noise floor, and as many more executions of the steps of the first
+GPU_RUNS = 2  # runs of each workload, for the noise floor, and further executions of the first run's steps
 
 
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
@@ -50,26 +50,23 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         return _predicted("laptop-cpu", profile, runs[name], retimed[name])
 
     of_runs: dict[str, Scored] = {}
-    at: dict[str, dict[str, Scored]] = {"fastest": {}, "median": {}}
+    at_medians: dict[str, Scored] = {}
+    medians = "validation.step_times=median"
     for i, (name, folders) in enumerate(runs.items()):
-        of_runs[name] = lab.validate(f"workload{i}_runs", *predicted(name), _repeats(folders))
-        for statistic, scored in at.items():
-            suffix, is_shown = ("", True) if statistic == "fastest" else (f"_{statistic}", False)
-            at_statistic = f"validation.step_times={statistic}"
-            scored[name] = lab.validate(f"workload{i}{suffix}", *predicted(name), at_statistic, figures=is_shown)
-    for statistic, scored in at.items():
-        print_steps(f"step times, {statistic} of the executions of each", scored)
-        print_errors(f"latencies, each step at the {statistic} of its executions", scored)
-        print_noise("how far apart they are with half of the executions", scored)
+        of_runs[name] = lab.validate(f"workload{i}_runs", *predicted(name), _repeats(folders), figures=True)
+        at_medians[name] = lab.validate(f"workload{i}_median", *predicted(name), medians)
+    print_steps("step times, median of the executions of each", at_medians)
+    print_errors("latencies, each step at the median of its executions", at_medians)
+    print_noise("how far apart they are with half of the executions", at_medians)
     print_errors("latencies, median of the runs", of_runs)
     print_noise("largest difference of a run from the median of all", of_runs)
     print_decisions(of_runs)
     for i, name in enumerate((STARVED, STARVED_LONGER)):
-        paces = {"as profiled": at["fastest"][name]}
+        paces = {"as profiled": at_medians[name]}
         for pace in OTHER_PACES:
             settings = predicted(name, profile=lab.scaled_profile(profile, pace))
-            paces[f"{pace} times"] = lab.validate(f"starved{i}_{pace}", *settings, "validation.step_times=fastest")
-        print_errors(f"{name}, at the fastest step times, all of the simulation's steps shorter or longer", paces)
+            paces[f"{pace} times"] = lab.validate(f"starved{i}_{pace}", *settings, medians)
+        print_errors(f"{name}, at the median step times, all of the simulation's steps shorter or longer", paces)
     lab.publish(profile)
     lab.write(engine=engine, workloads=workloads)
 
@@ -77,8 +74,12 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
 def measure(
     lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
 ) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
-    """Folders of the profile, and by workload of the runs and of more executions of the first run's steps: a slice of
-    the profile before every other workload, and an execution of each, in turns. What is there already is kept."""
+    """Profile, run and execute steps again, in turns; finished jobs of an earlier call are kept.
+
+    Each turn continues the profile before every other workload and executes the steps of each workload's first run.
+
+    Returns: folders of the profile and, by workload, of its runs and of the executions of its first run's steps.
+    """
     profile = lab.scratch / "profile"
     profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
     slice_s = START_UP_S + args.profiling / (args.turns * (len(workloads) // 2))
@@ -101,8 +102,8 @@ def measure(
 
 
 def gpu(lab: Lab, args: argparse.Namespace) -> None:
-    """Qwen3 on this machine's GPU: profile each model and serve ShareGPT's lengths at three rates; then predict them,
-    which needs no GPU any more."""
+    """Qwen3 on this machine's GPU: profile each model, serve ShareGPT's lengths at three rates, then predict the runs,
+    which needs no GPU."""
     kind, models = ("cpu", QUICK_RATES) if args.quick else ("gpu", {name: GPU_RATES[name] for name in args.models})
     measured: dict[str, dict[int, tuple[list[Path], list[Path]]]] = {}
     for model, rates in models.items():
@@ -131,7 +132,7 @@ def _profile_of(lab: Lab, model: str) -> Path:
 def _served(
     lab: Lab, args: argparse.Namespace, engine: list[str], name: str, rate: int
 ) -> tuple[list[Path], list[Path]]:
-    """Folders of runs at a rate, and of more executions of the first run's steps."""
+    """Folders of runs at a rate, and of further executions of the first run's steps."""
     count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
     settings = [*engine, "trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}", "plots=false"]
     runs = [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
@@ -140,7 +141,7 @@ def _served(
 
 
 def _predicted(device: str, profile: Path, runs: list[Path], retimed: list[Path]) -> list[str]:
-    """Settings to predict the first of `runs` at the prices of a profile, and to score its steps."""
+    """Settings that predict the first of `runs` with a profile, and score its steps."""
     more = ",".join(map(str, retimed))
     return [
         "engine=sim", f"device={device}", "cost=profiled", f"cost.profile={profile}",
@@ -149,5 +150,5 @@ def _predicted(device: str, profile: Path, runs: list[Path], retimed: list[Path]
 
 
 def _repeats(runs: list[Path]) -> str:
-    """The setting that compares with the median of `runs`, of which the first is the one that is validated."""
+    """The setting that compares with the median of `runs`; the first of them is validated."""
     return f"validation.repeats=[{','.join(f'run:{folder}' for folder in runs[1:])}]"

@@ -1,6 +1,5 @@
-"""Steps of real vLLM runs, recovered from per-request logs, and what our scheduling core decides at their times."""
+"""Does our scheduling core decide as real vLLM did, and how long did vLLM's steps take?
 
-from experiments.recovery.request_log import LogError
-from experiments.recovery.recovered_run import RecoveredRun, recover
-
-__all__ = ["LogError", "RecoveredRun", "recover"]
+Public logs of vLLM have times of requests, not of steps. This package recovers the steps from such a log, lets our
+scheduling core decide at the recovered times, and scores cost models on the recovered steps.
+"""

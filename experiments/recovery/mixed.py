@@ -1,15 +1,16 @@
-"""The steps of a real vLLM run, recovered from its per-request log.
+"""Recovers the steps of a vLLM run with mixed batches from its per-request log.
 
-By the clock of the engine core such a log says when each request was taken in, and when its first and its last token
-came. Each of these is the end of a step, but how many steps lie between two of them it does not say, nor what was in
-them. vLLM's rules do, once that number is known: which requests decode, which chunks of prompts are computed, who is
-admitted. So it is searched for: from one known moment to the next, with every number of steps that a cost model does
-not find absurd, keeping only ways on which every first and last token falls due in the very step that ends at its time.
+In the clock of the engine core, the log has the times at which each request was received and at which its first and
+last token came. Each of these moments is the end of a step. The log does not say how many steps lie between two moments,
+nor what they compute. Once the number of steps is known, vLLM's rules determine the rest: which requests decode, which
+chunks of prompts are computed, which requests are admitted. The search goes from moment to moment, tries every number
+of steps that a cost model does not find impossible, and keeps the paths on which every first and last token comes from
+the step that ends at its time.
 
-The rules are restated here in as few lines as a search needs: requests first come, first served; chunked prefill;
-asynchronous scheduling, so a step is planned when the one before it starts. Left out are KV blocks: of a run in which
-requests wait for them, or are preempted, no steps or wrong ones are found. What prompts find in the prefix cache is
-taken from a simulation.
+The rules are restated here as briefly as a search permits: first come, first served; chunked prefill; asynchronous
+scheduling, so a step is planned when the step before it starts. KV blocks are left out: for a run in which requests wait
+for blocks or are preempted, the search finds no steps or wrong ones. The tokens that prompts find in the prefix cache
+come from a simulation.
 """
 
 from __future__ import annotations
@@ -19,32 +20,24 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from experiments.recovery.path_search import NoPathError, Recovered, Tolerance, best_path
 from experiments.recovery.request_log import Moment, RequestLog, Token
-from experiments.recovery.step_search import (
-    Chunk,
-    NoWayError,
-    Price,
-    Recovered,
-    Span,
-    Step,
-    Tolerance,
-    best_way,
-)
+from experiments.recovery.steps import Chunk, Price, Span, Step
 
 _TOLERANCE = Tolerance(share=0.02, fixed_ns=700_000, absurd_share=0.12, absurd_ns=1_000_000)
 _MOST_PASSES = 8
 
 
 class _State(NamedTuple):
-    """Where the engine stands at a moment.
+    """The state of the engine at a moment.
 
     Attributes:
         num_steps: steps so far.
-        num_running: requests that count as running when the next step but one is planned.
+        num_running: requests that count as running when the step after the next one is planned.
         num_admitted: requests that are or were running.
-        prefilling: those with prompt tokens left, and how many are computed.
-        ending: the steps in which those that decode get their last token.
-        step: what is computed next, if anything.
+        prefilling: (request, computed tokens) of requests with prompt tokens left.
+        ending: (step, request) for each decoding request: the step in which it gets its last token.
+        step: the next step; computes nothing if the engine is idle.
     """
 
     num_steps: int
@@ -56,7 +49,7 @@ class _State(NamedTuple):
 
 
 class _Search:
-    """Finds the steps of a log under limits on a step; `cached` is what prompts find in the prefix cache, in tokens."""
+    """Finds the steps of a log; `cached` is the number of tokens that each prompt finds in the prefix cache."""
 
     def __init__(
         self, log: RequestLog, cached: Sequence[int], max_num_seqs: int, max_num_batched_tokens: int, price: Price
@@ -68,16 +61,16 @@ class _Search:
         self._price = price
 
     def run(self) -> tuple[list[Span], float]:
-        """As `best_way`."""
+        """As `best_path`."""
         start = _State(0, 0, 0, (), (), Step(0, 0, 0, ()))
-        return best_way(self._log.moments, start, self._ahead, _TOLERANCE)
+        return best_path(self._log.moments, start, self._ahead, _TOLERANCE)
 
     def _ahead(
         self, state: _State, moment: Moment, following: Moment, tolerance: Tolerance
     ) -> Iterable[tuple[_State, tuple[Step, ...], float]]:
         time, priced = following.time_ns - moment.time_ns, 0.0
         steps: tuple[Step, ...] = ()
-        if not state.step.computes:  # idle, or all was planned before the first request came
+        if not state.step.computes:  # idle
             state = self._planned(state, state.step, moment.num_seen)
             if not state.step.computes:
                 if not following.tokens:
@@ -96,7 +89,7 @@ class _Search:
                 return
 
     def _done(self, state: _State, num_seen: int) -> tuple[_State, frozenset[Token]]:
-        """The state after the next step, and the first and last tokens that it yields."""
+        """The state after the next step, and the first and last tokens that the step yields."""
         log, number, chunks = self._log, state.num_steps, state.step.chunks
         decodes, tokens, squares, _ = state.step.next_decodes
         ended = [request for last, request in state.ending if last == number]
@@ -116,11 +109,11 @@ class _Search:
         came |= {(request, True) for request in ended}
         ending = tuple(sorted([*(entry for entry in state.ending if entry[0] != number), *joining]))
         ahead = self._planned(state._replace(ending=ending), Step(decodes, tokens, squares, ()), num_seen)
-        # Those that have ended took a seat while that was planned.
+        # While the next step was planned, the requests that end now still counted as running.
         return ahead._replace(num_steps=number + 1, num_running=ahead.num_running - len(ended)), frozenset(came)
 
     def _planned(self, state: _State, decoding: Step, num_seen: int) -> _State:
-        """`state` with its next step: all that decode, then prompts as far as the limits go."""
+        """`state` with its next step: all decodes, then prompts up to the limits."""
         chunks, prefilling = [], []
         left = self._max_num_batched_tokens - decoding.num_decodes
         num_running, num_admitted = state.num_running, state.num_admitted
@@ -149,14 +142,14 @@ class _Search:
 def recover_mixed(
     log: RequestLog, cached: Sequence[int], limits: tuple[int, int], price: Price, graph_sizes: Sequence[int]
 ) -> Recovered:
-    """The steps of an engine with these `limits`, max_num_seqs and max_num_batched_tokens; `cached` is what prompts
-    find in the prefix cache, in tokens.
+    """The steps of an engine with `limits` max_num_seqs and max_num_batched_tokens.
 
-    Where no way is found, the prices of decodes are corrected by what they took on the best way up to there, by the
-    CUDA graph, of `graph_sizes`, that serves them, and it is searched again.
+    `cached` is the number of tokens that each prompt finds in the prefix cache. Where no path is found, the search
+    starts again with corrected prices of decode steps: for each CUDA graph (`graph_sizes`) the correction is the mean
+    error of its steps on the best path so far.
 
     Raises:
-        NoWayError: no steps agree with the log.
+        NoPathError: no steps agree with the log.
     """
 
     def learning(beyond: Mapping[int | None, float], passes: int) -> Recovered:
@@ -165,7 +158,7 @@ def recover_mixed(
 
         try:
             return Recovered(*_Search(log, cached, *limits, corrected).run(), price)
-        except NoWayError as error:
+        except NoPathError as error:
             if passes == 1:
                 raise
             return learning(_beyond_prices(error.spans[1:], price, graph_sizes), passes - 1)
@@ -174,12 +167,12 @@ def recover_mixed(
 
 
 def graph_of(step: Step, sizes: Sequence[int]) -> int | None:
-    """The size of the CUDA graph, of `sizes`, that serves a step of decodes; None of others."""
+    """The size of the CUDA graph, out of `sizes`, that serves a decode step; None for other steps."""
     return None if step.chunks else next((size for size in sizes if size >= step.num_decodes), None)
 
 
 def _beyond_prices(spans: Iterable[Span], price: Price, graph_sizes: Sequence[int]) -> Mapping[int | None, float]:
-    """By CUDA graph, what decode steps took beyond their prices, ns a step; of spans that one graph served."""
+    """By CUDA graph, the mean time of decode steps beyond their price in ns, over spans that one graph served."""
     totals: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for span in spans:
         graphs = {graph_of(step, graph_sizes) for step in span.steps}

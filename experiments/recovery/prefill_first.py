@@ -1,13 +1,12 @@
-"""The steps of a run of an early vLLM, whose prompts are computed whole, alone and first, from its per-request log.
+"""Recovers the steps of an early vLLM, which computes prompts whole, alone and first, from its per-request log.
 
-Each prompt step yields first tokens and each request decodes in every other step until its last, so a log that tells
-when first and last tokens came leaves open only how many decode steps came before each prompt step, and most of these
-numbers follow from how many tokens each request got. What is left is searched for, with prices that are linear in what
-a step does. They are fitted to the requests, as far as what was computed between their tokens is known without the
-steps, and then to the steps found.
+Each prompt step yields first tokens, and each request decodes in every decode step until its last token. So a log with
+the times of first and last tokens leaves open only how many decode steps precede each prompt step, and most of these
+numbers follow from the numbers of output tokens. A search finds the rest, with prices that are linear in the work of a
+step. The prices are first fitted to the decode times of requests, and then to the spans that the search finds.
 
-Left out is preemption: of a run in which requests start over, no steps or wrong ones are found. Waiting for KV blocks
-is not decided here but seen, as prompts that come later.
+Preemption is left out: for a run in which requests start over, the search finds no steps or wrong ones. Waiting for KV
+blocks needs no rule: it shows as prompt steps that come later.
 """
 
 from __future__ import annotations
@@ -21,22 +20,23 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import csr_array, hstack, identity
 
+from experiments.recovery.path_search import NoPathError, Recovered, Tolerance, best_path
 from experiments.recovery.request_log import LogError, Moment, RequestLog
-from experiments.recovery.step_search import Chunk, NoWayError, Price, Recovered, Span, Step, Tolerance, best_way, timed
-from harness.results.metrics import Floats
+from experiments.recovery.steps import Chunk, Price, Span, Step, timed
+from harness.results.tables import Floats
 
 _TOLERANCE = Tolerance(share=0.05, fixed_ns=4_000_000, absurd_share=0.2, absurd_ns=5_000_000, stall_ns=150_000_000)
 _MOST_PASSES = 8
-_LEAST_SPANS = 10  # to fit prices to
-_UNSURE_NS = 15_000_000  # how far off the times at which requests are taken in and steps within spans begin may be
+_LEAST_SPANS = 10  # fewer spans are too few to fit prices to
+_UNSURE_NS = 15_000_000  # uncertainty of the times at which requests are received and at which steps in a span begin
 
 
 class _State(NamedTuple):
-    """Where the engine stands at a moment.
+    """The state of the engine at a moment.
 
     Attributes:
         num_steps: steps so far.
-        decoding: how many tokens are left for each request that decodes, and which it is, in ascending order.
+        decoding: (tokens left, request) for each decoding request, in ascending order.
     """
 
     num_steps: int
@@ -51,8 +51,8 @@ class _Search:
         self._price = price
 
     def run(self) -> tuple[list[Span], float]:
-        """As `best_way`."""
-        return best_way(self._log.moments, _State(0, ()), self._ahead, _TOLERANCE)
+        """As `best_path`."""
+        return best_path(self._log.moments, _State(0, ()), self._ahead, _TOLERANCE)
 
     def _ahead(
         self, state: _State, moment: Moment, following: Moment, tolerance: Tolerance
@@ -67,7 +67,7 @@ class _Search:
             return
         prompts, decodes = Step(0, 0, 0, _prompts(self._log, firsts)), self._decodes(state)
         last_price = self._price(prompts if firsts else decodes)
-        until_last = state.decoding[0][0] if state.decoding else 0  # a last token comes with it: at a moment
+        until_last = state.decoding[0][0] if state.decoding else 0  # a last token ends the span
         for num_steps in range(until_last + 1):
             misfit = tolerance.misfit(time, priced + (last_price if firsts else 0.0), last_price)
             if not math.isinf(misfit):
@@ -88,7 +88,7 @@ class _Search:
         return Step(len(contexts), sum(contexts), sum(context**2 for context in contexts), ())
 
     def _after(self, state: _State, num_steps: int, firsts: Sequence[int]) -> tuple[_State, set[int]]:
-        """The state after so many decode steps and, if there are any, a prompt step with `firsts`; and who ended."""
+        """The state after `num_steps` decode steps and a prompt step with `firsts`, if any; and the requests that ended."""
         left = [(count - num_steps, request) for count, request in state.decoding]
         left += [(self._log.num_output_tokens[request] - 1, request) for request in firsts]
         decoding = tuple(sorted(entry for entry in left if entry[0]))
@@ -97,11 +97,12 @@ class _Search:
 
 
 def recover_prefill_first(log: RequestLog, *, pads_prompts: bool) -> Recovered:
-    """The steps of an engine that pads the prompts of a step to the longest of them, or does not; searched for again
-    with the prices that fit those found, as long as that finds others.
+    """The steps of an engine that pads the prompts of a step to the longest of them (`pads_prompts`), or does not.
+
+    Searches again with prices fitted to the spans of the last search until the spans no longer change.
 
     Raises:
-        LogError: no steps agree with the log, or it tells of too few tokens to know what steps take.
+        LogError: no steps agree with the log, or it has too few tokens to fit prices to.
     """
     price, recovered = _of_requests(log, pads_prompts), None
     spans: list[Span] = []
@@ -109,7 +110,7 @@ def recover_prefill_first(log: RequestLog, *, pads_prompts: bool) -> Recovered:
         before = spans
         try:
             spans, margin = _Search(log, price).run()
-        except NoWayError as error:
+        except NoPathError as error:
             if recovered is not None:
                 break
             spans = error.spans
@@ -124,9 +125,9 @@ def recover_prefill_first(log: RequestLog, *, pads_prompts: bool) -> Recovered:
     return recovered
 
 
-def as_taken_in(log: RequestLog, found: Recovered) -> RequestLog:
-    """`log` with the times at which requests were taken in, where they can be told better than by when they were sent:
-    before their prompts were computed, and after the step before was planned unless it was planned much later."""
+def with_receipt_times(log: RequestLog, found: Recovered) -> RequestLog:
+    """`log` with corrected times of receipt: a request was received before its prompt was computed, and after the step
+    before that was planned, unless that step was planned much later than the request was sent."""
     seen, before = log.seen_ns.copy(), 0
     for step, start, _ in timed(found.spans, found.price):
         for chunk in step.chunks:
@@ -139,8 +140,11 @@ def as_taken_in(log: RequestLog, found: Recovered) -> RequestLog:
 
 
 def _of_requests(log: RequestLog, pads_prompts: bool) -> Price:
-    """Prices that fit the times from the requests' first to their last tokens: between these each of them decoded once
-    for each token, prompts were computed where first tokens came, and contexts grew about evenly in time."""
+    """Prices fitted to the times from the first to the last token of each request.
+
+    In that time the request decoded once per token, the prompts of all first tokens that came were computed, and
+    contexts grew about evenly.
+    """
     length, more = np.array(log.num_prompt_tokens), np.array(log.num_output_tokens) - 1
     times = np.array([moment.time_ns for moment in log.moments])
     prompts = [sorted(request for request, is_last in moment.tokens if not is_last) for moment in log.moments]
@@ -149,7 +153,7 @@ def _of_requests(log: RequestLog, pads_prompts: bool) -> Price:
     )
     starts, ends = (np.searchsorted(times, came, side="right") for came in (log.first_token_ns, log.last_token_ns))
     took, contexts = log.last_token_ns - log.first_token_ns, np.zeros(len(times))
-    decoding = np.flatnonzero(ends > starts)  # of others all tokens came at one moment
+    decoding = np.flatnonzero(ends > starts)  # all tokens of the other requests came at one moment
     for request in decoding:
         within = slice(starts[request], ends[request])
         grown = (times[within] - log.first_token_ns[request]) / took[request]
@@ -163,13 +167,13 @@ def _of_requests(log: RequestLog, pads_prompts: bool) -> Price:
     if not does:
         raise LogError("no request has tokens that came one after the other")
     fitted = np.array(does)
-    fitted[:, 0] += fitted[:, 2]  # too few of them to tell prompt steps from others
+    fitted[:, 0] += fitted[:, 2]  # prompt steps are too few to have a price of their own
     each, token, _, prompt_token = _constants(fitted * (1, 1, 0, 1), np.array(taken))
     return _linear((each, token, each, prompt_token), pads_prompts)
 
 
 def _of_spans(spans: Sequence[Span], pads_prompts: bool) -> Price:
-    """Prices that fit the times of spans."""
+    """Prices fitted to the times of spans."""
     used = [span for span in spans if span.steps]
     does = [np.sum([_does(step, pads_prompts) for step in span.steps], axis=0) for span in used]
     constants = _constants(np.array(does), np.array([span.time_ns for span in used]))
@@ -177,7 +181,7 @@ def _of_spans(spans: Sequence[Span], pads_prompts: bool) -> Price:
 
 
 def _constants(does: Floats, times_ns: Floats) -> tuple[float, ...]:
-    """ns for each thing done, with the least sum of absolute errors of `times_ns` [n], given what was done [n, 4]."""
+    """Constants in ns with the least sum of absolute errors of does [n, 4] @ constants against `times_ns` [n]."""
     scale, unit = np.maximum(does.max(axis=0), 1.0), float(times_ns.max())
     # minimise sum(over + under) such that does @ constants + under - over = times, all of them at least 0
     costs = np.concatenate([np.zeros(does.shape[1]), np.ones(2 * len(times_ns))])
@@ -205,7 +209,7 @@ def _prompts(log: RequestLog, requests: Iterable[int]) -> tuple[Chunk, ...]:
 
 
 def _does(step: Step, pads_prompts: bool) -> tuple[int, int, int, int]:
-    """What the price of a step is linear in: decode steps, tokens of context, prompt steps, prompt tokens."""
+    """The work of a step, in which its price is linear: decode steps, context tokens, prompt steps, prompt tokens."""
     if not step.chunks:
         return 1, step.num_context_tokens, 0, 0
     sizes = [chunk.num_tokens for chunk in step.chunks]

@@ -1,4 +1,4 @@
-"""A measured run of vLLM with its steps, recovered from its per-request log."""
+"""A measured run of vLLM with its recovered steps, and how far our scheduling core is from it."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.config import RunConfig
-from harness.config.validation import Part
-from harness.errors import ConfigError
-from harness.measured.measured_run import MeasuredRun
 from experiments.recovery.mixed import recover_mixed
-from experiments.recovery.prefill_first import as_taken_in, recover_prefill_first
+from experiments.recovery.prefill_first import recover_prefill_first, with_receipt_times
 from experiments.recovery.replay import replay
 from experiments.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
-from experiments.recovery.step_search import Price, Span, priced_by
-from harness.runs.simulated import SimulatedEngine, cost_model
+from experiments.recovery.steps import Price, Span, priced_by
+from harness.config import RunConfig
+from harness.config.validation import Part
+from harness.measured.measured_run import MeasuredRun
+from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import resolve
 from harness.validation.steps import relative_errors
 from harness.workload.arrivals import make_arrivals
 from simulator.importers.llmservingsim import graph_sizes
@@ -27,16 +27,15 @@ _TO_MS = 1e-6
 
 @dataclass(frozen=True, eq=False)
 class RecoveredRun:
-    """The steps of a run between the moments that its log tells of.
+    """The steps of a run between the moments of its log.
 
     Attributes:
-        log: what the log tells.
-        spans: between one moment and the next; the first, in which the engine may prepare what later steps use, may
-            have taken any time.
-        price: tells how to divide a span among its steps.
-        margin: by how much the nearest other division of the time into steps is worse, as of `Recovered`: below 1 it
-            fits about as well.
-        late: by how much our scheduling core is later than measured, as of `replay`.
+        log: the moments and times of the log.
+        spans: between each moment and the next. The first may have taken any time, since an engine prepares what later
+            steps use.
+        price: prices by which the time of a span is divided among its steps.
+        margin: as of `Recovered`; below 1 another division into steps fits about as well.
+        late: how much later our scheduling core is than measured, as of `replay`.
     """
 
     log: RequestLog
@@ -50,25 +49,25 @@ class RecoveredRun:
         return sum(len(span.steps) for span in self.spans)
 
     def largest_deviations_ms(self) -> dict[str, float]:
-        """By what the core does, how far from measured it is at most."""
+        """The largest deviation of our scheduling core from the log: of scheduling, first tokens and last tokens."""
         return {name: float(np.abs(times).max() * _TO_MS) for name, times in self.late.items()}
 
     def of_part(self, part: Part) -> list[Span]:
-        """The spans to score, all but the first: of a part of the requests, those that begin before the second half
-        begins to be taken in, or from there on."""
+        """The spans to score, all but the first one. The spans of the first half of the requests begin before the engine
+        received a request of the second half."""
         starts = np.cumsum([0, *(span.time_ns for span in self.spans)])[:-1]
         boundary = self.log.seen_ns[len(self.log.seen_ns) // 2]
         wanted = {"all": starts >= 0, "first_half": starts < boundary, "second_half": starts >= boundary}[part]
         return [span for span, is_in in zip(self.spans[1:], wanted[1:], strict=True) if is_in and span.steps]
 
     def misfit(self, price: Price, part: Part) -> float:
-        """Sum of the absolute errors of the spans' prices, relative to their time."""
+        """Sum of the absolute errors of the prices of spans, relative to the sum of their times."""
         spans = self.of_part(part)
         off = sum(abs(sum(map(price, span.steps)) - span.time_ns) for span in spans)
         return off / sum(span.time_ns for span in spans)
 
     def scored(self, price: Price, part: Part) -> pd.DataFrame:
-        """A row per span: kind (decode, or with prompts), num_steps, and in s measured and predicted."""
+        """A row per span: kind (decode or with prompts), num_steps, measured and predicted (s)."""
         rows = [
             (
                 "with prompts" if any(step.chunks for step in span.steps) else "decode",
@@ -82,10 +81,10 @@ class RecoveredRun:
 
 
 def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
-    """The steps of `run`, of a vLLM with the limits of `config`; its cost model tells one way from another.
+    """The steps of `run`, a run of vLLM with the limits of `config`, whose cost model prices the steps.
 
     Raises:
-        LogError: the log does not tell enough, no steps agree with it, a request is refused, or the scheduler is
+        LogError: the log lacks data, no steps agree with it, the simulation refuses a request, or the scheduler is
             neither that of vLLM 1 nor that of its early versions.
     """
     scheduler = config.scheduler
@@ -93,19 +92,19 @@ def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
     early = scheduler.policy == "prefill_first" and not (scheduler.async_scheduling or scheduler.enable_prefix_caching)
     if not (asynchronous or early):
         raise LogError("steps are recovered by the rules of scheduler=vllm and scheduler=vllm_v0: choose one of them")
-    engine = SimulatedEngine(
-        config, run.trace, make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
-    )
+    system = resolve(config)
+    arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+    engine = SimulatedEngine(system, run.trace, arrivals)
     engine.run()
     served = engine.recorder.tables(run.trace, engine.unfinished()).requests
     if num_other := int((served["num_output_tokens"] != run.requests["num_output_tokens"]).sum()):
         raise LogError(f"{run.source}: {num_other} requests are refused or cut short in the simulation")
-    price = priced_by(cost_model(config))
+    price = priced_by(system.cost_model())
     log = read_client_log(run) if early else read_engine_log(run)
     try:
         if early:
             found = recover_prefill_first(log, pads_prompts=scheduler.max_padding is not None)
-            log = as_taken_in(log, found)
+            log = with_receipt_times(log, found)
         else:
             limits = config.max_num_seqs, config.max_num_batched_tokens
             cached = served["num_cached_tokens"].astype(int).tolist()
@@ -116,21 +115,9 @@ def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
     return RecoveredRun(log, found.spans, found.price, found.margin, late)
 
 
-def recovered_steps(config: RunConfig, run: MeasuredRun) -> dict[str, Any]:
-    """`summary` of the steps of `run`, scored as `config.validation` says.
-
-    Raises:
-        ConfigError: the run is of our own engine, whose steps are known.
-        LogError: as `recover`.
-    """
-    if run.own is not None:
-        raise ConfigError("validation.recover_steps: has no effect on a run of our own engine, whose steps are known")
-    return summary(recover(config, run), priced_by(cost_model(config)), config.validation.score)
-
-
 def summary(recovered: RecoveredRun, price: Price, part: Part) -> dict[str, Any]:
-    """How many steps, how far the core is from the log, and by kind of span how many steps, MAPE, bias and error of
-    the total time, in %."""
+    """Number of steps, deviations of our core from the log, and for each kind of span the number of spans and steps,
+    MAPE, bias and error of the total time, in %."""
     scored = recovered.scored(price, part)
     kinds = {"all": scored, **{str(kind): rows for kind, rows in scored.groupby("kind")}}
     return {

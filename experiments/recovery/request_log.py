@@ -1,4 +1,4 @@
-"""What a per-request log of a real engine tells of its steps: moments at which one of them ended."""
+"""The moments in a per-request log at which a step ended."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ Ints = npt.NDArray[np.int64]
 Token = tuple[int, bool]
 """A request's first (False) or last (True) token."""
 
-# Events this close belong to the end of the same step. By the engine's clock no step is as short; clients see the
-# tokens of a step come one by one.
+# Events closer than this belong to the end of the same step. No step is as short in the engine's clock; a client
+# receives the tokens of a step one after the other.
 _TOGETHER_NS = 600_000
 _CLIENT_TOGETHER_NS = 8_000_000
-_CLIENT_DELAY_NS = 8_000_000  # as long as a request takes at most from the client until the engine knows it
+_CLIENT_DELAY_NS = 8_000_000  # longest time from the client's sending of a request until the engine knows it
 
 
 class LogError(MeasuredRunError):
-    """The log does not tell enough, or tells of something that a search for steps does not know."""
+    """The log lacks data, or records something that the rules of the search do not cover."""
 
 
 class Moment(NamedTuple):
-    """The end of a step, unless the engine was idle.
+    """The end of a step, or the receipt of a request by an idle engine.
 
     Attributes:
-        time_ns: since the first of them.
-        tokens: those that came.
-        num_seen: how many requests the engine had taken in by then, of those whose coming makes a moment.
+        time_ns: since the first moment.
+        tokens: first and last tokens that came.
+        num_seen: how many of the requests whose receipt is a moment the engine had received.
     """
 
     time_ns: int
@@ -48,9 +48,9 @@ class RequestLog:
     Attributes:
         num_prompt_tokens, num_output_tokens: by request.
         moments: in order.
-        seen_ns: int64[requests], the moment at which each was taken in.
-        scheduled_ns, first_token_ns, last_token_ns: int64[requests], measured, in the clock of the moments; a request
-            counts as scheduled when the step with its first chunk is planned. None if the log does not tell.
+        seen_ns: int64[requests], when the engine received each request.
+        scheduled_ns, first_token_ns, last_token_ns: int64[requests], measured, in the clock of the moments. A request
+            is scheduled when the step with its first chunk is planned; None if the log does not record that.
     """
 
     num_prompt_tokens: list[int]
@@ -63,20 +63,21 @@ class RequestLog:
 
 
 def read_engine_log(run: MeasuredRun) -> RequestLog:
-    """What `run` tells by the clock of the engine core.
+    """The log of `run` in the clock of the engine core.
 
-    The engine takes requests in after the tokens of a step are out: a request that was queued within 0.6 ms after a
-    token counts as taken in at its time, any other as much earlier than it was queued as is usual. Requests that reach
-    an idle engine within that time count as taken in together.
+    The engine receives requests after it has sent the tokens of a step, and records them as queued a little later. A
+    request that was queued within 0.6 ms after a token was received at the time of the token; every other request was
+    received before its queue time by the median of those delays. Requests that reach an idle engine within 0.6 ms were
+    received together.
 
     Raises:
-        LogError: a time is missing, or requests were taken in in another order than they came.
+        LogError: a time is missing, or requests were received in another order than they arrived.
     """
     queued, scheduled, first, last = _times(
         run, ("queued_time", "first_scheduled_time", "first_token_time", "finish_time")
     )
     if (np.diff(queued) < 0).any():
-        raise LogError(f"{run.source}: requests were taken in in another order than they came")
+        raise LogError(f"{run.source}: requests were received in another order than they arrived")
     seen = _seen(queued, np.unique(np.concatenate([first, last])))
     moments = _together(seen, first, last, _TOGETHER_NS)
     num_new = np.diff([0, *(moment.num_seen for moment in moments)])
@@ -85,11 +86,11 @@ def read_engine_log(run: MeasuredRun) -> RequestLog:
 
 
 def read_client_log(run: MeasuredRun) -> RequestLog:
-    """What `run` tells by the clock of a client, who sends requests and sees tokens come.
+    """The log of `run` in the clock of a client, which sends requests and receives tokens.
 
-    All times are as the client sees them: a request counts as taken in 8 ms after it was sent, or just before its first
-    token. Moments are those at which tokens came, and those at which a request came to an engine that had none. Tokens
-    within 8 ms count as those of one step, so steps must take longer, and first tokens of an idle engine 16 ms.
+    A request counts as received by the engine 8 ms after it was sent, or just before its first token. Moments are the
+    times at which tokens came, and at which a request reached an idle engine. Tokens within 8 ms count as tokens of one
+    step, so steps must take longer than that, and the first step after an idle time longer than 16 ms.
 
     Raises:
         LogError: a time is missing.
@@ -125,7 +126,7 @@ def _since_first(
 
 
 def _seen(queued_ns: Ints, token_ns: Ints) -> Ints:
-    """When requests that were queued at `queued_ns` were taken in, given the times of tokens, ascending."""
+    """When requests that were queued at `queued_ns` were received, given the times of tokens in ascending order."""
     before = token_ns[np.maximum(np.searchsorted(token_ns, queued_ns, side="right") - 1, 0)]
     delays = queued_ns - before
     follows = (delays >= 0) & (delays < _TOGETHER_NS)

@@ -17,15 +17,18 @@ from rich.text import Text
 from harness.calibration.fit import Fit, minimise
 from harness.calibration.objective import Misfit, Objective, make_objective
 from harness.config import RunConfig
+from harness.config.validation import CalibrationConfig, LatencyFrom, Part
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
-from harness.results.tables import CALIBRATION, command_line
-from harness.runs import fitted as calibration
-from harness.runs.fitted import Calibration, Constant
-from harness.runs.simulated import cost_model
+from harness.results.environment import command_line
+from harness.results.files import CALIBRATION
+from harness.runs import fitted
+from harness.runs.fitted import Calibration
+from harness.runs.system import System, resolve
 from harness.validation.metrics import part_of
 from harness.validation.settings import different_settings
 from harness.validation.simulation import load_run, simulation_config
+from simulator.costs.constants import Constant
 from simulator.costs.profiled import ProfiledCost
 
 _PRIOR = 3e-3  # a constant one width from its default must reduce the misfit by this much
@@ -39,33 +42,36 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """
     run = load_run(config.validation)
     config = simulation_config(config, run)
-    earlier = calibration.configured(config)
-    chosen_constants(config, earlier)  # raises before the objective replays the run
-    objective = make_objective(config, run, earlier.constants if earlier else {})
-    return fit_constants(config, run, objective, earlier, output_dir)
+    system = resolve(config)
+    chosen_constants(system, config.calibration)  # raises before the objective replays the run
+    objective = make_objective(config, system, run)
+    return fit_constants(config, system, run, objective, output_dir)
 
 
 def fit_constants(
-    config: RunConfig, run: MeasuredRun, objective: Objective, earlier: Calibration | None, output_dir: Path
+    config: RunConfig, system: System, run: MeasuredRun, objective: Objective, output_dir: Path
 ) -> dict[str, Any]:
-    """Minimise `objective`, starting from an `earlier` calibration; write calibration.yaml and return its content.
+    """Minimise `objective`, starting from the calibration of `system`; write calibration.yaml and return its content.
 
     Raises:
         ConfigError: `config.calibration` names constants that cannot be fitted.
     """
     console = Console()
-    constants = chosen_constants(config, earlier)
-    for warning in [*_warnings(config, run, earlier), *objective.warnings]:
+    earlier, constants = system.calibration, chosen_constants(system, config.calibration)
+    for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
         console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
     limit = config.calibration.max_evaluations
     with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
-        fit = minimise(_with_prior(objective.misfit, _known(config)), constants, limit, report)
+        fit = minimise(_with_prior(objective.misfit, _known(system, config.calibration)), constants, limit, report)
     before = objective.misfit({name: constant.default for name, constant in constants.items()})
     after = objective.misfit(fit.values)
     document = {
         "constants": (dict(earlier.constants) if earlier else {}) | fit.values,
-        "cost": config.cost.kind,
-        "fitted_on": _fitted_on(config, run, objective.num_steps),
+        "cost": system.cost.kind,
+        "fitted_on": {
+            **_data(run, config.calibration.part, config.validation.latency_from, objective.num_steps),
+            **system.fitted_for(),
+        },
         "kept": _kept(earlier, fit.values),
         "objective": {
             "minimised": f"{objective.what}, in quadrature with the prior of the constants",
@@ -77,7 +83,7 @@ def fit_constants(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
     }
-    calibration.write(output_dir / CALIBRATION, document)
+    fitted.write(output_dir / CALIBRATION, document)
     _print(console, constants, fit)
     text = f"\n{objective.what}: {before:.2%} before, {after:.2%} after {fit.num_evaluations} evaluations"
     console.print(Text(text), soft_wrap=True)
@@ -85,58 +91,56 @@ def fit_constants(
     return document
 
 
-def chosen_constants(config: RunConfig, earlier: Calibration | None) -> dict[str, Constant]:
-    """The constants to fit, starting from those of an earlier calibration if there is one.
+def chosen_constants(system: System, settings: CalibrationConfig) -> dict[str, Constant]:
+    """The constants to fit, starting from those of the system's calibration if it has one.
 
     Raises:
         ConfigError: the configuration names a constant that the cost model lacks, or that has no effect.
     """
-    known, start = _known(config), earlier.constants if earlier else {}
-    cost = cost_model(config, start)
+    known, start = _known(system, settings), system.calibration.constants if system.calibration else {}
+    cost = system.cost_model()
     unused = cost.unused_constants if isinstance(cost, ProfiledCost) else frozenset()
-    names = config.calibration.constants or tuple(name for name in known if name not in unused)
+    names = settings.constants or tuple(name for name in known if name not in unused)
     for name in names:
         if name not in known:
-            raise ConfigError(f"calibration.constants: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
+            raise ConfigError(f"calibration.constants: cost={system.cost.kind} has no {name!r} ({', '.join(known)})")
         if name in unused:
             raise ConfigError(
                 f"calibration.constants: {name} has no effect with this profile, which needs no such constant"
             )
     if not names:
-        raise ConfigError(f"cost={config.cost.kind}: has no constants to fit")
+        raise ConfigError(f"cost={system.cost.kind}: has no constants to fit")
     return {name: known[name]._replace(default=start.get(name, known[name].default)) for name in names}
 
 
-def _known(config: RunConfig) -> dict[str, Constant]:
+def _known(system: System, settings: CalibrationConfig) -> dict[str, Constant]:
     """The constants of the cost model, with the widths that the configuration gives them."""
-    known = calibration.constants_of(config)
-    for name, width in (config.calibration.widths or {}).items():
+    known = system.constants()
+    for name, width in (settings.widths or {}).items():
         if name not in known:
-            raise ConfigError(f"calibration.widths: cost={config.cost.kind} has no {name!r} ({', '.join(known)})")
+            raise ConfigError(f"calibration.widths: cost={system.cost.kind} has no {name!r} ({', '.join(known)})")
         known[name] = known[name]._replace(width=width)
     return known
 
 
-def _fitted_on(config: RunConfig, run: MeasuredRun, num_steps: int | None) -> dict[str, Any]:
-    part = config.calibration.part
+def _data(run: MeasuredRun, part: Part, latency_from: LatencyFrom, num_steps: int | None) -> dict[str, Any]:
+    """What identifies the measured data of a fit."""
     return {
         "measured": f"{run.kind}:{run.source}",
         "engine": run.engine,
         "data_sha256": run.data_sha256(),
         "requests_sha256": run.requests_sha256(),
-        **calibration.system_of(config),
         "part": part,
         "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
-        "latency_from": config.validation.latency_from,
+        "latency_from": latency_from,
         "num_steps": num_steps,
         "step_executions": len(run.own.executions()) if run.own else None,
     }
 
 
-def _warnings(config: RunConfig, run: MeasuredRun, earlier: Calibration | None) -> list[str]:
-    """Differences between the measured run, the simulation, and an earlier calibration."""
-    others = earlier.other_systems(config) if earlier else []
-    return [*run.notes, *different_settings(run.settings, config), *others]
+def _misfits(system: System) -> list[str]:
+    """One line for each fit of the system's calibration that was made for another system."""
+    return system.calibration.other_systems(system.fitted_for()) if system.calibration else []
 
 
 def _kept(earlier: Calibration | None, refitted: Mapping[str, float]) -> list[dict[str, Any]]:

@@ -15,8 +15,8 @@ import numpy as np
 from scipy.optimize import minimize
 from scipy.stats.qmc import Halton
 
-from harness.results.metrics import Floats
-from harness.runs.fitted import Constant
+from harness.results.tables import Floats
+from simulator.costs.constants import Constant
 
 _POWER = 3  # a constant is low + x**3 * (high - low): fine steps near the lower limit, for ranges of several decades
 _LOOKS = 8  # points per constant that are evaluated first

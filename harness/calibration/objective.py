@@ -18,7 +18,8 @@ from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
-from harness.runs.simulated import SimulatedEngine, cost_model
+from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import System, resolve
 from harness.validation.metrics import part_of, statistics
 from harness.validation.simulation import priced_at_medians, simulated_requests
 from harness.validation.steps import StepReplay, replay_steps
@@ -44,18 +45,20 @@ class Objective(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-def make_objective(config: RunConfig, run: MeasuredRun, kept: Mapping[str, float]) -> Objective:
-    """The objective that `calibration.objective` names; constants that are not fitted have the values of `kept`.
+def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
+    """The objective that `calibration.objective` names.
+
+    `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration.
 
     Raises:
         ConfigError: `run` has no step times, or no step of the part was planned as measured.
     """
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
-        return _of_steps(config, run, kept)
+        return _of_steps(config, run)
     if config.validation.retimed:
         raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
-    return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", _misfit_of_latencies(config, run, kept))
+    return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", _misfit_of_latencies(config, system, run))
 
 
 def misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
@@ -66,16 +69,16 @@ def misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> flo
     return float(np.sqrt(np.mean(errors**2)))
 
 
-def _misfit_of_latencies(config: RunConfig, run: MeasuredRun, kept: Mapping[str, float]) -> Misfit:
+def _misfit_of_latencies(config: RunConfig, system: System, run: MeasuredRun) -> Misfit:
     rows, latency_from = part_of(len(run.requests), config.calibration.part), config.validation.latency_from
     measured = with_latencies(run.requests, latency_from).iloc[rows]
+    kept, asynchronous = _kept(system), system.scheduler.async_scheduling
 
     def misfit(constants: Mapping[str, float]) -> float:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
-        engine = SimulatedEngine(config, run.trace, arrivals, cost_model(config, {**kept, **constants}))
+        engine = SimulatedEngine(system, run.trace, arrivals, system.cost_model({**kept, **constants}))
         engine.run()
         recorded = engine.recorder.tables(run.trace, engine.unfinished())
-        asynchronous = config.scheduler.async_scheduling
         requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)
         simulated = requests.iloc[rows]
         wanted, served = (table["num_output_tokens"].to_numpy() for table in (measured, simulated))
@@ -89,17 +92,18 @@ def _misfit_of_latencies(config: RunConfig, run: MeasuredRun, kept: Mapping[str,
     return misfit
 
 
-def _of_steps(config: RunConfig, run: MeasuredRun, kept: Mapping[str, float]) -> Objective:
+def _of_steps(config: RunConfig, run: MeasuredRun) -> Objective:
     part = config.calibration.part
     if run.own is None:
         raise ConfigError(
             f"calibration.objective=steps: {run.source} does not record step times, runs of our own engine do; use "
             "calibration.objective=statistics"
         )
-    priced = priced_at_medians(config)
+    priced = resolve(priced_at_medians(config))
+    kept = _kept(priced)
 
     def replay(constants: Mapping[str, float]) -> StepReplay:
-        return replay_steps(run, config, cost_model(priced, {**kept, **constants}), part)
+        return replay_steps(run, config, priced.cost_model({**kept, **constants}), part)
 
     def misfit(constants: Mapping[str, float]) -> float:
         steps = replay(constants).steps
@@ -113,3 +117,7 @@ def _of_steps(config: RunConfig, run: MeasuredRun, kept: Mapping[str, float]) ->
         raise ConfigError(f"calibration.part={part}: {same}no steps to fit to; choose calibration.objective=statistics")
     warnings = (f"{same}fitted to the {count:,} steps of part={part} among them",) if same else ()
     return Objective("RMS relative error of step times, weighted by time", misfit, count, warnings)
+
+
+def _kept(system: System) -> dict[str, float]:
+    return dict(system.calibration.constants) if system.calibration else {}

@@ -1,5 +1,6 @@
 """The checked configuration of a run. `parse` turns a composed Hydra configuration into a RunConfig."""
 
+from harness.config import option_sets as option_sets  # registers the option sets with Hydra
 from harness.config.parse import load, parse, to_yaml
 from harness.config.run import RunConfig
 from harness.config.system import (

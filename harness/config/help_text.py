@@ -4,9 +4,12 @@ import re
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
+
+from harness.config.option_sets import OPTION_SETS, explained
 
 _WIDTH = 118
 _HEADER = """\
@@ -18,6 +21,7 @@ Usage: python run.py [group=option ...] [key=value ...]
 
 Examples:
   python run.py                                              the default run: no data, GPU or torch needed
+  python run.py experiment=conversations                     a whole setup; keys and groups can still be changed
   python run.py model=tiny device=laptop-cpu arrival.rate=2
   python run.py trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
   python run.py arrival=closed_loop arrival.concurrency=64 scheduler=prefill_first
@@ -54,7 +58,16 @@ def build(conf: Path) -> str:
                 lines.append(_entry(f"  {mark} {option}", _comment(path)))
     lines.append("\nKeys (key=value; keys of a group as group.key=value):\n")
     lines += [_entry(f"    {key}={value}", comment) for key, value, comment in _keys(conf / "config.yaml")]
+    for groups, model in OPTION_SETS.values():
+        lines.append(f"\n  of {groups}")
+        group = groups.partition("=")[0]
+        lines += [_entry(f"    {group}.{key}={_show(value)}", text) for key, value, text in explained(model)]
     return "\n".join([*lines, "", _FOOTER])
+
+
+def _show(default: Any) -> str:
+    """A default as it is written on the command line."""
+    return "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
 
 
 def _from_hydra() -> str:
@@ -68,8 +81,9 @@ def _entry(name: str, comment: str) -> str:
 
 
 def _comment(path: Path) -> str:
-    """When to choose the option: the first line of its file."""
-    return path.read_text(encoding="utf-8").splitlines()[0].removeprefix("# Choose ")
+    """When to choose the option: the first line of its file, or the one after Hydra's own `# @package`."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return lines[lines[0].startswith("# @")].removeprefix("# Choose ")
 
 
 def _defaults(path: Path) -> Iterator[tuple[str, str]]:

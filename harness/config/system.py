@@ -4,6 +4,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.core.scheduler_options import SchedulerOptions
+from engine.engine_config import ExecutionOptions
 from harness.config.base import (
     ConfigModel,
     Fraction,
@@ -15,44 +17,53 @@ from harness.config.base import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-KVCacheDtype = Literal["auto", "fp8"]
 
 
 class SimEngine(ConfigModel):
-    """Discrete-event simulation; `compress` advances runs of identical decode steps as one event; `cache_outputs` lets
-    blocks of generated tokens into the prefix cache, as in the real engine; `kv_cache_dtype` and `max_lookahead_steps`
-    as in the real engine."""
+    """Discrete-event simulation.
+
+    Attributes:
+        compress: advance runs of identical decode steps as one event: the same results as step by step, faster.
+        cache_outputs: blocks of generated tokens enter the prefix cache, as in the real engine; slower.
+        kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (fp8).
+        max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
+    """
 
     kind: Literal["sim"] = "sim"
     compress: bool = True
     cache_outputs: bool = False
-    kv_cache_dtype: KVCacheDtype = "auto"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     max_lookahead_steps: PositiveInt = 1
 
 
-class RealEngineConfig(ConfigModel):
-    """The real engine: `weights` is a model folder in Hugging Face format, None for seeded random weights;
-    `max_lookahead_steps` bounds the decode steps between two looks at the queue; `warm_up` runs a few steps first that
-    are not counted; `num_threads` of the CPU, None for all cores. `cuda_graphs` "auto" replays decode steps as CUDA
-    graphs where device and attention backend allow it; `kv_cache_dtype` "fp8" keeps keys and values in 8 bits."""
+class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
+    """The real engine.
+
+    Attributes:
+        weights: model folder in Hugging Face format, of the sizes of model=; null for seeded random weights.
+        temperature: of sampling; 0 is greedy.
+        warm_up: run a few steps first that are not counted.
+        num_threads: of the CPU; null uses all cores.
+    """
 
     weights: Text | None = None
-    attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
-    kv_cache_dtype: KVCacheDtype = "auto"
-    cuda_graphs: Literal["auto"] | bool = "auto"
-    max_lookahead_steps: PositiveInt = 1
     temperature: NonNegativeFloat = 0.0
     warm_up: bool = True
     num_threads: PositiveInt | None = None
 
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        self.__post_init__()
+        return self
 
-class GpuEngine(RealEngineConfig):
+
+class GpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The real engine on a CUDA device."""
 
     kind: Literal["gpu"] = "gpu"
 
 
-class CpuEngine(RealEngineConfig):
+class CpuEngine(RealEngineConfig):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The real engine on the CPU."""
 
     kind: Literal["cpu"] = "cpu"
@@ -142,29 +153,13 @@ class DeviceConfig(ConfigModel):
         return self
 
 
-class SchedulerConfig(ConfigModel):
-    """Scheduling policy. `watermark` is the share of the pool kept free when a request is admitted.
+class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
+    """The scheduler's own options: fields, defaults and limits are those of `SchedulerOptions`."""
 
-    `allocation` "prompt" gives a prompt all its blocks at admission, "chunk" as its chunks are planned; `eviction`
-    "unhashed_first" spares the prefix cache, "lru" reuses whichever block was freed first; `victim` "spare_last" never
-    preempts the same sequence twice running, "last" always the last admitted; `full_hit` "copy" computes the last
-    token of a prompt that is cached as a whole, "recompute_block" its last block; `queue` "priority" admits the most
-    urgent first, "fcfs" whoever came first; `reserved_blocks` of the pool are never used; `async_scheduling` plans a
-    step while the one before it runs. `max_padding` is for engines that pad the prompts of a step to the longest of
-    them: how many tokens of padding a step may have; None for engines that do not pad.
-    """
-
-    policy: Literal["prefill_first", "mixed"] = "mixed"
-    watermark: Annotated[float, Field(ge=0, lt=1)] = 0.02
-    enable_prefix_caching: bool = True
-    allocation: Literal["prompt", "chunk"] = "prompt"
-    eviction: Literal["unhashed_first", "lru"] = "unhashed_first"
-    victim: Literal["spare_last", "last"] = "spare_last"
-    full_hit: Literal["copy", "recompute_block"] = "copy"
-    queue: Literal["priority", "fcfs"] = "priority"
-    reserved_blocks: NonNegativeInt = 0
-    async_scheduling: bool = False
-    max_padding: NonNegativeInt | None = None
+    @model_validator(mode="after")
+    def _check_options(self) -> Self:
+        self.__post_init__()
+        return self
 
 
 class RooflineCost(ConfigModel):

@@ -50,7 +50,13 @@ LengthsConfig = Annotated[ConstantLengths | UniformLengths | LognormalLengths, F
 
 
 class FileTrace(ConfigModel):
-    """A trace file. `limit` keeps the first requests only; `on_bad_row` skips and counts unusable rows, or stops."""
+    """A trace file.
+
+    Attributes:
+        path: of the file.
+        limit: requests to keep, from the start; null keeps all.
+        on_bad_row: skip (and count) rows that cannot be used, or stop with an error (error).
+    """
 
     path: Text
     limit: PositiveInt | None = None
@@ -88,9 +94,16 @@ class JsonlTrace(FileTrace):
 
 
 class ShareGptTrace(ConfigModel):
-    """ShareGPT chats: a file (JSON with texts, or CSV of lengths), or without a path `num_requests` of the
-    distributions fitted to them. `turns` takes first exchanges or whole conversations; `tokenizer` is a
-    tokenizer.json, or a folder holding one, to count the tokens of texts with."""
+    """ShareGPT chats, from a file or drawn from the distributions fitted to them.
+
+    Attributes:
+        path: JSON file with texts, or CSV file of lengths; null draws lengths.
+        turns: first exchanges only (first), or whole conversations (multi).
+        tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
+        num_requests: number of requests to draw without a path; null draws 2000.
+        limit: requests to keep, from the start; null keeps all.
+        on_bad_row: skip (and count) rows that cannot be used, or stop with an error (error).
+    """
 
     kind: Literal["sharegpt"] = "sharegpt"
     path: Text | None = None

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.errors import MeasuredRunError
-from harness.results.metrics import Floats
+from harness.results.tables import Floats
 from harness.workload.trace import Trace, trace_table
 
 if TYPE_CHECKING:

@@ -24,9 +24,8 @@ from harness.measured.measured_run import (
     whole_ns,
     with_latencies,
 )
-from harness.results import tables as results
-from harness.results.metrics import Floats
-from harness.results.tables import RunResult
+from harness.results import files as results
+from harness.results.tables import Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 

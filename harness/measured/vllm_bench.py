@@ -27,7 +27,7 @@ from harness.measured.measured_run import (
     series_table,
     trace_of,
 )
-from harness.results.metrics import Floats
+from harness.results.tables import Floats
 
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SETTINGS = ("model_id", "tokenizer_id", "request_rate", "burstiness", "max_concurrency", "num_prompts")

@@ -8,8 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.results.metrics import Floats
-from harness.results.tables import RunResult
+from harness.results.tables import Floats, RunResult
 
 
 def write_run_plots(result: RunResult, summary: Mapping[str, Any], folder: Path) -> list[Path]:

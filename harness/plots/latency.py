@@ -21,8 +21,8 @@ from harness.plots.style import (
     run_subtitle,
     spread_is_wide,
 )
-from harness.results.metrics import Floats, Gaps, Window
-from harness.results.tables import RunResult
+from harness.results.metrics import Window
+from harness.results.tables import Floats, Gaps, RunResult
 
 # enough points for a smooth line, with more of them in the tail
 CURVE_PERCENTILES = np.concatenate((np.linspace(0, 98, 393)[:-1], np.linspace(98, 100, 81)))

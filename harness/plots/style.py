@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from harness.results.tables import write_whole
+from harness.results.files import write_whole
 
 # Okabe and Ito's palette, told apart with any kind of colour vision, without its yellow, too light for lines
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A", "#333333")

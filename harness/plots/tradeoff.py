@@ -30,7 +30,8 @@ from harness.plots.style import (
     spread_is_wide,
     wrapped,
 )
-from harness.results.metrics import Bools, Floats
+from harness.results.metrics import Bools
+from harness.results.tables import Floats
 
 _MAX_NAMED = 12
 _LABEL_SIZE = np.array([0.035, 0.05])  # of a number, as shares of the axes

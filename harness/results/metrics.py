@@ -12,69 +12,19 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-if TYPE_CHECKING:
-    from harness.config import MetricsConfig
-    from harness.results.tables import RunResult
+from harness.config import MetricsConfig
+from harness.results.tables import Floats, Gaps, Ints, RunResult
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 HEADLINE = ("engine", "simulated", "model", "device", "trace", "arrival", "policy", "block_size", "num_blocks")
 LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
-
-
-@dataclass(frozen=True, eq=False)
-class Gaps:
-    """Every gap between consecutive tokens of the same request, pooled over all requests of a run.
-
-    values: float64[n], seconds, in any order. weights: int64[n], how many gaps have that value.
-    """
-
-    values: Floats
-    weights: Ints
-
-    def __post_init__(self) -> None:
-        assert self.values.shape == self.weights.shape and self.values.ndim == 1, "one weight per value"
-
-    @property
-    def count(self) -> int:
-        """Number of gaps."""
-        return int(self.weights.sum())
-
-    def mean(self) -> float:
-        """Seconds; NaN without gaps."""
-        return float(self.values @ self.weights / self.count) if self.count else math.nan
-
-    def std(self) -> float:
-        """Population standard deviation in seconds; NaN without gaps."""
-        if not self.count:
-            return math.nan
-        return math.sqrt(float((self.values - self.mean()) ** 2 @ self.weights) / self.count)
-
-    def percentiles(self, percentiles: Sequence[float]) -> Floats:
-        """What `np.percentile(np.repeat(values, weights), percentiles)` gives, bit for bit, without expanding.
-
-        Returns float64[len(percentiles)] in seconds, NaN without gaps.
-        """
-        if not self.count:
-            return np.full(len(percentiles), math.nan)
-        order = np.argsort(self.values)
-        ends = np.cumsum(self.weights[order])
-        position = (self.count - 1) * (np.asarray(percentiles, dtype=np.float64) / 100)
-        below = np.floor(position)
-        above = np.minimum(below + 1, self.count - 1)
-        low = self.values[order[np.searchsorted(ends, below, side="right")]]
-        high = self.values[order[np.searchsorted(ends, above, side="right")]]
-        # numpy interpolates from the nearer end, to stay monotonic under rounding
-        part = position - below
-        return np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
 
 
 @dataclass(frozen=True)

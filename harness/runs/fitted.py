@@ -11,25 +11,20 @@ date, command
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from harness.errors import ConfigError
-from harness.results.tables import CALIBRATION, write_whole
-from harness.runs.same_setting import same_setting
-from harness.runs.shapes import device_rates, model_shape
-from simulator.costs import linear
-from simulator.costs.constants import Constant, profiled_constants
+from harness.results.files import CALIBRATION, write_whole
+from simulator.profile.checks import base_name
 
-if TYPE_CHECKING:
-    from harness.config import RunConfig
-
+_DTYPES = {"half": "float16", "float": "float32"}  # names that vLLM also accepts
 _FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
 
 
@@ -53,24 +48,24 @@ class Calibration:
 
     def was_fitted_on(self, data_sha256: str, part: str) -> bool:
         """Whether a constant was fitted to requests in this part of the data."""
-        return any(data["data_sha256"] == data_sha256 and _overlap(data["part"], part) for data in self._fits)
+        return any(data["data_sha256"] == data_sha256 and parts_overlap(data["part"], part) for data in self._fits)
 
     def was_fitted_on_another_run(self, requests_sha256: str, data_sha256: str, part: str) -> bool:
         """Whether a constant was fitted to another run of the same requests, and to requests in this part of them."""
         return any(
             data.get("requests_sha256") == requests_sha256
             and data["data_sha256"] != data_sha256
-            and _overlap(data["part"], part)
+            and parts_overlap(data["part"], part)
             for data in self._fits
         )
 
-    def other_systems(self, config: RunConfig) -> list[str]:
-        """One line for each fit that the file records with another model, device, profile or number of ranks."""
+    def other_systems(self, system: Mapping[str, Any]) -> list[str]:
+        """One line for each fit that the file records with another system than `system`, as of `System.fitted_for`."""
         lines = []
         for data in self._fits:
             here = {
                 name: value
-                for name, value in system_of(config).items()
+                for name, value in system.items()
                 if name in data and not same_setting(name, data[name], value)
             }
             if here:
@@ -79,41 +74,17 @@ class Calibration:
                 lines.append(f"{self.path}: fitted with {there}; simulated here: {what}")
         return lines
 
+    def check(self, kind: str, known: Iterable[str]) -> None:
+        """Raises ConfigError unless it belongs to the cost model `kind`, which has constants of the names `known`."""
+        if self.cost != kind or set(self.constants) - set(known):
+            raise ConfigError(
+                f"cost.calibration={str(self.path)!r}: fitted for cost={self.cost} with {', '.join(self.constants)}; "
+                f"cost={kind} has {', '.join(known)}"
+            )
+
     @property
     def _fits(self) -> tuple[Mapping[str, Any], ...]:
         return (self.fitted_on, *self.kept)
-
-
-def system_of(config: RunConfig) -> dict[str, Any]:
-    """The parts of a configuration for which fitted constants hold."""
-    return {
-        "model": config.model.name,
-        "device": config.device.name,
-        "profile": getattr(config.cost, "profile", None),
-        "statistic": getattr(config.cost, "statistic", None),
-        "tensor_parallel_size": config.tensor_parallel_size,
-    }
-
-
-def constants_of(config: RunConfig) -> dict[str, Constant]:
-    """The constants of the configured cost model by name, with their defaults for this configuration.
-
-    The constants of `roofline` are those keys of the device that no datasheet states. Without tensor parallelism the
-    constants of communication have no effect and are left out.
-    """
-    device, ranks = device_rates(config), config.tensor_parallel_size
-    if config.cost.kind == "profiled":
-        return profiled_constants(device, ranks, async_scheduling=config.scheduler.async_scheduling)
-    if config.cost.kind == "linear":
-        return linear.constants(model_shape(config), device, ranks)
-    constants = {
-        "memory_efficiency": Constant(device.memory_efficiency, 0.05, 1.0),
-        "flops_efficiency": Constant(device.flops_efficiency, 0.05, 1.0),
-        "step_overhead_s": Constant(device.step_overhead_s, 0.0, 0.02),
-    }
-    if ranks > 1:
-        constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
-    return constants
 
 
 def read(path: Path) -> Calibration:
@@ -144,31 +115,28 @@ def read(path: Path) -> Calibration:
     )
 
 
-def configured(config: RunConfig) -> Calibration | None:
-    """The calibration file that `cost.calibration` names, None without one.
-
-    Raises:
-        ConfigError: the file cannot be read, or belongs to another cost model.
-    """
-    name = getattr(config.cost, "calibration", None)
-    if name is None:
-        return None
-    calibration = read(Path(name))
-    known = constants_of(config)
-    if calibration.cost != config.cost.kind or set(calibration.constants) - set(known):
-        raise ConfigError(
-            f"cost.calibration={name!r}: fitted for cost={calibration.cost} with {', '.join(calibration.constants)}; "
-            f"cost={config.cost.kind} has {', '.join(known)}"
-        )
-    return calibration
-
-
-def _overlap(one: str, other: str) -> bool:
-    """Whether two parts of the same run share requests."""
-    return one == other or "all" in (one, other)
-
-
 def write(path: Path, document: Mapping[str, Any]) -> None:
     """Write a calibration file, whole or not at all."""
     text = OmegaConf.to_yaml(OmegaConf.create(dict(document)))
     write_whole(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def parts_overlap(one: str, other: str) -> bool:
+    """Whether two parts of the same run share requests."""
+    return one == other or "all" in (one, other)
+
+
+def same_setting(name: str, one: Any, other: Any) -> bool:
+    """Whether two values of a setting mean the same: models by name without owner or folder, in any case."""
+    return bool(_plain(name, one) == _plain(name, other))
+
+
+def _plain(name: str, value: Any) -> Any:
+    if name == "model":
+        return base_name(str(value))
+    if name == "dtype":
+        dtype = str(value).removeprefix("torch.")
+        return _DTYPES.get(dtype, dtype)
+    if name == "kv_cache_dtype":  # fp8_e4m3 and fp8_e5m2 take as much memory as fp8; any other value is the model's own
+        return str(value).startswith("fp8")
+    return value

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from engine.models.model_config import ModelError
 from harness.config import RunConfig
 from harness.errors import ConfigError
-from harness.results.tables import command_line, cpu_model, environment, slug
-from harness.runs.real import check_memory, engine_settings
+from harness.results.environment import command_line, cpu_model, environment, slug
+from harness.runs.real import Setup, resolve_real
 from harness.runs.recorder import Recorder
-from harness.runs.shapes import model_shape
+from harness.runs.system import model_shape
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import ProfileError, load_profile
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
@@ -33,16 +33,13 @@ def profile(config: RunConfig, output_dir: Path) -> None:
         KeyboardInterrupt: what was measured until then is kept.
     """
     console = Console()
-    settings = config.engine
-    assert settings.kind != "sim"
-    if settings.kind == "cpu" and settings.weights is None:
-        check_memory(config)
+    setup = resolve_real(config)
     try:
-        device = device_name("cuda" if settings.kind == "gpu" else "cpu", cpu_model())
+        device = device_name(setup.engine.device, cpu_model())
         folder = profile_folder(config, device)
         _check_overwrite(config, folder)
         with _bar(config.profile.time_budget_s, config.progress, console) as show:
-            outcome = profile_machine(_job(config), device, folder, show, lambda line: _tell(console, line))
+            outcome = profile_machine(_job(config, setup), device, folder, show, lambda line: _tell(console, line))
     except (ModelError, ProfilingError) as error:
         raise ConfigError(f"task=profile: {error}") from error
     except KeyboardInterrupt:
@@ -63,18 +60,15 @@ def published_folder(device: str, model: str, num_ranks: int) -> Path:
     return PROFILES / slug(device) / slug(model.rpartition("/")[2]) / f"tp{num_ranks}"
 
 
-def _job(config: RunConfig) -> Job:
-    settings = config.engine
-    assert settings.kind != "sim"
-    model, engine = engine_settings(config, settings)
+def _job(config: RunConfig, setup: Setup) -> Job:
     known = environment()
     return Job(
-        engine=engine,
-        model_config=model,
-        shape=model_shape(config),
-        weights=Path(settings.weights) if settings.weights else None,
-        temperature=settings.temperature,
-        num_threads=settings.num_threads,
+        engine=setup.engine,
+        model_config=setup.model,
+        shape=model_shape(config.model, setup.engine.kv_cache_dtype),
+        weights=setup.weights,
+        temperature=setup.temperature,
+        num_threads=setup.num_threads,
         max_context=config.profile.max_context,
         time_budget_s=config.profile.time_budget_s,
         repeats=config.profile.repeats,
@@ -96,7 +90,9 @@ def _check_overwrite(config: RunConfig, folder: Path) -> None:
     ):
         return
     try:
-        check_fits(load_profile(folder), model_shape(config), config.tensor_parallel_size)
+        check_fits(
+            load_profile(folder), model_shape(config.model, config.engine.kv_cache_dtype), config.tensor_parallel_size
+        )
     except ProfileError as error:
         raise ConfigError(
             f"profile.out={str(folder)!r}: holds another profile ({error}); choose another folder or "
@@ -124,7 +120,7 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"{outcome.num_points} points in {outcome.spent_s:,.0f} s; rows: {rows}",
         f"noise: half the interquartile range is {outcome.noise:.1%} of the median at half of the points",
         f"decode steps took {meta.mean_over_median:.3f} times their median in the mean, and so latencies are simulated "
-        "(cost.statistic=median, or fastest, leaves out what others did on this machine meanwhile)",
+        "(cost.statistic=median leaves out what others did on this machine meanwhile)",
         *(f"not measured: {hole}, which do not fit" for hole in outcome.profile.holes()),
         f"use it with: cost=profiled cost.profile={folder}",
     ]

@@ -15,7 +15,7 @@ _REFRESH_S = 0.2
 
 
 @contextmanager
-def progress_bar(recorder: Recorder, total: int, *, enabled: bool, console: Console) -> Iterator[None]:
+def progress_bar(recorder: Recorder, total: int, *, simulated: bool, enabled: bool, console: Console) -> Iterator[None]:
     """Show how far `recorder` is, from a thread that only reads its counters, so that the run does no work for it."""
     if not enabled or not console.is_terminal:
         yield
@@ -32,11 +32,8 @@ def progress_bar(recorder: Recorder, total: int, *, enabled: bool, console: Cons
         task = progress.add_task("", total=total, clock="")
 
         def show() -> None:
-            elapsed = progress.tasks[0].elapsed or 0.0
-            simulated_s = recorder.now_ns * 1e-9
-            speed = f"{simulated_s / elapsed:,.0f}x real time, " if elapsed else ""
-            speed += f"{recorder.num_done / elapsed:,.0f} requests/s" if elapsed else ""
-            progress.update(task, completed=recorder.num_done, clock=f"simulated {simulated_s:,.1f} s  {speed}")
+            clock = clock_text(recorder, progress.tasks[0].elapsed or 0.0, simulated=simulated)
+            progress.update(task, completed=recorder.num_done, clock=clock)
             progress.refresh()
 
         def watch() -> None:
@@ -51,3 +48,13 @@ def progress_bar(recorder: Recorder, total: int, *, enabled: bool, console: Cons
             done.set()
             watcher.join()
             show()
+
+
+def clock_text(recorder: Recorder, elapsed_s: float, *, simulated: bool) -> str:
+    """The time in the run, and how fast the run goes, `elapsed_s` seconds after its start."""
+    run_s = recorder.now_ns * 1e-9
+    text = f"{'simulated' if simulated else 'served for'} {run_s:,.1f} s"
+    if not elapsed_s:
+        return text
+    speed = f"{run_s / elapsed_s:,.0f}x real time, " if simulated else ""
+    return f"{text}  {speed}{recorder.num_done / elapsed_s:,.0f} requests/s"

@@ -1,33 +1,53 @@
-"""The real engine, put together from a configuration, with a replay in front of it."""
+"""The real engine of a configuration, with a replay in front of it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import torch
 
 from engine.core.sequence import Sequence
-from engine.engine_config import EngineConfig, SamplingParams
+from engine.engine_config import EngineConfig, ExecutionOptions, SamplingParams
 from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
 from engine.runner.tensor_parallel import WorkerError, make_executor
 from harness.config import CpuEngine, GpuEngine, RunConfig
+from harness.config import ModelConfig as ConfiguredModel
 from harness.errors import ConfigError
-from harness.results.tables import cpu_model, cpu_with_threads
+from harness.results.environment import cpu_model, cpu_with_threads
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
-from harness.runs.shapes import model_shape
-from harness.workload.arrivals import ArrivalProcess
+from harness.runs.system import model_shape
 from harness.workload.prompts import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention import BackendUnavailableError
+from simulator.arrivals import Arrivals
+from simulator.hardware import ModelShape
 
 _WEIGHT_SHARE = 0.8  # of the free memory; the rest is for activations and the KV cache
 # Prompt lengths of the warm-up requests, group by group: each tile of prefill attention, and a decode beside a prompt.
 _WARM_UP_TOKENS = ((10,), (20,), (50,), (5, 300))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a configuration says about the real engine, in the types that the engine takes.
+
+    Attributes:
+        weights: the model's folder, None for random weights.
+        num_threads: of the CPU, None for all cores.
+    """
+
+    model: ModelConfig
+    engine: EngineConfig
+    weights: Path | None
+    temperature: float
+    warm_up: bool
+    num_threads: int | None
 
 
 class RealEngine:
@@ -37,37 +57,28 @@ class RealEngine:
         ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
     """
 
-    def __init__(self, config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> None:
-        settings = config.engine
-        assert isinstance(settings, CpuEngine | GpuEngine)
-        if settings.num_threads is not None:
-            torch.set_num_threads(settings.num_threads)
-        if settings.kind == "cpu" and settings.weights is None:
-            check_memory(config)
+    def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
+        if setup.num_threads is not None:
+            torch.set_num_threads(setup.num_threads)
+        self._model_config = setup.model
         try:
-            self._load(config, settings)
+            self._executor = make_executor(setup.engine, setup.model, setup.weights)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
-            raise ConfigError(f"engine={settings.kind}: {error}") from error
+            raise ConfigError(f"{_name(setup.engine)}: {error}") from error
+        self.num_blocks = self._executor.num_blocks
+        assert setup.engine.max_model_len is not None
+        self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
         self.recorder = Recorder()
-        prompts = PromptSource(trace, self._model_config.vocab_size, config.seed)
-        temperature = settings.temperature
-        if settings.warm_up:
-            self._warm_up(SamplingParams(max_tokens=3, temperature=temperature, ignore_eos=True))
+        if setup.warm_up:
+            self._warm_up(SamplingParams(max_tokens=3, temperature=setup.temperature, ignore_eos=True))
 
         def params(max_tokens: int) -> SamplingParams:
-            return SamplingParams(max_tokens, temperature=temperature, ignore_eos=True)
+            return SamplingParams(max_tokens, temperature=setup.temperature, ignore_eos=True)
 
+        prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed)
         self._arrivals = arrivals
         self._intake = Intake(self._engine, prompts, self.recorder, params)
         self._replay = Replay(self._intake, arrivals)
-
-    def _load(self, config: RunConfig, settings: CpuEngine | GpuEngine) -> None:
-        self._model_config, engine_config = engine_settings(config, settings)
-        folder = Path(settings.weights) if settings.weights is not None else None
-        self._executor = make_executor(engine_config, self._model_config, folder)
-        self.num_blocks = self._executor.num_blocks
-        assert engine_config.max_model_len is not None
-        self._engine = LLMEngine(engine_config, self._executor, max_model_len=engine_config.max_model_len)
 
     @property
     def device_name(self) -> str:
@@ -123,19 +134,16 @@ class RealEngine:
             self._engine.reset()
 
 
-def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple[ModelConfig, EngineConfig]:
-    """The model and the engine of a configuration.
+def resolve_real(config: RunConfig) -> Setup:
+    """What `config` says about the real engine.
 
     Raises:
-        ModelError: the model's folder is no good.
-        ConfigError: it has other sizes than the configured model.
+        ConfigError: the model's folder cannot be used, it has other sizes than the configured model, or random weights
+            of that model do not fit into this machine's memory.
     """
-    if settings.weights:
-        model = ModelConfig.load(settings.weights)
-        _check_sizes(config, settings.weights, model)
-    else:
-        model = ModelConfig.from_shape(config.model.model_dump())
-    return model, EngineConfig(
+    settings = config.engine
+    assert isinstance(settings, CpuEngine | GpuEngine)
+    engine = EngineConfig(
         device="cuda" if settings.kind == "gpu" else "cpu",
         dtype=config.model.dtype,
         block_size=config.block_size,
@@ -143,21 +151,44 @@ def engine_settings(config: RunConfig, settings: CpuEngine | GpuEngine) -> tuple
         gpu_memory_utilization=config.gpu_memory_utilization,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len or model.max_position_embeddings,
-        max_lookahead_steps=settings.max_lookahead_steps,
-        attention_backend=settings.attention_backend,
-        kv_cache_dtype=settings.kv_cache_dtype,
-        cuda_graphs=settings.cuda_graphs,
+        max_model_len=config.max_model_len,
         load_format="auto" if settings.weights else "random",
         tensor_parallel_size=config.tensor_parallel_size,
         seed=config.seed,
         **config.scheduler.model_dump(),
+        **{field.name: getattr(settings, field.name) for field in fields(ExecutionOptions)},
+    )
+    try:
+        model = _model(config, settings)
+    except ModelError as error:
+        raise ConfigError(f"{_name(engine)}: {error}") from error
+    return Setup(
+        model=model,
+        engine=replace(engine, max_model_len=config.max_model_len or model.max_position_embeddings),
+        weights=Path(settings.weights) if settings.weights else None,
+        temperature=settings.temperature,
+        warm_up=settings.warm_up,
+        num_threads=settings.num_threads,
     )
 
 
-def _check_sizes(config: RunConfig, folder: str, model: ModelConfig) -> None:
+def _name(engine: EngineConfig) -> str:
+    return "engine=gpu" if engine.device == "cuda" else "engine=cpu"
+
+
+def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
+    if settings.weights:
+        model = ModelConfig.load(settings.weights)
+        _check_sizes(config.model, settings.weights, model)
+        return model
+    if settings.kind == "cpu":
+        _check_memory(model_shape(config.model))
+    return ModelConfig.from_shape(config.model.model_dump())
+
+
+def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
-    ours = config.model.model_dump(exclude={"name", "dtype"})
+    ours = configured.model_dump(exclude={"name", "dtype"})
     known = {name: getattr(model, name) for name in ours if name != "learned_positions"}  # it has no such models
     known["learned_positions"] = 0
     theirs = {name: value for name, value in known.items() if value != ours[name]}
@@ -165,17 +196,17 @@ def _check_sizes(config: RunConfig, folder: str, model: ModelConfig) -> None:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())
         settings = " ".join(f"model.{name}={str(value).lower()}" for name, value in theirs.items())
         raise ConfigError(
-            f"engine.weights={folder!r}: of other sizes than {config.model.name}: {what}; choose the model= that it is "
+            f"engine.weights={folder!r}: of other sizes than {configured.name}: {what}; choose the model= that it is "
             f"or set model.name=... {settings}"
         )
 
 
-def check_memory(config: RunConfig) -> None:
+def _check_memory(model: ModelShape) -> None:
     """Refuse weights that would drive the machine out of memory; raises ConfigError."""
-    needed = model_shape(config).weight_bytes()
+    needed = model.weight_bytes()
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if needed > _WEIGHT_SHARE * free:
         raise ConfigError(
-            f"engine=cpu: the weights of {config.model.name} take {needed / GIB:.1f} GiB and only {free / GIB:.1f} GiB "
+            f"engine=cpu: the weights of {model.name} take {needed / GIB:.1f} GiB and only {free / GIB:.1f} GiB "
             "of memory are free; choose a smaller model, such as model=tiny"
         )

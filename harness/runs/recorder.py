@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Sequence
-from harness.results.metrics import Gaps
+from harness.results.tables import Gaps
 from harness.workload.trace import Trace
 
 if TYPE_CHECKING:  # the real engine brings torch

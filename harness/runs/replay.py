@@ -16,9 +16,8 @@ from typing import NamedTuple, Protocol
 from engine.core.sequence import RequestRefusedError, Sequence
 from engine.engine_config import SamplingParams
 from engine.llm_engine import ExecutedPlan, LLMEngine, StepReport
-from harness.workload.arrivals import ArrivalProcess
 from harness.workload.prompts import PromptSource
-from simulator.replica import NEVER
+from simulator.arrivals import NEVER, Arrivals
 
 _NAP_S = 0.5  # longest wait between two looks at whether to stop
 
@@ -59,7 +58,7 @@ class IssueThread:
     decided under one lock, so the order of events is the one that a simulation of the same arrivals has.
     """
 
-    def __init__(self, arrivals: ArrivalProcess, clock: Clock) -> None:
+    def __init__(self, arrivals: Arrivals, clock: Clock) -> None:
         self._arrivals = arrivals
         self._clock = clock
         self._changed = threading.Condition()
@@ -137,7 +136,7 @@ class Intake:
 class Replay:
     """Drives an engine through a trace with forced output lengths; `stop` ends it after the plan under way."""
 
-    def __init__(self, intake: Intake, arrivals: ArrivalProcess) -> None:
+    def __init__(self, intake: Intake, arrivals: Arrivals) -> None:
         self._intake = intake
         self._arrivals = arrivals
         self._stopping = False
@@ -174,7 +173,7 @@ class Replay:
                 issuer.on_finish(sequence.request_id, now)
 
 
-def replay_paced(intake: Intake, arrivals: ArrivalProcess, durations_ns: Iterable[int]) -> list[int]:
+def replay_paced(intake: Intake, arrivals: Arrivals, durations_ns: Iterable[int]) -> list[int]:
     """Drive an engine on the clock of an earlier run, to the end of that run.
 
     Nothing is waited for: the first step after an idle time follows the last one before it.

@@ -15,15 +15,19 @@ from rich.console import Console
 
 from engine.core.sequence import Sequence
 from harness.config import RunConfig
+from harness.results.environment import environment
+from harness.results.files import write_results
 from harness.results.metrics import summarize
-from harness.results.report import print_summary
-from harness.results.tables import RunResult, environment, write_results
+from harness.results.summary import print_summary
+from harness.results.tables import RunResult
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
-from harness.workload.arrivals import ArrivalProcess, make_arrivals
+from harness.runs.system import resolve
+from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
+from simulator.arrivals import Arrivals
 
 
 class Engine(Protocol):
@@ -77,18 +81,20 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     return served.summary
 
 
-def serve(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, output_dir: Path, console: Console) -> Served:
+def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
     """Serve `trace` and leave everything in `output_dir`; what an interrupted run had recorded is marked incomplete.
 
     Raises:
         TwinServeError: the configuration cannot be used.
     """
     engine = make_engine(config, trace, arrivals)
+    simulated = config.engine.kind == "sim"
+    bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
         console.print(engine.describe(), highlight=False, soft_wrap=True)
         with _on_interrupt(engine.stop) as interrupts:
             started = time.perf_counter()
-            with progress_bar(engine.recorder, len(trace.table), enabled=config.progress, console=console):
+            with bar:
                 engine.run()
             is_complete = not interrupts
             result = _collect(config, trace, engine, is_complete, time.perf_counter() - started)
@@ -98,13 +104,13 @@ def serve(config: RunConfig, trace: Trace, arrivals: ArrivalProcess, output_dir:
     return Served(result, summary, bool(interrupts))
 
 
-def make_engine(config: RunConfig, trace: Trace, arrivals: ArrivalProcess) -> Engine:
+def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        return SimulatedEngine(config, trace, arrivals)
-    from harness.runs.real import RealEngine  # imported late, as it brings torch
+        return SimulatedEngine(resolve(config), trace, arrivals)
+    from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
 
-    return RealEngine(config, trace, arrivals)
+    return RealEngine(resolve_real(config), trace, arrivals)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.config import RunConfig, load, parse
 from harness.errors import ConfigError, TwinServeError
-from harness.results.tables import FAILED, SUMMARY, read_summary, write_whole
+from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
 from harness.workload.trace import file_stamp
 
 SOME_JOB_FAILED = 1
@@ -113,7 +113,7 @@ def expand_results(results: Iterable[str]) -> list[Path]:
 
 def write_report(folders: Sequence[Path], out_folder: Path) -> None:
     """Compares the results in `folders` and names what was written to `out_folder`."""
-    from harness.results.report import write_comparison  # imported late, as a run does without it
+    from harness.sweeps.comparison import write_comparison  # imported late, as a run does without it
 
     written = write_comparison(folders, out_folder)
     print(f"comparison in {out_folder}: {', '.join(path.name for path in written)}", flush=True)

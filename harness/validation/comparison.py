@@ -12,8 +12,7 @@ from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.measured.own_run import SAMPLES, sample_steps
-from harness.results.metrics import Floats
-from harness.results.tables import RunResult
+from harness.results.tables import Floats, Ints, RunResult
 from harness.runs.fitted import Calibration
 from harness.validation.metrics import align, comparison, part_of, statistics
 from harness.validation.simulation import simulated_requests
@@ -119,7 +118,7 @@ def _levels(run: MeasuredRun) -> pd.DataFrame:
     return series.assign(num_unfinished=_unfinished(run.requests, series["time"].to_numpy()))
 
 
-def _unfinished(requests: pd.DataFrame, times: Floats) -> Floats:
+def _unfinished(requests: pd.DataFrame, times: Floats) -> Ints:
     """How many requests had arrived and not finished at each time."""
     finished = requests[(requests["status"] == "finished").to_numpy()]
     arrived, gone = (np.sort(finished[name].to_numpy()) for name in ("arrival_time", "finish_time"))

@@ -14,8 +14,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.measured.names import NAMES
+from harness.results.files import ERRORS, VALIDATION, write_whole
 from harness.results.metrics import LATENCIES, json_ready
-from harness.results.tables import ERRORS, VALIDATION, write_whole
 from harness.validation.comparison import Validation
 
 _SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")

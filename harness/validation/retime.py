@@ -27,8 +27,9 @@ from harness.config import RunConfig
 from harness.errors import MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import whole_ns
-from harness.results.metrics import Floats
-from harness.results.tables import RETIMED, STEP_TIMES, command_line, environment, write_whole
+from harness.results.environment import command_line, environment
+from harness.results.files import RETIMED, STEP_TIMES, write_whole
+from harness.results.tables import Floats
 from harness.runs.availability import check_engine
 from harness.validation.steps import as_delivered, deviations, first_difference
 from harness.workload.arrivals import OpenLoop
@@ -67,13 +68,13 @@ def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
 def _execute(run: MeasuredRun) -> Floats:
     """Execute each step once more; returns their times in s."""
-    from harness.runs.real import RealEngine  # imported late, as it brings torch
+    from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
 
     assert run.own is not None
     measured, device = run.own.result.steps, run.own.result.meta.get("device")
     trace, delivered_ns = as_delivered(run)
     config = run.own.config.model_copy(update={"num_blocks": run.own.result.num_blocks})
-    engine = RealEngine(config, trace, OpenLoop(delivered_ns))
+    engine = RealEngine(resolve_real(config), trace, OpenLoop(delivered_ns))
     try:
         if engine.device_name != device:
             raise MeasuredRunError(f"{run.source}: measured on {device}, this is {engine.device_name}")

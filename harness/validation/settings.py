@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.results.tables import cpu_with_threads
-from harness.runs.same_setting import same_setting
+from harness.results.environment import cpu_with_threads
+from harness.runs.fitted import same_setting
 from simulator.profile.profile import Profile
 
 if TYPE_CHECKING:

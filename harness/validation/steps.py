@@ -20,9 +20,10 @@ from engine.core.plan import StepPlan
 from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
-from harness.results.metrics import Floats
+from harness.results.tables import Floats
 from harness.runs.recorder import RecordedRun
 from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import resolve
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
@@ -140,7 +141,7 @@ def serve_at(config: RunConfig, trace: Trace, seen_ns: npt.NDArray[np.int64], ti
     """Simulate `trace` with requests that reach the scheduler at `seen_ns` (ascending) and steps that take `times`."""
     one_by_one = config.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
     stepwise = config.model_copy(update={"engine": one_by_one})
-    engine = SimulatedEngine(stepwise, trace, OpenLoop(seen_ns), times)
+    engine = SimulatedEngine(resolve(stepwise), trace, OpenLoop(seen_ns), times)
     engine.run()
     return engine.recorder.tables(trace, engine.unfinished())
 

@@ -14,10 +14,9 @@ from harness.errors import ConfigError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.own_run import at_median_times
 from harness.results.tables import RunResult
-from harness.runs import fitted as calibration
 from harness.runs.fitted import Calibration
 from harness.runs.run import serve
-from harness.runs.simulated import cost_model
+from harness.runs.system import resolve
 from harness.validation.comparison import Validation, compare
 from harness.validation.report import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
@@ -49,12 +48,12 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     if settings.step_times == "median":
         config = priced_config
         compared, others = at_median_times(run)
-    fitted = calibration.configured(config)
+    fitted = resolve(config).calibration
     arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, compared.trace, arrivals, output_dir, console)
     if served.interrupted:
         raise KeyboardInterrupt
-    priced = cost_model(priced_config) if run.own else None
+    priced = resolve(priced_config).cost_model() if run.own else None
     steps = [] if priced is None else _replays(config, [run, *repeats], priced)
     warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config)]
     warnings += _profile_warnings(run, priced)

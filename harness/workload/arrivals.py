@@ -1,12 +1,7 @@
-"""When requests arrive. The replay loop pulls arrivals that are due and reports requests that are done.
-
-Times are int nanoseconds since the start of the replay. An arrival process has no clock; what it needs to know about
-the engine, it is told by `on_finish`.
-"""
+"""When requests arrive: the `Arrivals` of an open loop, a closed loop and sessions, and which of them a run has."""
 
 from collections import deque
 from heapq import heappop, heappush
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -23,27 +18,9 @@ from harness.config import (
 )
 from harness.errors import ConfigError
 from harness.workload.trace import Trace
-from simulator.replica import NEVER
+from simulator.arrivals import NEVER, Arrivals
 
 Nanoseconds = npt.NDArray[np.int64]
-
-
-class ArrivalProcess(Protocol):
-    """Hands out each row of the trace once.
-
-    Attributes:
-        next_ns: time of the earliest arrival that is known, NEVER when there is none.
-    """
-
-    next_ns: int
-
-    def pop_due(self, now_ns: int) -> list[tuple[int, int]]:
-        """Takes out and returns the arrivals up to and including `now_ns`: (arrival_ns, row), ordered."""
-        ...
-
-    def on_finish(self, row: int, now_ns: int) -> None:
-        """Reports that a row's request has finished, or was rejected or aborted; once per row, times ascending."""
-        ...
 
 
 class OpenLoop:
@@ -144,7 +121,7 @@ class Sessions:
             heappush(self._pending, self._start)
 
 
-def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator) -> ArrivalProcess:
+def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator) -> Arrivals:
     """The arrival process of a configuration. Drawn arrivals begin with the first request or session at 0.
 
     Raises:

@@ -55,7 +55,7 @@ class Uneven:
 def served_run(settings: RunConfig, trace: Trace, cost: Uneven) -> tuple[pd.DataFrame, pd.DataFrame]:
     """Tables of requests and of steps of an engine with such steps."""
     arrivals = make_arrivals(trace, settings.arrival, np.random.default_rng(settings.seed))
-    engine = SimulatedEngine(settings, trace, arrivals, cost)
+    engine = SimulatedEngine(resolve(settings), trace, arrivals, cost)
     engine.run()
     served = engine.recorder.tables(trace, engine.unfinished())
     return served.requests, served.steps
@@ -74,7 +74,8 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[R
         "engine=sim", "scheduler=vllm", "model=llama-3.1-8b", "device=h100-80gb", "engine.compress=false",
         "max_num_batched_tokens=1024", "trace.num_requests=60", "arrival.rate=25", "max_num_seqs=24", *overrides,
     )  # fmt: skip
-    trace, cost = load_trace(settings.trace, seed=settings.seed), Uneven(cost_model(settings), noise, slow)
+    trace = load_trace(settings.trace, seed=settings.seed)
+    cost = Uneven(resolve(settings).cost_model(), noise, slow)
     trace = replace(trace, table=trace.table.assign(num_output_tokens=one_of_ten_ends_at_once))
     requests, steps = served_run(settings, trace, cost)
     seen = queued_times(requests["arrival_time"].to_numpy(), steps)
@@ -85,7 +86,10 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[R
 def early_run(*overrides: str, stall_ns: int = 0) -> tuple[RunConfig, MeasuredRun, Uneven]:
     """A run of an early vLLM's rules, as a client sees it, and what its steps were."""
     settings = config(*EARLY, "engine.compress=false", "trace.num_requests=30", "arrival.rate=3", *overrides)
-    trace, cost = load_trace(settings.trace, seed=settings.seed), Uneven(cost_model(settings), 0.02, stall_ns=stall_ns)
+    trace, cost = (
+        load_trace(settings.trace, seed=settings.seed),
+        Uneven(resolve(settings).cost_model(), 0.02, stall_ns=stall_ns),
+    )
     lengths = {
         "num_prompt_tokens": (8 * trace.table["num_prompt_tokens"]).clip(upper=1500),
         "num_output_tokens": one_of_ten_ends_at_once(trace.table).clip(upper=120),

@@ -13,7 +13,7 @@ import pytest
 from experiments import fidelity_own
 from experiments.fidelity.lab import LATENCIES, RESULTS, STATISTICS, Lab
 from harness.config import RunConfig
-from harness.results.tables import RETIMED, SUMMARY
+from harness.results.files import RETIMED, SUMMARY
 from simulator.profile.profile import META, load_profile
 from tests.test_conf_tree import CONF, compose_and_parse
 

@@ -16,7 +16,7 @@ from experiments.recovery.replay import replay
 from experiments.recovery.request_log import read_client_log, read_engine_log
 from experiments.recovery.recovered_run import summary
 from experiments.recovery.step_search import Step, Tolerance, priced_by
-from harness.results.tables import CALIBRATION, VALIDATION
+from harness.results.files import CALIBRATION, VALIDATION
 from harness.runs.simulated import cost_model
 from tests.harness.measured_builders import execute_in, pretend_measured, write_distserve
 from tests.experiments.recovery_runs import EARLY, early_run, real_run
@@ -114,8 +114,8 @@ def test_recovered_steps_give_back_the_constants_they_were_made_with(tmp_path: P
     measured = f"validation.measured=distserve:{write_distserve(tmp_path / 'm.exp', run.requests)}"
     fit = ["task=calibrate", measured, "calibration.objective=steps", "calibration.max_evaluations=600"]
     execute_in(tmp_path / "fit", config(*EARLY, "progress=false", *fit))
-    found = calibration.read(tmp_path / "fit" / CALIBRATION)
-    expected = {name: constant.default for name, constant in calibration.constants_of(settings).items()}
+    found = fitted.read(tmp_path / "fit" / CALIBRATION)
+    expected = {name: constant.default for name, constant in resolve(settings).constants().items()}
     assert found.constants == pytest.approx(expected, rel=0.05)
     assert 400 < found.fitted_on["num_steps"] < 500
     all_at_once = run.requests.assign(arrival_time=0.0)
@@ -210,7 +210,7 @@ def test_other_decisions_of_the_core_show_in_its_replay() -> None:
 
 def test_the_summary_scores_spans_by_kind_and_part() -> None:
     settings, run, _ = real_run(noise=0.0)
-    found, price = recover(settings, run), priced_by(cost_model(settings))
+    found, price = recover(settings, run), priced_by(resolve(settings).cost_model())
     halves = [summary(found, price, part)["errors"]["all"] for part in ("first_half", "second_half")]
     whole = summary(found, lambda step: 1.25 * price(step), "all")["errors"]
     assert sum(half["num_spans"] for half in halves) == whole["all"]["num_spans"]

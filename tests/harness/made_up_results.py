@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.results.metrics import Gaps
-from harness.results.tables import RunResult
+from harness.results.tables import Gaps, RunResult
 
 BLOCK_SIZE = 16
 META: dict[str, Any] = {

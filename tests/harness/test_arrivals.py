@@ -18,8 +18,9 @@ from harness.config import (
     TraceArrival,
 )
 from harness.errors import ConfigError
-from harness.workload.arrivals import NEVER, ArrivalProcess, ClosedLoop, OpenLoop, Sessions, make_arrivals
+from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions, make_arrivals
 from harness.workload.trace import Trace, trace_table
+from simulator.arrivals import NEVER, Arrivals
 
 SECOND = 10**9
 
@@ -31,7 +32,7 @@ def make_trace(num_rows: int, **columns: list[float]) -> Trace:
     return Trace("test", trace_table(lengths | columns), "test")
 
 
-def drive(arrivals: ArrivalProcess, service_ns: list[int], late_ns: int = 0) -> tuple[list[Event], dict[int, int]]:
+def drive(arrivals: Arrivals, service_ns: list[int], late_ns: int = 0) -> tuple[list[Event], dict[int, int]]:
     """Serves each row for its time, looking for arrivals up to `late_ns` late; service 0 is a rejection.
 
     Returns the arrivals as they were handed out, and when each row finished.

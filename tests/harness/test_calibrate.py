@@ -13,11 +13,11 @@ from omegaconf import OmegaConf
 from harness.runs import fitted as calibration
 from harness.calibration.calibrate import misfit_of_requests, misfit_of_statistics
 from harness.calibration.fit import Fit, minimise
-from harness.runs.fitted import Constant
+from simulator.costs.constants import Constant
 from harness.errors import ConfigError
 from harness.measured import load_measured
 from experiments.recovery import LogError
-from harness.results.tables import CALIBRATION, read_results
+from harness.results.files import CALIBRATION, read_results
 from harness.runs.profiling import PROFILES
 from tests.harness.measured_builders import execute_in, made_up, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.test_run import config
@@ -143,7 +143,7 @@ def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> Non
 def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less() -> None:
     profiled = ["cost=profiled", "cost.profile=x"]
     widths = [
-        calibration.constants_of(config(*profiled, f"scheduler={name}"))["step_overhead_us"].width
+        resolve(config(*profiled, f"scheduler={name}")).constants()["step_overhead_us"].width
         for name in ("mixed", "vllm")
     ]
     assert widths == [2000, 500]
@@ -246,12 +246,12 @@ def test_a_fit_says_what_differs_from_the_measured_run(tmp_path: Path, capsys: p
     found = calibrate(tmp_path / "out", f"llmservingsim:{folder}", *settings)
     out = capsys.readouterr().out
     assert "! max_num_seqs=256 simulated, 128 measured" in out and "simulated prefix cache finds nothing" in out
-    assert found.other_systems(config()) == []
+    assert found.other_systems(resolve(config()).fitted_for()) == []
     run = load_measured(f"llmservingsim:{folder}")
     assert found.was_fitted_on_another_run(run.requests_sha256(), "another run's", "all")
     assert not found.was_fitted_on_another_run(run.requests_sha256(), run.data_sha256(), "all")
     calibrate(tmp_path / "again", f"llmservingsim:{folder}", *settings, f"cost.calibration={found.path}", "device=h200")
-    (warning,) = found.other_systems(config("device=h200"))
+    (warning,) = found.other_systems(resolve(config("device=h200")).fitted_for())
     assert f"! {warning}" in capsys.readouterr().out
 
 
@@ -298,7 +298,7 @@ def test_files_that_are_no_calibration_are_refused(text: str, message: str, tmp_
     path = tmp_path / "calibration.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message) as caught:
-        calibration.configured(config(f"cost.calibration={path}"))
+        resolve(config(f"cost.calibration={path}"))
     assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match="cannot be read: No such file"):
-        calibration.configured(config(f"cost.calibration={path}x"))
+        resolve(config(f"cost.calibration={path}x"))

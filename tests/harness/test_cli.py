@@ -202,7 +202,7 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
         calls.append((folders, out_folder))
         return [out_folder / "table.csv"]
 
-    stub_module(monkeypatch, "harness.results.report", write_comparison=write_comparison)
+    stub_module(monkeypatch, "harness.sweeps.comparison", write_comparison=write_comparison)
     for name in ("a", "sweep/block_size=16", "sweep/block_size=128"):
         (tmp_path / name).mkdir(parents=True)
         text = '{"complete": true, "block_size": 16, "num_blocks": 1}'

@@ -48,7 +48,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["gpu_memory_utilization=1.01"], "gpu_memory_utilization=1.01: must be a number > 0 and <= 1"),
         (["arrival.rate=inf"], "arrival.rate=inf: must be a number > 0, and finite"),
         (["arrival.rate=-1"], "arrival.rate=-1: must be a number > 0"),
-        (["scheduler.policy=foo"], "scheduler.policy='foo': choose one of prefill_first, mixed"),
+        (["scheduler.policy=foo"], "scheduler.policy='foo': choose one of mixed, prefill_first"),
         (["scheduler.watermark=1"], "scheduler.watermark=1: must be a number >= 0 and < 1"),
         (["scheduler.enable_prefix_caching=1"], "scheduler.enable_prefix_caching=1: must be true or false"),
         (["model.name=''"], "model.name='': must be text that is not empty"),

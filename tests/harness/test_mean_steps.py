@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from harness.errors import ConfigError
-from harness.results.tables import read_results
+from harness.results.files import read_results
 from harness.runs.profiling import PROFILES
 from simulator.profile.profile import load_profile, save_profile
 from tests.harness.measured_builders import pretend_measured

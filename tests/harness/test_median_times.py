@@ -14,7 +14,7 @@ from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import TIMES, with_latencies
 from harness.measured.own_run import at_step_times, with_retimed
-from harness.runs.simulated import cost_model
+from harness.runs.system import resolve
 from harness.validation.steps import replay_steps
 from harness.validation.validate import load_run, simulation_config
 from tests.harness.measured_builders import pretend_measured
@@ -36,7 +36,7 @@ def predicted_s(run: Path) -> np.ndarray:
     settings = config("task=validate", f"validation.measured=run:{run}")
     measured = load_run(settings)
     settings = simulation_config(settings, measured)
-    replay = replay_steps(measured, settings, cost_model(settings), "all", "median")
+    replay = replay_steps(measured, settings, resolve(settings).cost_model(), "all", "median")
     assert replay.first_difference is None
     return replay.steps["predicted"].to_numpy()
 

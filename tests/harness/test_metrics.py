@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.config import MetricsConfig, SloConfig
-from harness.results.metrics import HEADLINE, Gaps, json_ready, step_integral, summarize
-from harness.results.tables import RunResult
+from harness.results.metrics import HEADLINE, json_ready, step_integral, summarize
+from harness.results.tables import Gaps, RunResult
 from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine, tables
 
 PERCENTILES = (1.0, 50.0, 90.0, 99.0, 99.9)

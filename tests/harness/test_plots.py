@@ -264,6 +264,6 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_matplotlib_is_not_imported_before_a_figure_is_drawn() -> None:
-    code = "import sys, harness.plots, harness.results.report\n"
+    code = "import sys, harness.plots, harness.sweeps.sweep, harness.runs.run\n"
     code += "sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0

@@ -16,9 +16,9 @@ torch = pytest.importorskip("torch")
 from engine.llm_engine import ExecutedPlan, LLMEngine  # noqa: E402
 from engine.models.model_config import ModelConfig, hf_config  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
-from harness.results.tables import read_results  # noqa: E402
+from harness.results.files import read_results  # noqa: E402
 from harness.runs.profiling import profile  # noqa: E402
-from harness.runs.real import engine_settings  # noqa: E402
+from harness.runs.real import resolve_real  # noqa: E402
 from harness.runs.replay import Clock, IssueThread  # noqa: E402
 from harness.runs.run import run  # noqa: E402
 from harness.workload.arrivals import ClosedLoop, OpenLoop  # noqa: E402
@@ -94,9 +94,7 @@ def weights_folder(folder: Path, **fields: Any) -> str:
 
 def model_of(*overrides: str) -> ModelConfig:
     """The model that the real engine would load."""
-    settings = config("engine=cpu", *overrides)
-    assert settings.engine.kind == "cpu"
-    return engine_settings(settings, settings.engine)[0]
+    return resolve_real(config("engine=cpu", *overrides)).model
 
 
 @pytest.mark.parametrize(

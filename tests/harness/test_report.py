@@ -16,9 +16,11 @@ from rich.console import Console
 
 from harness.config import MetricsConfig, SloConfig
 from harness.errors import TwinServeError
+from harness.results.files import write_results
 from harness.results.metrics import summarize
-from harness.results.report import combine, print_summary, write_comparison
-from harness.results.tables import write_results
+from harness.results.summary import print_summary
+from harness.sweeps.combine import combine
+from harness.sweeps.comparison import write_comparison
 from tests.harness.made_up_results import META, ToyRequest, heavy_tailed_requests, run_toy_engine
 
 

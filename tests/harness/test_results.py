@@ -14,9 +14,11 @@ import pytest
 
 from harness.config import MetricsConfig
 from harness.errors import TwinServeError
-from harness.results import tables as results
-from harness.results.metrics import Gaps, summarize
-from harness.results.tables import RunResult, environment, read_results, read_summary, write_results, write_whole
+from harness.results import environment as module
+from harness.results.environment import environment
+from harness.results.files import read_results, read_summary, write_results, write_whole
+from harness.results.metrics import summarize
+from harness.results.tables import Gaps, RunResult
 from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
 
 FILES = {"requests.parquet", "steps.parquet", "gaps.parquet", "summary.json"}
@@ -141,10 +143,10 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    source = tmp_path / "harness" / "results" / "tables.py"
+    source = tmp_path / "harness" / "results" / "environment.py"
     source.parent.mkdir(parents=True)
     source.write_text("")
-    monkeypatch.setattr(results, "__file__", str(source))
+    monkeypatch.setattr(module, "__file__", str(source))
     assert (environment()["git_revision"], environment()["git_dirty"]) == (None, None)
     git("init", "-q")
     assert environment()["git_revision"] is None, "no commit yet"
@@ -155,5 +157,5 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
     assert environment()["git_dirty"] is True
     installed = tmp_path / "site-packages" / "harness" / "results"
     installed.mkdir(parents=True)
-    monkeypatch.setattr(results, "__file__", str(installed / "tables.py"))
+    monkeypatch.setattr(module, "__file__", str(installed / "environment.py"))
     assert environment()["git_revision"] is None, "installed inside somebody else's repository"

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("torch")
 
 from harness.errors import ConfigError, MeasuredRunError  # noqa: E402
-from harness.results.tables import read_results  # noqa: E402
+from harness.results.files import read_results  # noqa: E402
 from harness.runs.replay import replay_paced  # noqa: E402
 from tests.harness.measured_builders import change_summary, execute_in, made_up, write_distserve  # noqa: E402
 from tests.harness.test_run import config  # noqa: E402

@@ -18,7 +18,7 @@ from hydra import compose, initialize_config_dir
 from harness.cli import execute
 from harness.config import RunConfig, parse
 from harness.errors import ConfigError, TwinServeError
-from harness.results.tables import read_results
+from harness.results.files import read_results
 from harness.runs.run import run
 
 ROOT = Path(__file__).resolve().parents[2]

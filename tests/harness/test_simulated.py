@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from harness.errors import ConfigError
-from harness.results.tables import read_results
+from harness.results.files import read_results
 from harness.runs.run import run
 from tests.test_conf_tree import compose_and_parse
 

@@ -55,9 +55,9 @@ class Recorder:
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Recorder:
     recorder = Recorder()
-    report = ModuleType("harness.results.report")
+    report = ModuleType("harness.sweeps.comparison")
     report.write_comparison = recorder.compare  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "harness.results.report", report)
+    monkeypatch.setitem(sys.modules, "harness.sweeps.comparison", report)
     return recorder
 
 
@@ -221,9 +221,9 @@ def main(cfg):
     sweep.run_job(cfg, Path(HydraConfig.get().runtime.output_dir), execute)
 
 if __name__ == "__main__":
-    report = ModuleType("harness.results.report")
+    report = ModuleType("harness.sweeps.comparison")
     report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or []
-    sys.modules["harness.results.report"] = report
+    sys.modules["harness.sweeps.comparison"] = report
     sys.exit(cli.launch(main))
 """
 

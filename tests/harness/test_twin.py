@@ -125,7 +125,7 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, 
     return recorder
 
 
-OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES)}  # type: ignore[arg-type]
+OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES)}
 OPTIONS["vllm"] = SchedulerOptions(
     watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
 )

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from harness.runs import fitted as calibration
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import load_measured
-from harness.results.tables import read_results
+from harness.results.files import read_results
+from harness.runs import fitted as calibration
 from harness.validation.validate import validate
 from tests.harness.measured_builders import (
     change_summary,

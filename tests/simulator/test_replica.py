@@ -25,9 +25,10 @@ from harness.runs.recorder import RecordedRun, Recorder
 from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
 from harness.workload.content import sequence_factory
 from harness.workload.trace import Trace, trace_table
+from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
-from simulator.replica import NEVER, Arrivals, Replica
+from simulator.replica import Replica
 from tests.simulator.test_scattered import SCATTERED, cost
 
 MODEL = ModelShape("m", 4, 256, 8, 4, 32, 768, 2048, False, 4096, "bf16", 2)

@@ -1,0 +1,69 @@
+"""Option sets that several files under conf/ share: their keys, defaults and explanations, taken from the schema.
+
+Hydra finds them as `/schema/<name>`, so that a file under conf/ states only what differs:
+
+    defaults:
+      - /schema/scheduler@_here_
+      - _self_
+    policy: prefill_first
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from pydantic import BaseModel
+
+from harness.config.system import RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.workload import FileTrace, ShareGptTrace
+
+_GROUP = "schema"
+# By name, with where the keys stand in a configuration.
+OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
+    "scheduler": ("scheduler", SchedulerConfig),
+    "sim_engine": ("engine=sim", SimEngine),
+    "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
+    "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),
+    "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
+}
+
+
+def register() -> None:
+    """Makes the option sets known to Hydra."""
+    for name, (_, model) in OPTION_SETS.items():
+        ConfigStore.instance().store(group=_GROUP, name=name, node=_defaults(model))
+
+
+def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
+    """Key, default and explanation of every option, in the order of the schema."""
+    texts = _attribute_texts(model)
+    for name, default in _defaults(model).items():
+        yield name, default, texts.get(name, "")
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Every key but `kind` with its default; a key without one is `???`, which Hydra refuses to leave as it is."""
+    fields = {name: field for name, field in model.model_fields.items() if name != "kind"}
+    return {name: "???" if field.is_required() else field.default for name, field in fields.items()}
+
+
+def _attribute_texts(model: type[BaseModel]) -> dict[str, str]:
+    """What the docstrings of a class and its bases say under `Attributes:`, by attribute."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        lines = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].splitlines()
+        name = None
+        for line in lines:
+            if start := re.fullmatch(r" {4}(\w+): (.*)", line):
+                name = start[1]
+                texts[name] = start[2]
+            elif name is not None and line.startswith(" " * 8):
+                texts[name] += f" {line.strip()}"
+            else:
+                name = None
+    return texts
+
+
+register()

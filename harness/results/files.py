@@ -1,0 +1,123 @@
+"""The files of a result folder: which there are, and how they are written and read.
+
+<folder>/config.yaml        the resolved configuration
+         requests.parquet   one row per request
+         steps.parquet      one row per engine step
+         gaps.parquet       every gap between tokens, pooled: value_s, weight
+         summary.json       settings and metrics; written last, so that where it is the folder is whole
+         failed.json        {"error": ...} instead, where a job of a sweep ended with an error
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.errors import TwinServeError
+from harness.results.metrics import json_ready
+from harness.results.tables import Gaps, RunResult
+
+REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
+SUMMARY, FAILED = "summary.json", "failed.json"
+VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
+RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
+_ALWAYS = {"block_size", "complete", "num_blocks"}
+
+
+def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:
+    """Write the tables and the summary; each file is whole or absent, and the summary comes last.
+
+    What an earlier run left in the folder stops counting first: no mix of two runs can look whole.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    for stale in (SUMMARY, FAILED):
+        (folder / stale).unlink(missing_ok=True)
+    text = json.dumps(json_ready(summary), indent=2, allow_nan=False) + "\n"
+    for name, table in ((REQUESTS, result.requests), (STEPS, result.steps), (GAPS, _gap_table(result.gaps))):
+        _write_table(folder / name, table)
+    write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
+
+
+def read_results(folder: Path) -> tuple[RunResult, dict[str, Any]]:
+    """The result in a folder and its summary, which also serves as the result's `meta`.
+
+    Raises TwinServeError where the folder or one of its files is missing or cannot be read.
+    """
+    summary = read_summary(folder)
+    gaps = read_table(folder / GAPS, ["value_s", "weight"])
+    result = RunResult(
+        requests=read_table(folder / REQUESTS),
+        steps=read_table(folder / STEPS),
+        gaps=Gaps(gaps["value_s"].to_numpy(), gaps["weight"].to_numpy()),
+        num_blocks=summary["num_blocks"],
+        block_size=summary["block_size"],
+        complete=summary["complete"],
+        meta=summary,
+    )
+    return result, summary
+
+
+def read_summary(folder: Path) -> dict[str, Any]:
+    """The summary in a result folder; raises TwinServeError where there is none or it cannot be read."""
+    path = folder / SUMMARY
+    if not folder.is_dir():
+        raise TwinServeError(f"{folder}: no such folder")
+    if not path.is_file():
+        raise TwinServeError(f"{folder}: no {SUMMARY} in it, so not the folder of a run that ended")
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TwinServeError(f"{path}: not readable as JSON ({error})") from error
+    if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
+        raise TwinServeError(f"{path}: not the summary of a run, which has at least {', '.join(sorted(_ALWAYS))}")
+    return summary
+
+
+def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:
+    """Some columns of the requests table in a result folder; raises TwinServeError where it cannot be read."""
+    return read_table(folder / REQUESTS, columns)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
+    """A table, or some columns of it; raises TwinServeError where it cannot be read."""
+    if not path.is_file():
+        raise TwinServeError(f"{path}: missing from the result folder")
+    try:
+        return pd.read_parquet(path, columns=columns)
+    except (OSError, ValueError) as error:
+        raise TwinServeError(f"{path}: not readable as Parquet ({_first_line(error)})") from error
+
+
+def write_whole(path: Path, write: Callable[[Path], object]) -> None:
+    """Let `write` fill a temporary file beside `path` and rename it there: readers see all of it or the file before.
+
+    The temporary name keeps the suffix, from which writers such as matplotlib's take the format.
+    """
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}{path.suffix}")
+    try:
+        write(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _gap_table(gaps: Gaps) -> pd.DataFrame:
+    """Equal values merged: simulated gaps repeat a lot."""
+    values, position = np.unique(gaps.values, return_inverse=True)
+    weights = np.zeros(len(values), dtype=np.int64)
+    np.add.at(weights, position, gaps.weights)
+    return pd.DataFrame({"value_s": values, "weight": weights})
+
+
+def _write_table(path: Path, table: pd.DataFrame) -> None:
+    write_whole(path, lambda temporary: table.to_parquet(temporary, index=False))
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

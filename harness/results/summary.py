@@ -1,0 +1,105 @@
+"""The summary of a run in the terminal."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
+_STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
+
+
+def print_summary(summary: Mapping[str, Any], console: Console) -> None:
+    """Print what `summarize` found: whether it was simulated, latencies, throughput, memory, and what to beware of."""
+    for part in (_headline(summary), _latency_table(summary), _facts_table(summary)):
+        console.print(part)
+        console.print()
+    for warning in _warnings(summary):
+        console.print(Text(f"! {warning}", style="yellow"))
+
+
+def _headline(summary: Mapping[str, Any]) -> Text:
+    simulated = summary["simulated"]
+    kind = ("SIMULATED", "bold cyan") if simulated else ("MEASURED", "bold green")
+    known = [str(summary[key]) for key in ("model", "device", "trace", "arrival", "policy") if summary.get(key)]
+    blocks = f"{summary['num_blocks']:,} blocks of {summary['block_size']}"
+    text = Text.assemble(kind, f"  {' · '.join([*known, blocks])}")
+    if not summary["complete"]:
+        left = f"{summary['unfinished']:,} of {summary['num_prompts']:,} requests unfinished"
+        text.append(f"\nINCOMPLETE: interrupted, {left}", style="bold red")
+    return text
+
+
+def _latency_table(summary: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("Latency, ms", style="bold")
+    shown = [key for key in _STATISTICS if f"{key}_ttft_ms" in summary]
+    for key in shown:
+        table.add_column(_STATISTICS[key], justify="right", min_width=8)
+    for name, label in _LATENCY_NAMES.items():
+        table.add_row(label, *(number(summary[f"{key}_{name}_ms"]) for key in shown))
+    return table
+
+
+def _facts_table(summary: Mapping[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=False)
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for label, text in _facts(summary):
+        table.add_row(label, text)
+    return table
+
+
+def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    def show(key: str) -> str:
+        return number(summary[key])
+
+    throughput = [f"{show('output_throughput')} output tok/s", f"{show('total_token_throughput')} tok/s in all"]
+    yield "Throughput", " · ".join([*throughput, f"{show('request_throughput')} requests/s"])
+    if summary["goodput_share"] is not None:
+        yield "Goodput", f"{percent(summary['goodput_share'])} of requests · {show('request_goodput')} requests/s"
+    failures = [f"{summary[key]:,} {key}" for key in ("rejected", "aborted", "unfinished") if summary[key]]
+    counts = [f"{summary['completed']:,} of {summary['num_prompts']:,} finished in {show('duration')} s", *failures]
+    yield "Requests", " · ".join(counts)
+    usage = f"{percent(summary['mean_kv_cache_usage'])} mean · {percent(summary['max_kv_cache_usage'])} peak"
+    yield "KV cache", usage
+    hits = f"{percent(summary['prefix_cache_hit_rate'])} of prompt tokens"
+    yield "Cache hits", hits
+    hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
+    yield "Preemptions", f"{summary['preemptions']:,} · {hit}" if summary["preemptions"] else "none"
+    batch = f"{show('mean_batch_size')} sequences and {show('mean_batch_tokens')} tokens"
+    yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
+
+
+def _warnings(summary: Mapping[str, Any]) -> Iterable[str]:
+    if summary["num_excluded"]:
+        window = f"{number(summary['window_start_s'])} to {number(summary['window_end_s'])} s"
+        yield f"{summary['num_excluded']:,} requests are left out: only arrivals from {window} count"
+    if summary["truncated"]:
+        yield f"{summary['truncated']:,} requests were cut short at max_model_len or the size of the KV pool"
+    for reason, count in (summary.get("bad_rows") or {}).items():
+        yield f"{count:,} rows of the trace were skipped: {reason}"
+    if (summary.get("max_replay_lag_ms") or 0) > 0:
+        yield f"arrivals were handed over late by up to {number(summary['max_replay_lag_ms'])} ms"
+    yield from summary.get("notes") or ()
+
+
+def number(value: float | None) -> str:
+    """A number with as many digits as a reader needs; a dash for what is not known."""
+    if value is None or math.isnan(value):
+        return "–"
+    if isinstance(value, int) or abs(value) >= 100:
+        return f"{value:,.0f}"
+    if abs(value) >= 10:
+        return f"{value:.1f}"
+    return f"{value:.2f}" if abs(value) >= 0.1 or value == 0 else f"{value:.2g}"
+
+
+def percent(share: float | None) -> str:
+    """A share in percent; a dash for what is not known."""
+    return "–" if share is None or math.isnan(share) else f"{share:.1%}"

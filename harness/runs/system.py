@@ -1,0 +1,169 @@
+"""The serving system that a configuration describes, resolved once into the types that the simulator takes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from engine.core.scheduler_options import SchedulerOptions
+from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
+from harness.errors import ConfigError
+from harness.runs import fitted
+from harness.runs.fitted import Calibration
+from simulator.costs import linear, profiled
+from simulator.costs.constants import Constant, profiled_constants
+from simulator.costs.cost import CostModel
+from simulator.costs.roofline import RooflineCost
+from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
+from simulator.importers import open_profile
+from simulator.profile.checks import check_units
+from simulator.profile.profile import ProfileError
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """What is simulated.
+
+    Attributes:
+        model, device: as the simulator sees them.
+        tensor_parallel_size: GPUs that share the model.
+        block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
+        scheduler: its options.
+        pool: the KV blocks of one rank.
+        engine: settings of the simulation itself.
+        cost: which cost model prices the steps.
+        calibration: the fitted constants of that cost model, None without any.
+    """
+
+    model: ModelShape
+    device: Device
+    tensor_parallel_size: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    scheduler: SchedulerOptions
+    pool: KVPool
+    engine: SimEngine
+    cost: CostConfig
+    calibration: Calibration | None = None
+
+    def fitted_for(self) -> dict[str, Any]:
+        """What the fitted constants of a cost model hold for."""
+        return {
+            "model": self.model.name,
+            "device": self.device.name,
+            "profile": getattr(self.cost, "profile", None),
+            "statistic": getattr(self.cost, "statistic", None),
+            "tensor_parallel_size": self.tensor_parallel_size,
+        }
+
+    def constants(self) -> dict[str, Constant]:
+        """The constants of the cost model that can be fitted, by name, with their defaults in this system.
+
+        Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism,
+        the constants of communication have no effect and are left out.
+        """
+        device, ranks = self.device, self.tensor_parallel_size
+        if self.cost.kind == "profiled":
+            return profiled_constants(device, ranks, async_scheduling=self.scheduler.async_scheduling)
+        if self.cost.kind == "linear":
+            return linear.constants(self.model, device, ranks)
+        constants = {
+            "memory_efficiency": Constant(device.memory_efficiency, 0.05, 1.0),
+            "flops_efficiency": Constant(device.flops_efficiency, 0.05, 1.0),
+            "step_overhead_s": Constant(device.step_overhead_s, 0.0, 0.02),
+        }
+        if ranks > 1:
+            constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
+        return constants
+
+    def cost_model(self, constants: Mapping[str, float] | None = None) -> CostModel:
+        """A new cost model with these `constants`, by default those of the calibration, and defaults for the rest.
+
+        Raises:
+            ConfigError: the profile cannot be used.
+        """
+        if constants is None:
+            constants = self.calibration.constants if self.calibration else {}
+        values = {name: constant.default for name, constant in self.constants().items()} | dict(constants)
+        if self.cost.kind == "profiled":
+            return self._profiled_cost(self.cost, values)
+        if self.cost.kind == "linear":
+            return linear.LinearCost(values, pads_prompts=self.scheduler.max_padding is not None)
+        rates: dict[str, Any] = values
+        return RooflineCost(self.model, replace(self.device, **rates), self.tensor_parallel_size)
+
+    def _profiled_cost(self, cost: ProfiledCost, values: Mapping[str, float]) -> profiled.ProfiledCost:
+        ranks = self.tensor_parallel_size
+        try:
+            profile = open_profile(cost.profile, self.model, ranks, self.max_num_seqs, self.device)
+            model = profiled.ProfiledCost(profile, self.model, ranks, values, of_means=cost.statistic == "mean")
+            check_units(profile, self.model, self.device)
+        except ProfileError as error:
+            raise ConfigError(f"cost.profile={cost.profile!r}: {error}") from None
+        return model
+
+
+def resolve(config: RunConfig) -> System:
+    """The system that `config` simulates; a calibration file is read here.
+
+    Raises:
+        ConfigError: the model does not fit on the device, or the calibration file cannot be used.
+    """
+    assert isinstance(config.engine, SimEngine), "the other engines are measured"
+    model, device = model_shape(config.model, config.engine.kv_cache_dtype), device_rates(config.device)
+    system = System(
+        model=model,
+        device=device,
+        tensor_parallel_size=config.tensor_parallel_size,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or config.model.max_position_embeddings,
+        scheduler=config.scheduler,
+        pool=_kv_pool(config, model, device),
+        engine=config.engine,
+        cost=config.cost,
+    )
+    if config.cost.calibration is None:
+        return system
+    calibration = fitted.read(Path(config.cost.calibration))
+    calibration.check(config.cost.kind, system.constants())
+    return replace(system, calibration=calibration)
+
+
+def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
+    """A model of the configuration as the simulator sees it."""
+    fields = model.model_dump() | {
+        "dtype": "fp32" if model.dtype == "float32" else "bf16",
+        "dtype_bytes": model.dtype_bytes,
+        "kv_dtype_bytes": 1 if kv_cache_dtype == "fp8" else None,
+    }
+    return ModelShape(**fields)
+
+
+def device_rates(device: DeviceConfig) -> Device:
+    """A device of the configuration as the simulator sees it."""
+    return Device(**device.model_dump())
+
+
+def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
+    """The KV pool of one rank: as configured, or what the device's memory leaves."""
+    if config.num_blocks is not None:
+        block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
+        return KVPool(config.num_blocks, config.block_size, block_bytes)
+    try:
+        return size_kv_pool(
+            model,
+            device,
+            block_size=config.block_size,
+            tensor_parallel_size=config.tensor_parallel_size,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+        )
+    except DeviceTooSmallError as error:
+        raise ConfigError(f"device={config.device.name}: {error}") from error
