@@ -6,13 +6,13 @@
     python -m experiments.fidelity gpu --device h200                         our own engine on an H200
     python -m experiments.fidelity gpu --quick --device laptop-cpu           the same flow in tiny sizes, without a GPU
 
-Constants are fitted where the table says so; task=validate scores all simulations. The cpu case profiles the tiny model,
-measures workloads with the real engine and executes the steps of the first measurements again, all in turns, so that a
-slow phase of a shared machine affects all of them alike. Tables go to experiments/results/fidelity_<case>.json, fitted
-constants and figures to docs/fidelity/<case>/, profiles to simulator/profiles/. The cpu and gpu cases have the processor
-in their names; --resume continues them. The cpu case takes nearly three hours for 20 turns and 1,400 s of profiling; the
-gpu case is meant to take 20 minutes. Measurements of both stay in outputs/fidelity, from which --resume predicts on any
-machine.
+Constants are fitted where the table says so; task=validate scores all simulations. The cpu case profiles the tiny
+model, measures workloads with the real engine and executes the steps of the first measurements again, all in turns, so
+that a slow phase of a shared machine affects all of them alike. Tables go to experiments/results/fidelity_<case>.json,
+fitted constants and figures to docs/fidelity/<case>/, profiles to simulator/profiles/. The cpu and gpu cases have the
+processor in their names; --resume continues them. The cpu case takes nearly three hours for 20 turns and 1,400 s of
+profiling; the gpu case is meant to take 20 minutes. Measurements of both stay in outputs/fidelity, from which --resume
+predicts on any machine.
 """
 
 from __future__ import annotations
@@ -41,9 +41,7 @@ def main() -> None:
     parser.add_argument("--device", help="gpu: which it is, of conf/device")
     parser.add_argument("--models", nargs="+", choices=list(GPU_RATES), default=list(GPU_RATES), help="gpu")
     parser.add_argument("--quick", action="store_true", help="gpu: check that it runs, in tiny sizes")
-    parser.add_argument(
-        "--resume", action="store_true", help="continue an interrupted run, or score its measurements again"
-    )
+    parser.add_argument("--resume", action="store_true", help="continue an interrupted run, or score again")
     args = parser.parse_args()
     if args.case == "gpu" and not args.device:
         parser.error("gpu: needs --device")

@@ -1,18 +1,18 @@
 """Is the engine right and fast on this GPU? Checks, rates and comparisons in one run of under 9 minutes.
 
-    python experiments/gpu_acceptance.py [--sections kernels,models,rates,attention,gemm,graphs,engines] [--out FOLDER]
-    python experiments/gpu_acceptance.py --device cpu --quick      the same flow in tiny sizes, without a GPU
+    python -m experiments.gpu_acceptance [--sections kernels,models,rates,attention,gemm,graphs,engines] [--out FOLDER]
+    python -m experiments.gpu_acceptance --device cpu --quick      the same flow in tiny sizes, without a GPU
 
     kernels    every Triton kernel against its reference, over the odd shapes of the test suite
     models     attention of real models against the reference in float32
     rates      copy bandwidth and rate of matrix products: the ceilings of what follows
-    attention  decode attention as a share of the bandwidth, prefill attention as one of the matrix rate
+    attention  decode attention as a share of the bandwidth, prefill attention as a share of the matrix rate
     gemm       the models' linear layers as shares of the matrix rate
     graphs     the same tokens with CUDA graphs and without
-    engines    256 requests through this engine and every other one that is installed; host overhead; memory
+    engines    256 requests through this engine and every other installed engine; host overhead; memory
 
-A section that fails leaves its traceback in the record, and the others go on. The record is written after each section,
-to gpu_acceptance_<device>.json.
+The traceback of a section that fails goes to the record, and the other sections run. The record,
+gpu_acceptance_<device>.json, is written after each section.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
+import shlex
 import signal
 import subprocess
 import sys
@@ -37,15 +38,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from experiments import RESULTS, ROOT
+from experiments.gpu_acceptance.common import Context, Outcome
+from experiments.gpu_acceptance.kernels import odd_shapes, real_shapes
+from experiments.gpu_acceptance.rates import attention, gemm, rates
+from experiments.gpu_acceptance.serving import engines, graphs
 
-from experiments.gpu_acceptance.common import Context, Outcome  # noqa: E402
-from experiments.gpu_acceptance.kernels import odd_shapes, real_shapes  # noqa: E402
-from experiments.gpu_acceptance.rates import attention, gemm, rates  # noqa: E402
-from experiments.gpu_acceptance.serving import engines, graphs  # noqa: E402
-
-# Sections in their order, and the seconds that each may take.
+# Sections in the order in which they run, and the time limit of each in seconds.
 SECTIONS: dict[str, tuple[Callable[[Context], Outcome], float]] = {
     "rates": (rates, 30),
     "graphs": (graphs, 95),
@@ -59,14 +58,14 @@ _PACKAGES = ("torch", "triton", "transformers", "flash-attn", "nano-vllm", "vllm
 
 
 class OutOfTimeError(RuntimeError):
-    """A section took longer than it may."""
+    """A section exceeded its time limit."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"])
     parser.add_argument("--sections", default=",".join(SECTIONS), help="those to run, in the order given")
-    parser.add_argument("--out", type=Path, default=ROOT / "experiments" / "results", help="folder of the record")
+    parser.add_argument("--out", type=Path, default=ROOT / RESULTS, help="folder of the record")
     parser.add_argument("--quick", action="store_true", help="tiny sizes: whether it runs, not how fast")
     args = parser.parse_args()
     names = args.sections.split(",")
@@ -82,7 +81,8 @@ def run(device: torch.device, names: list[str], folder: Path, quick: bool) -> in
     label = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"gpu_acceptance_{label.lower().replace(' ', '_')}{'_quick' if quick else ''}.json"
-    record: dict[str, Any] = {"command": " ".join(sys.argv), "device": label, "environment": _environment(device)}
+    command = shlex.join(["python", "-m", "experiments.gpu_acceptance", *sys.argv[1:]])
+    record: dict[str, Any] = {"command": command, "device": label, "environment": _environment(device)}
     record["sections"] = {}
     table = Table("section", "what", "value", "goal", "", title=f"GPU acceptance: {label}", box=None)
     context = Context(device, quick, 0.0)
@@ -126,7 +126,7 @@ def _out_of_time(number: int, frame: FrameType | None) -> None:
 
 
 def _environment(device: torch.device) -> dict[str, Any]:
-    """Versions and hardware; None for what cannot be found out."""
+    """Versions and hardware; None for versions that are unknown."""
     versions: dict[str, Any] = {}
     for name in _PACKAGES:
         try:

@@ -1,4 +1,4 @@
-"""What the sections of the GPU acceptance share: sizes, timing, and the form of their results."""
+"""Sizes, timing and the form of results, for all sections."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-_QUEUEING_CYCLES = 2_000_000  # of the device: about a millisecond
+from experiments import ROOT
+
+_QUEUEING_CYCLES = 2_000_000  # cycles of the device: about a millisecond
 
 
 @dataclass(frozen=True)
 class Check:
-    """A number, and whether it is what it should be; `passed` None where there is no goal."""
+    """A value and whether it meets its goal; `passed` is None without a goal."""
 
     name: str
     value: str
@@ -28,7 +28,7 @@ class Check:
 
 @dataclass
 class Outcome:
-    """What a section found: rows for the terminal, and everything for the record."""
+    """The results of a section: rows for the terminal, and all data for the record."""
 
     checks: list[Check] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class Outcome:
 
 @dataclass
 class Context:
-    """Where and how large to measure; `rates` is filled by the section of that name for those after it."""
+    """The device and sizes to measure with; the section `rates` fills `rates` for the sections after it."""
 
     device: torch.device
     quick: bool
@@ -52,11 +52,11 @@ class Context:
         return torch.bfloat16 if self.is_cuda else torch.float32
 
     def seconds_left(self) -> float:
-        """Of the section's share of the time."""
+        """Seconds until the time limit of the section."""
         return self.deadline - time.monotonic()
 
     def judged(self, passed: bool) -> bool | None:
-        """Of a goal of speed, which counts at full size on a GPU only."""
+        """`passed` at full size on a GPU; else None, as speed has no goal there."""
         return passed if self.is_cuda and not self.quick else None
 
     def synchronize(self) -> None:
@@ -72,9 +72,9 @@ def shape_of(name: str) -> dict[str, Any]:
 
 
 def median_s(context: Context, run: Callable[[], object], repeats: int = 20, launches: int = 1) -> float:
-    """Median seconds of one of the `launches` that `run` makes, by CUDA events, or by the clock on the CPU.
+    """Median time in s of one of the `launches` in `run`, by CUDA events or, on the CPU, by the clock.
 
-    The device is kept busy until all of it is queued, so that how long launching takes is not counted.
+    The device is kept busy until all launches are queued, so that the time of launching does not count.
     """
     for _ in range(3):
         run()
@@ -97,7 +97,7 @@ def median_s(context: Context, run: Callable[[], object], repeats: int = 20, lau
 
 
 def captured(context: Context, run: Callable[[], object]) -> Callable[[], object]:
-    """`run` as a CUDA graph, so that launching it costs the host nothing; as it is on the CPU."""
+    """`run` as a CUDA graph, which takes the host hardly any time to launch; `run` itself on the CPU."""
     if not context.is_cuda:
         return run
     stream = torch.cuda.Stream()

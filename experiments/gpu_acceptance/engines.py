@@ -1,7 +1,7 @@
-"""Engines that can serve the workload of nano-vllm's `bench.py`, and the workload itself.
+"""The workload of nano-vllm's `bench.py`, and the engines that serve it.
 
-Each factory loads a model of Qwen3-0.6B's shape with random weights and returns what serves requests with it. It raises
-ImportError where its package is missing.
+Each factory loads a model of Qwen3-0.6B's shape with random weights and returns a function that serves requests. A
+factory raises ImportError if its package is missing.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000
 PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 TEMPERATURE = 0.6
 MAX_MODEL_LEN = 4096
-# All engines are on the device at once: the share of its memory that each may use.
-# nano-vllm counts what the others use, and transformers takes a share of what is free.
+# The share of the device's memory that each engine may use; all engines are loaded at once.
+# nano-vllm's share includes the memory that other engines use; transformers' share is of the free memory.
 OUR_SHARE, NANO_SHARE, VLLM_SHARE, TRANSFORMERS_SHARE = 0.30, 0.55, 0.20, 0.50
 TRANSFORMERS_LIMIT_S = 80.0
 
@@ -56,7 +56,7 @@ def model_shape(quick: bool) -> dict[str, Any]:
 
 @dataclass
 class Ours:
-    """This engine, with a record of its steps."""
+    """This engine; it records its steps."""
 
     llm: LLM
 
@@ -67,7 +67,7 @@ class Ours:
         self.llm.close()
 
     def serve(self, requests: Requests) -> list[tuple[StepReport, int]]:
-        """Serve everything; every plan's report with the wall time of planning, executing and accounting for it, ns."""
+        """Serve all requests; returns the report of every plan with the wall time in ns of the whole step."""
         return list(self._steps(requests))
 
     def _steps(self, requests: Requests) -> Iterator[tuple[StepReport, int]]:
@@ -84,7 +84,7 @@ class Ours:
 
 
 def ours(context: Context, folder: Path) -> Ours:
-    """This engine, with the graphs and backend that `auto` chooses."""
+    """This engine, with the graphs and the backend that `auto` chooses."""
     settings: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "gpu_memory_utilization": OUR_SHARE}
     if context.quick:
         settings = {"num_blocks": 256, "max_num_seqs": 8, "cuda_graphs": True}
@@ -95,11 +95,11 @@ def ours(context: Context, folder: Path) -> Ours:
 
 
 class UnfinishedError(RuntimeError):
-    """An engine took longer than it may; the message says how far it came."""
+    """An engine exceeded its time limit; the message says how many requests it finished."""
 
 
 class TransformersContinuous:
-    """transformers' continuous batching, ready to serve; no blocks are shared, lest a run profits from the last one."""
+    """transformers' continuous batching, without shared blocks, so that no run profits from the run before it."""
 
     def __init__(self, context: Context, folder: Path) -> None:
         transformers = importlib.import_module("transformers")
@@ -174,7 +174,7 @@ FACTORIES: dict[str, Callable[[Context, Path], Runner]] = {
 
 
 def save_model(context: Context, folder: Path) -> None:
-    """A model folder with random weights, and a tokenizer of numbers for the engines that want one."""
+    """Write a model folder with random weights, and a tokenizer of numbers for engines that need one."""
     transformers = importlib.import_module("transformers")
     shape = model_shape(context.quick)
     fields = {key: value for key, value in hf_config(shape).items() if key not in ("architectures", "model_type")}

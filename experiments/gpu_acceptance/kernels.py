@@ -1,4 +1,4 @@
-"""Kernels against their references: the test suite's odd shapes compiled for the device, and shapes of real models."""
+"""Are the kernels right? The test suite's odd shapes, compiled for this device, and shapes of real models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from experiments.gpu_acceptance.common import ROOT, Check, Context, Outcome
+from experiments import ROOT
+from experiments.gpu_acceptance.common import Check, Context, Outcome
 from kernels.attention import AttentionMetadata, available_backends, select_backend
 from kernels.torch_attention import TorchBackend
 
@@ -22,12 +23,12 @@ MODULES = [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "ker
 HEADS = {"qwen3-0.6b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
 BLOCK_SIZE = 16
 WORKERS = 8
-# Rounding of bfloat16 operands and of float32 sums in another order.
+# Rounding errors of bfloat16 operands, and of float32 sums in another order.
 LARGEST_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 
 
 def odd_shapes(context: Context) -> Outcome:
-    """The kernel tests in processes of their own; outputs are poisoned before each case."""
+    """The kernel tests, in separate processes; they poison outputs before each case."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *MODULES]
@@ -59,7 +60,7 @@ def _from_report(report: Path, output: str) -> Outcome:
 def paged_batch(
     context: Context, heads: tuple[int, int, int], prefills: list[tuple[int, int]], contexts: list[int], copies: int = 1
 ) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor, Tensor, AttentionMetadata]:
-    """Random caches (`copies` of them), q, k, v and metadata; nothing is stored, so that the caches stay as they are.
+    """`copies` random caches, q, k, v and metadata without slots to store to, so that the caches do not change.
 
     `prefills` are (context after the chunk, chunk); blocks are in random order.
     """
@@ -100,7 +101,7 @@ def paged_batch(
 
 
 def usable_backends(context: Context, head_dim: int) -> list[str]:
-    """Names of the attention backends to measure here, best first: on a GPU all but the reference."""
+    """Names of the attention backends to measure, best first; on a GPU without the reference."""
     reasons = available_backends(context.device, context.dtype, head_dim, BLOCK_SIZE)
     return [name for name, reason in reasons.items() if reason is None and not (context.is_cuda and name == "torch")]
 
@@ -118,7 +119,7 @@ def real_shapes(context: Context) -> Outcome:
         expected = TorchBackend().forward(wide_q, wide_k, wide_v, wide_cache[0], wide_cache[1], metadata, scale)
         for name in usable_backends(context, heads[2]):
             backend = select_backend(name, context.device, context.dtype, heads[2], BLOCK_SIZE)  # type: ignore[arg-type]
-            out = torch.full_like(q, torch.nan)  # which is below no bound where it is left
+            out = torch.full_like(q, torch.nan)  # values that the backend leaves out stay NaN and fail the check
             backend.forward(q, k, v, *caches[0], metadata, scale, out)
             error = float((out.float() - expected).norm() / expected.norm())
             goal = LARGEST_ERROR[context.dtype]

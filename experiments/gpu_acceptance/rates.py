@@ -1,4 +1,4 @@
-"""The device's ceilings, and what share of them attention and matrix products reach."""
+"""How fast are attention and matrix products, as shares of what the device can do?"""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from kernels.kv_store import FP8_DTYPE, quantize
 
 DECODES = [(1, 32768), (8, 8192), (32, 4096), (64, 2048), (128, 1024), (256, 1024)]  # batch, context
 PREFILLS = [(1, 8192), (4, 2048), (16, 512)]  # prompts, tokens of each
-MAX_CONTEXT = 4096  # of the engine, which bounds the contexts of its graphs
+MAX_CONTEXT = 4096  # the engine's bound on contexts, which its graphs are captured with
 GEMM_TOKENS = 8192
 DECODE_GOAL = 0.85
-CACHE_BYTES = 1 << 30  # several times any cache on the chip, so that each launch reads from memory
+CACHE_BYTES = 1 << 30  # larger than any cache on the chip, so that each launch reads from memory
 
 
 def rates(context: Context) -> Outcome:
-    """Copy bandwidth, bytes read and written, and the rate of a large matrix product, on random data."""
+    """Copy bandwidth (bytes read and written) and the rate of a large matrix product, on random data."""
     size = 1 << (32 if context.is_cuda else 20)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=context.device)
     target = torch.empty_like(source)
@@ -38,7 +38,7 @@ def rates(context: Context) -> Outcome:
 
 
 def attention(context: Context) -> Outcome:
-    """Decode attention as a share of bandwidth, prefill attention as one of the matrix rate."""
+    """Decode attention as a share of the bandwidth, prefill attention as a share of the matrix rate."""
     _need_rates(context)
     outcome = Outcome()
     for model, heads in HEADS.items():
@@ -61,7 +61,7 @@ def _need_rates(context: Context) -> None:
 
 
 def _decode(context: Context, outcome: Outcome, model: str, name: str, batch: int, length: int) -> None:
-    """One batch, over a cache of the model's dtype and, where the device can, over one in float8."""
+    """One batch with a cache of the model's dtype and, if the device supports it, with a float8 cache."""
     dtypes: dict[str, torch.dtype] = {"": context.dtype}
     if available_backends(context.device, context.dtype, HEADS[model][2], BLOCK_SIZE, FP8_DTYPE)[name] is None:
         dtypes[" fp8"] = FP8_DTYPE
@@ -79,14 +79,16 @@ def _decode(context: Context, outcome: Outcome, model: str, name: str, batch: in
 def _decode_share(
     context: Context, name: str, heads: tuple[int, int, int], batch: int, length: int, dtype: torch.dtype
 ) -> tuple[float, float]:
-    """(share of the copy bandwidth, seconds of one layer) with a cache of `dtype`, splits chosen as for the engine's
-    graphs, by a bound on the context; several caches take turns, in one graph."""
+    """(share of the copy bandwidth, seconds of one layer) with a cache of `dtype`.
+
+    Splits are chosen by a bound on the context, as in the engine's graphs. One graph uses several caches in turn.
+    """
     num_heads, kv_heads, head_dim = heads
     read = 2 * batch * length * kv_heads * head_dim * dtype.itemsize
     read += 2 * batch * num_heads * head_dim * context.dtype.itemsize
     copies = 1 if not context.is_cuda else max(2, min(16, CACHE_BYTES // read))
     caches, q, k, v, metadata = paged_batch(context, heads, [], [length] * batch, copies)
-    # A bound on the context as the engine's graphs have it, and nothing to store: that is a kernel of its own.
+    # The bound on the context is that of the engine's graphs. Storing to the cache is another kernel.
     no_slots = metadata.slot_mapping[:0]
     metadata = replace(metadata, max_decode_context=max(length, MAX_CONTEXT), slot_mapping=no_slots)
     backend = select_backend(name, context.device, context.dtype, head_dim, BLOCK_SIZE, dtype)  # type: ignore[arg-type]
@@ -107,7 +109,7 @@ def _decode_share(
 def _prefill_share(
     context: Context, name: str, heads: tuple[int, int, int], prompts: int, length: int
 ) -> tuple[float, float]:
-    """(share of the matrix rate, seconds of one layer), counting the visible half of the scores only."""
+    """(share of the matrix rate, seconds of one layer); only the visible half of the scores counts."""
     num_heads, _, head_dim = heads
     caches, q, k, v, metadata = paged_batch(context, heads, [(length, length)] * prompts, [])
     backend = select_backend(name, context.device, context.dtype, head_dim, BLOCK_SIZE)  # type: ignore[arg-type]
@@ -118,7 +120,7 @@ def _prefill_share(
 
 
 def gemm(context: Context) -> Outcome:
-    """The linear layers of the models over a full prefill step, as shares of the matrix rate."""
+    """The linear layers of the models in a full prefill step, as shares of the matrix rate."""
     _need_rates(context)
     outcome = Outcome()
     for model in HEADS:

@@ -1,4 +1,4 @@
-"""The engine as a whole: its speed beside others', what the host costs, memory, and that graphs change nothing."""
+"""How fast is the engine beside others, what does its host code cost, and do CUDA graphs change its tokens?"""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ from experiments.gpu_acceptance.engines import (
 TEMPERATURE_OF_CASES = 0.8
 OVERHEAD_GOAL = 0.05
 NANO_GOAL = 1.5
-MEMORY_GOAL = 1.01  # of what was allowed: kernels that are loaded later take a little more
-EQUAL_GOAL = 0.9  # padding changes how a library sums, and a near tie of two tokens can fall the other way
+MEMORY_GOAL = 1.01  # of the allowed memory: kernels that are loaded later take a little more
+EQUAL_GOAL = 0.9  # padding changes the order of sums, which can decide a near tie of two tokens differently
 MAX_ROUNDS = 3
 _WARM_UP = 8  # requests of the first, uncounted round
 
 
 def engines(context: Context) -> Outcome:
-    """The workload through every engine there is, in turns; then this engine's host overhead and memory."""
+    """The workload through every installed engine, in turns; host overhead and memory of this engine."""
     requests = workload(context.quick)
     outcome = Outcome(record={"prompt_tokens": sum(len(p) for p, _ in requests), "errors": {}})
     outcome.record["output_tokens"] = sum(n for _, n in requests)
@@ -72,7 +72,7 @@ def engines(context: Context) -> Outcome:
 
 
 def _load(context: Context, folder: Path, runners: dict[str, Runner], outcome: Outcome, name: str) -> None:
-    """Load an engine; what is missing or fails is written down, and is an error of this engine's only."""
+    """Load an engine. Failures are recorded; only a failure of this engine fails the section."""
     started = time.monotonic()
     try:
         runners[name] = FACTORIES[name](context, folder)
@@ -86,7 +86,7 @@ def _load(context: Context, folder: Path, runners: dict[str, Runner], outcome: O
 
 
 def _compare(context: Context, runners: dict[str, Runner], requests: Requests, outcome: Outcome) -> None:
-    """Rounds in which every engine serves the workload once, while the time lasts; output tokens/s of each."""
+    """Let every engine serve the workload in turn, in several rounds; records output tokens/s of each."""
     num_tokens = outcome.record["output_tokens"]
     speeds: dict[str, list[float]] = {name: [] for name in runners}
     unmeasured: set[str] = set()
@@ -104,7 +104,7 @@ def _compare(context: Context, runners: dict[str, Runner], requests: Requests, o
                 outcome.record["errors"][name] = str(error) if expected else traceback.format_exc()
                 unmeasured.add(name)
                 failed = runners[name]
-                if isinstance(failed, TransformersContinuous):  # it would go on generating beside the others
+                if isinstance(failed, TransformersContinuous):  # else it would generate while others are measured
                     failed.close()
                     del runners[name]
                 continue
@@ -123,7 +123,7 @@ def _compare(context: Context, runners: dict[str, Runner], requests: Requests, o
 
 
 def _overhead(context: Context, steps: list[tuple[StepReport, int]], outcome: Outcome) -> None:
-    """What planning, building inputs and accounting cost, as a share of the plans that only decode."""
+    """The share of planning, building inputs and accounting in the time of plans that only decode."""
     decoding = [(report, wall) for report, wall in steps if not report.plan.prefills]
     if not decoding:
         return
@@ -167,10 +167,10 @@ def _free(context: Context) -> None:
 
 
 def graphs(context: Context) -> Outcome:
-    """Tokens of the graph path and of the eager path, in float32, where rounding hardly ever turns one over."""
+    """Tokens with CUDA graphs and without, in float32, where rounding hardly ever changes a token."""
     outcome = Outcome()
     shape = {**model_shape(context.quick), "num_layers": 2, "dtype": "float32", "tie_word_embeddings": False}
-    # Larger weights than usual give varied text, so that equal tokens prove something.
+    # With larger weights than usual the text varies, so that equal tokens prove something.
     model = replace(ModelConfig.from_shape(shape), initializer_range=0.1)
     prompts = [[(7 * i + 3 * j) % 997 + 1 for j in range(1 + 37 * i % 90)] for i in range(4 if context.quick else 27)]
     length = 6 if context.quick else 120
@@ -200,7 +200,7 @@ def graphs(context: Context) -> Outcome:
 def _implicit_waits(
     context: Context, model: ModelConfig, prompts: list[list[int]], cases: dict[str, SamplingParams]
 ) -> Check:
-    """How often an engine that is warm waits for the device, but for its tokens' event, which torch does not count."""
+    """How often a warm engine waits for the device, besides the wait for tokens, which torch does not count."""
     llm = _make(context, model, cuda_graphs=True)
     try:
         for params in cases.values():

@@ -3,13 +3,13 @@
     python -m experiments.recovery --data ../shared/ground_truth
 
 Recovers the steps of the two vLLM 0.19 runs that LLMServingSim publishes and of the four runs of an early vLLM that
-DistServe publishes. Then our scheduling core decides at the recovered times, the cost models are scored on the recovered
-steps, the constants of Llama are fitted to them, and KV pools are tried for the early vLLM until the core decides as it
-did. Prices are those of docs/fidelity, which `experiments.fidelity` fits. Results go to
+DistServe publishes. Then our scheduling core decides at the recovered times, the cost models are scored on the
+recovered steps, the constants of Llama are fitted to them, and KV pools are tried for the early vLLM until the core
+decides as it did. Prices are those of docs/fidelity, which `experiments.fidelity` fits. Results go to
 experiments/results/vllm_steps.json.
 
-The number of steps between two moments was chosen by prices, so the errors of spans are on the small side. `margin` says
-how much worse the next best division into steps fits; below 1 it fits about as well.
+The number of steps between two moments was chosen by prices, so the errors of spans are on the small side. `margin`
+says how much worse the next best division into steps fits; below 1 it fits about as well.
 """
 
 from __future__ import annotations

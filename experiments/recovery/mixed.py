@@ -1,16 +1,16 @@
 """Recovers the steps of a vLLM run with mixed batches from its per-request log.
 
 In the clock of the engine core, the log has the times at which each request was received and at which its first and
-last token came. Each of these moments is the end of a step. The log does not say how many steps lie between two moments,
-nor what they compute. Once the number of steps is known, vLLM's rules determine the rest: which requests decode, which
-chunks of prompts are computed, which requests are admitted. The search goes from moment to moment, tries every number
-of steps that a cost model does not find impossible, and keeps the paths on which every first and last token comes from
-the step that ends at its time.
+last token came. Each of these moments is the end of a step. The log does not say how many steps lie between two
+moments, nor what they compute. Once the number of steps is known, vLLM's rules determine the rest: which requests
+decode, which chunks of prompts are computed, which requests are admitted. The search goes from moment to moment, tries
+every number of steps that a cost model does not find impossible, and keeps the paths on which every first and last
+token comes from the step that ends at its time.
 
 The rules are restated here as briefly as a search permits: first come, first served; chunked prefill; asynchronous
-scheduling, so a step is planned when the step before it starts. KV blocks are left out: for a run in which requests wait
-for blocks or are preempted, the search finds no steps or wrong ones. The tokens that prompts find in the prefix cache
-come from a simulation.
+scheduling, so a step is planned when the step before it starts. KV blocks are left out: for a run in which requests
+wait for blocks or are preempted, the search finds no steps or wrong ones. The tokens that prompts find in the prefix
+cache come from a simulation.
 """
 
 from __future__ import annotations

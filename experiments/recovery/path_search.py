@@ -25,7 +25,7 @@ class Tolerance(NamedTuple):
     """How far the measured time of a span may be from its price.
 
     Attributes:
-        share, fixed_ns: with x = |time - price| / (share * price + fixed_ns) the misfit is the least of x^2, 3 x and 20.
+        share, fixed_ns: the misfit is the least of x^2, 3 x and 20; x = |time - price| / (share * price + fixed_ns).
         absurd_share, absurd_ns: the span is impossible if time and price differ by more than
             last step / 2 + absurd_share * price + absurd_ns.
         stall_ns: how much longer than that the time may be, as an engine can stall.

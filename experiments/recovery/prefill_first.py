@@ -88,7 +88,7 @@ class _Search:
         return Step(len(contexts), sum(contexts), sum(context**2 for context in contexts), ())
 
     def _after(self, state: _State, num_steps: int, firsts: Sequence[int]) -> tuple[_State, set[int]]:
-        """The state after `num_steps` decode steps and a prompt step with `firsts`, if any; and the requests that ended."""
+        """The state after `num_steps` decode steps and, with `firsts`, a prompt step; and the requests that ended."""
         left = [(count - num_steps, request) for count, request in state.decoding]
         left += [(self._log.num_output_tokens[request] - 1, request) for request in firsts]
         decoding = tuple(sorted(entry for entry in left if entry[0]))

@@ -53,7 +53,7 @@ class RecoveredRun:
         return {name: float(np.abs(times).max() * _TO_MS) for name, times in self.late.items()}
 
     def of_part(self, part: Part) -> list[Span]:
-        """The spans to score, all but the first one. The spans of the first half of the requests begin before the engine
+        """The spans to score, without the first one. Those of the first half of the requests begin before the engine
         received a request of the second half."""
         starts = np.cumsum([0, *(span.time_ns for span in self.spans)])[:-1]
         boundary = self.log.seen_ns[len(self.log.seen_ns) // 2]
