@@ -18,9 +18,9 @@ from harness.recovery.step_search import Step, Tolerance, priced_by
 from harness.results.files import CALIBRATION, VALIDATION
 from harness.runs import fitted
 from harness.runs.system import resolve
-from tests.harness.measured_files import execute_in, pretend_measured, write_distserve
+from tests.harness.builders import config, execute_in
+from tests.harness.measured_files import pretend_measured, write_distserve
 from tests.harness.recovery_runs import EARLY, early_run, real_run
-from tests.harness.test_run import config
 
 CACHING = {"enable_prefix_caching": True}
 # Requests wait for KV blocks, but none is preempted.

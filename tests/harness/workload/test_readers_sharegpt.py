@@ -13,8 +13,7 @@ from harness.errors import ConfigError, TraceError
 from harness.workload.readers import load_trace
 from harness.workload.readers.sharegpt_text import estimate_tokens
 from harness.workload.trace import Trace
-
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+from tests.harness.builders import TRACES
 
 
 def conversation(*messages: tuple[str, str]) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_dir
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
@@ -13,13 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config import RunConfig, load, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.errors import ConfigError
-
-CONF = Path(__file__).resolve().parents[2] / "conf"
-
-
-def composed(*overrides: str) -> DictConfig:
-    with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        return compose("config", overrides=list(overrides))
+from tests.harness.builders import composed
 
 
 def refusal(overrides: Sequence[str]) -> str:

@@ -11,11 +11,10 @@ import pytest
 from harness.errors import ConfigError
 from harness.results.files import read_results
 from harness.runs.run import run
-from tests.test_conf_tree import compose_and_parse
+from tests.harness.builders import GROUND_TRUTH, ROOT, config
 
-ROOT = Path(__file__).resolve().parents[2]
 PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1"
-BUNDLES = ROOT.parent / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
+BUNDLES = GROUND_TRUTH / "llmservingsim_vllm" / "RTXPRO6000"
 RUN = ("trace.num_requests=5", "arrival=all_at_once", "plots=false", "progress=false", "cost=profiled")
 TINY = (
     "model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024", "engine.cache_outputs=true",
@@ -24,7 +23,7 @@ TINY = (
 
 def told(folder: Path, profile: str, *overrides: str) -> list[str]:
     """The notes of a run that are about its profile, but not about how far its steps went."""
-    run(compose_and_parse(*RUN, *overrides, f"cost.profile='{profile}'"), folder)
+    run(config(*RUN, *overrides, f"cost.profile='{profile}'"), folder)
     notes = read_results(folder)[0].meta["notes"]
     return [note for note in notes if "lengths drawn" not in note and "beyond the profile's ranges" not in note]
 
@@ -68,6 +67,6 @@ def test_who_comes_while_an_engine_plans_several_steps_waits_for_their_end(tmp_p
     waits = {}
     for lookahead in (1, 32):
         overrides = ("trace.num_requests=20", "arrival.rate=5", "plots=false", "progress=false")
-        run(compose_and_parse(*overrides, f"engine.max_lookahead_steps={lookahead}"), tmp_path / str(lookahead))
+        run(config(*overrides, f"engine.max_lookahead_steps={lookahead}"), tmp_path / str(lookahead))
         waits[lookahead] = read_results(tmp_path / str(lookahead))[0].requests["queue_time"].mean()
     assert waits[32] > 4 * waits[1] > 0

@@ -13,21 +13,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hydra import compose, initialize_config_dir
 
 from harness.cli import execute
-from harness.config import RunConfig, parse
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import read_results
 from harness.runs.run import run
-
-ROOT = Path(__file__).resolve().parents[2]
-TRACES = ROOT.parent / "shared" / "traces"
-
-
-def config(*overrides: str) -> RunConfig:
-    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        return parse(compose("config", overrides=["plots=false", *overrides]))
+from tests.harness.builders import ROOT, TRACES, config
 
 
 def write_csv(path: Path, rows: list[str]) -> str:

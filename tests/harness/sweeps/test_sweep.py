@@ -18,10 +18,8 @@ from harness import cli
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import TwinServeError
 from harness.sweeps import sweep
-from tests.harness.measured_files import execute_in
-from tests.harness.test_run import config
+from tests.harness.builders import CONF, ROOT, config, execute_in
 
-ROOT = Path(__file__).resolve().parents[2]
 SUMMARY = '{"complete": true, "block_size": 16, "num_blocks": 1}'
 FAILING = 64  # the block size at which the stub job fails
 
@@ -67,7 +65,7 @@ def run_sweep(recorder: Recorder, monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.chdir(tmp_path)
 
-    @hydra.main(version_base=None, config_path=str(ROOT / "conf"), config_name="config")
+    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
     def main(cfg: DictConfig) -> None:
         sweep.run_job(cfg, Path(HydraConfig.get().runtime.output_dir), recorder.execute)
 
@@ -232,7 +230,7 @@ def test_worker_processes_of_the_joblib_launcher_do_the_same_without_progress_ba
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(ROOT / "conf"), "-m", "block_size=16,64,32", "hydra.sweep.dir=m"]
+    command = [sys.executable, str(script), str(CONF), "-m", "block_size=16,64,32", "hydra.sweep.dir=m"]
     command += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     environment = {"PYTHONPATH": str(ROOT)}
     first = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)

@@ -8,8 +8,7 @@ import pytest
 from harness.config import AzureTrace, MooncakeTrace, ShareGptTrace
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace, conversation_columns, trace_table
-
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+from tests.harness.builders import TRACES
 
 
 def real_trace(config: AzureTrace | MooncakeTrace | ShareGptTrace) -> Trace:

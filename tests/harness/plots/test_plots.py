@@ -24,6 +24,7 @@ from harness.plots.timeline import draw_cache, draw_timeline
 from harness.plots.tradeoff import draw_curves, draw_pareto, frontier
 from harness.results.metrics import summarize
 from harness.results.tables import RunResult
+from tests.harness.builders import ROOT
 from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -266,4 +267,4 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
 def test_matplotlib_is_not_imported_before_a_figure_is_drawn() -> None:
     code = "import sys, harness.plots, harness.sweeps.sweep, harness.runs.run\n"
     code += "sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2]).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -24,7 +24,7 @@ from harness.runs.run import run  # noqa: E402
 from harness.workload.arrivals import ClosedLoop, OpenLoop  # noqa: E402
 from harness.workload.prompts import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402
-from tests.harness.test_run import config  # noqa: E402
+from tests.harness.builders import config  # noqa: E402
 
 TINY = ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=800", "max_num_batched_tokens=256"]
 

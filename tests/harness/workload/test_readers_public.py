@@ -10,8 +10,7 @@ from harness.config import AzureTrace, BurstGptTrace, MooncakeTrace
 from harness.errors import TraceError
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
-
-TRACES = Path(__file__).parents[3] / "shared" / "traces"
+from tests.harness.builders import TRACES
 
 AZURE_2023 = (
     b"TIMESTAMP,ContextTokens,GeneratedTokens\r\n"

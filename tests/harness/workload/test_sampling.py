@@ -1,7 +1,5 @@
 """Drawn traces: the ShareGPT fits against the real lengths, and synthetic lengths and prefixes."""
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -20,8 +18,9 @@ from harness.config import (
 )
 from harness.workload.readers import load_trace
 from harness.workload.sampling import draw_lengths, sharegpt
+from tests.harness.builders import TRACES
 
-REAL = Path(__file__).parents[3] / "shared" / "traces" / "sharegpt"
+REAL = TRACES / "sharegpt"
 
 
 def real_lengths(name: str) -> pd.DataFrame:
