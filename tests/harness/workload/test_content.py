@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
+from engine.core.block_manager import BlockManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.block_manager import BlockManager
 from engine.core.policy import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
