@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from engine.core.policy import POLICIES
+from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, help_text, parse
 from harness.config.base import ConfigModel
@@ -93,10 +93,15 @@ def test_a_scheduler_states_only_what_differs() -> None:
         assert all(options[name] != defaults[name] for name in stated), path
 
 
-def test_a_policy_needs_its_class_and_a_file_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_policy_has_a_file() -> None:
+    names = {path.stem: composed(f"scheduler={path.stem}").scheduler.policy for path in CONF.glob("scheduler/*.yaml")}
+    assert set(names.values()) == POLICIES.keys()
+
+
+def test_the_schema_knows_the_policies_of_the_core(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(POLICIES, "mine", POLICIES["mixed"])
     assert compose_and_parse("scheduler.policy=mine").scheduler.policy == "mine"
-    with pytest.raises(ConfigError, match="^scheduler.policy='yours': choose one of mine, mixed, prefill_first"):
+    with pytest.raises(ConfigError, match=f"^scheduler.policy='yours': choose one of {', '.join(sorted(POLICIES))}$"):
         compose_and_parse("scheduler.policy=yours")
 
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import DictConfig, OmegaConf
 
+from engine.core.policies import POLICIES
 from harness.config import RunConfig, load, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.errors import ConfigError
@@ -41,7 +42,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["gpu_memory_utilization=1.01"], "gpu_memory_utilization=1.01: must be a number > 0 and <= 1"),
         (["arrival.rate=inf"], "arrival.rate=inf: must be a number > 0, and finite"),
         (["arrival.rate=-1"], "arrival.rate=-1: must be a number > 0"),
-        (["scheduler.policy=foo"], "scheduler.policy='foo': choose one of mixed, prefill_first"),
+        (["scheduler.policy=foo"], f"scheduler.policy='foo': choose one of {', '.join(sorted(POLICIES))}"),
         (["scheduler.watermark=1"], "scheduler.watermark=1: must be a number >= 0 and < 1"),
         (["scheduler.enable_prefix_caching=1"], "scheduler.enable_prefix_caching=1: must be true or false"),
         (["model.name=''"], "model.name='': must be text that is not empty"),
