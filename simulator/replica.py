@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Generator
 from typing import Protocol
 
 import numpy as np
@@ -11,9 +12,10 @@ from numpy.typing import NDArray
 
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
-from engine.core.sequence import RequestRefusedError, Sequence
-from simulator.arrivals import NEVER, Arrivals
+from engine.core.sequence import Request, RequestRefusedError
+from simulator.arrivals import NEVER
 from simulator.costs.cost import CostModel
+from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
 
@@ -25,7 +27,7 @@ class ImplausibleStepError(ValueError):
 class Observer(Protocol):
     """Sees all that happens to a run, whichever engine serves it."""
 
-    def on_refused(self, sequence: Sequence, reason: str) -> None: ...
+    def on_refused(self, request: Request, reason: str) -> None: ...
 
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
         """A plan ran from `start_ns` on; one duration per step, a bare number for a single one."""
@@ -33,18 +35,35 @@ class Observer(Protocol):
     def on_commit(self, outcome: StepOutcome) -> None: ...
 
 
+class Router(Protocol):
+    """Where requests come from, and who is told when they end."""
+
+    @property
+    def next_ns(self) -> int:
+        """No request comes before this time, unless one that runs now ends; NEVER where none does."""
+
+    def dispatch(self, until_ns: int) -> None:
+        """Submit all requests that arrive up to `until_ns` to their replicas."""
+
+    def on_finish(self, request: Request, now_ns: int) -> None: ...
+
+
 class Replica:
-    """Serves what arrives until nothing is left or `stop` is called; time is the environment's, in ns.
+    """Serves the requests that are submitted until none is left or `stop` is called; time is the environment's, in ns.
 
-    An arrival is seen at the end of the plan during which it comes. A plan is a step, or up to `max_lookahead_steps`
-    steps that all only decode. A scheduler with asynchronous scheduling plans a step when the one before it starts: an
-    arrival is then seen one step later, unless there is nothing else to do.
+    A request is seen at the end of the plan during which it arrives. A plan is a step, or up to `max_lookahead_steps`
+    steps that all only decode. A scheduler that plans ahead plans a step when the one before it starts: an arrival is
+    then seen one step later, unless there is nothing else to do.
 
-    With `compress`, a run of identical decode steps is one event, cut where the next arrival is seen, exactly as if the
-    plans were made one by one.
+    With `compress`, a run of decode steps without decisions is one event, exactly as if the plans were made one by one.
+    It is cut where the next request is seen: at the router's `next_ns` if that is known beforehand, or else when the
+    request is submitted. The plan is extended only after that is known.
+
+    Args:
+        transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
 
     Raises:
-        ValueError: asynchronous scheduling together with more than one step in a plan.
+        ValueError: planning ahead together with more than one step in a plan, or with several lanes.
     """
 
     def __init__(
@@ -52,89 +71,145 @@ class Replica:
         env: simpy.Environment,
         scheduler: Scheduler,
         cost_model: CostModel,
-        arrivals: Arrivals,
-        make_sequence: Callable[[int, int], Sequence],
+        router: Router,
         observer: Observer,
         *,
         compress: bool = True,
         max_lookahead_steps: int = 1,
+        transfers: TransferEngine | None = None,
     ) -> None:
-        if scheduler.async_scheduling and max_lookahead_steps > 1:
+        if scheduler.plans_ahead and max_lookahead_steps > 1:
             raise ValueError("async_scheduling: each step is planned on its own")
+        if scheduler.num_lanes > 1:
+            raise ValueError("a replica has one lane; several are for pipelines")
         self._env = env
         self._scheduler = scheduler
         self._cost_model = cost_model
-        self._arrivals = arrivals
-        self._make_sequence = make_sequence
+        self._router = router
         self._observer = observer
         self._compress = compress
-        self._async = scheduler.async_scheduling
         self._lookahead = max_lookahead_steps
+        self._transfers = transfers or NoTransfers()
+        self._inbox: deque[Request] = deque()
+        self._can_wake = False  # it waits for something that a new request would change
         self._stopping = False
         self.process = env.process(self._serve())
+
+    def submit(self, request: Request) -> None:
+        """Take a request; it is seen when the next step is planned."""
+        self._inbox.append(request)
+        if self._can_wake:
+            self._can_wake = False
+            self.process.interrupt()
 
     def stop(self) -> None:
         """End the run after the plan that is under way."""
         self._stopping = True
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
-        env, scheduler, arrivals, observer = self._env, self._scheduler, self._arrivals, self._observer
-        planned_at = 0
+        env, scheduler, router, observer = self._env, self._scheduler, self._router, self._observer
+        plan: StepPlan | None = None  # made ahead
         while not self._stopping:
             now: int = env.now  # whole, as all delays are
-            planning = planned_at if self._async else now
-            if arrivals.next_ns <= planning:
-                self._deliver(planning)
-            plan = scheduler.schedule(planning)
-            if plan is None and self._async:
-                self._deliver(now)
+            if plan is None:
+                self._take_in(now)
                 plan = scheduler.schedule(now)
             if plan is None:
-                if arrivals.next_ns == NEVER:
-                    return
-                yield env.timeout(arrivals.next_ns - now)
+                yield from self._idle(now)
                 continue
-            plan, durations, total = self._price(plan, now)
-            yield env.timeout(total)
+            durations, ends = self._price(plan, now)
+            if ends is None:
+                num_steps, total = 1, durations
+                yield env.timeout(total)
+            else:
+                num_steps = yield from self._run(now, ends)
+                plan = scheduler.extend(plan, num_steps)
+                durations = durations[:num_steps]
+                total = int(ends[num_steps - 1])
             end = now + total
-            if self._async:
-                # The step to come was planned when the last step of this plan began.
-                planned_at = end - (durations if isinstance(durations, int) else int(durations[-1]))
             observer.on_step(plan, now, durations)
+            planned = None
+            if scheduler.plans_ahead:
+                # The step to come was planned when the last step of this plan began.
+                started = end - (total if ends is None else int(durations[-1]))
+                self._take_in(started)
+                planned = scheduler.schedule(started)
             outcome = scheduler.commit(plan, end)
             observer.on_commit(outcome)
-            for sequence in outcome.finished:
-                arrivals.on_finish(sequence.request_id, end)
+            for request in outcome.finished:
+                router.on_finish(request, end)
+            plan = planned
 
-    def _deliver(self, until: int) -> None:
-        while self._arrivals.next_ns <= until:  # a refusal can release the next request at once
-            for arrival, row in self._arrivals.pop_due(until):
-                sequence = self._make_sequence(row, arrival)
-                try:
-                    self._scheduler.add(sequence)
-                except RequestRefusedError as refusal:
-                    self._observer.on_refused(sequence, str(refusal))
-                    self._arrivals.on_finish(row, self._env.now)
+    def _take_in(self, until: int) -> None:
+        """Hand the scheduler what has arrived up to `until`, and what came back from another tier."""
+        router, inbox = self._router, self._inbox
+        for sequence in self._transfers.pop_ready(until):
+            self._scheduler.ready(sequence)
+        while True:  # a refusal can release the next request at once
+            if router.next_ns <= until:
+                router.dispatch(until)
+            if not inbox or inbox[0].arrival_time > until:
+                return
+            request = inbox.popleft()
+            try:
+                self._scheduler.add(request)
+            except RequestRefusedError as refusal:
+                self._observer.on_refused(request, str(refusal))
+                router.on_finish(request, self._env.now)
 
-    def _price(self, plan: StepPlan, now: int) -> tuple[StepPlan, NDArray[np.int64] | int, int]:
-        """Decide how many steps the plan covers, and what each takes."""
-        first = self._cost_model.step_ns(plan)
+    def _idle(self, now: int) -> Generator[simpy.Event, None, None]:
+        """Wait for the next thing that the scheduler can act on; for ever where nothing comes."""
+        wake_at = self._next_event_ns()
+        if self._scheduler.wait_until is not None:
+            wake_at = min(wake_at, self._scheduler.wait_until)
+        self._can_wake = True
+        try:
+            yield self._env.event() if wake_at == NEVER else self._env.timeout(wake_at - now)
+        except simpy.Interrupt:
+            pass
+        self._can_wake = False
+
+    def _run(self, start: int, ends: NDArray[np.int64]) -> Generator[simpy.Event, None, int]:
+        """Let steps that end at these times after `start` pass; returns how many do before a request must be seen."""
+        num_steps = len(ends)
+        while True:
+            self._can_wake = self._compress
+            try:
+                yield self._env.timeout(start + int(ends[num_steps - 1]) - self._env.now)
+            except simpy.Interrupt:
+                seen_after = self._whole_plans(int(ends.searchsorted(self._env.now - start)))
+                num_steps = min(num_steps, seen_after)
+                continue
+            self._can_wake = False
+            return num_steps
+
+    def _price(self, plan: StepPlan, now: int) -> tuple[int, None] | tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What each step of the plan takes, and when it ends: as many as can run before the next request is seen."""
+        first = self._transfers.start(plan, now)
+        if plan.work.num_decodes or plan.work.chunks:
+            first += self._cost_model.step_ns(plan.work)
         if first > _LONGEST_STEP_NS:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
+        if plan.horizon == 1:
+            return first, None
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
-        wait = self._arrivals.next_ns - now
+        wait = self._next_event_ns() - now
         limit = self._whole_plans((wait - 1) // first) if self._compress else self._lookahead
         limit = min(limit, plan.horizon)
         if limit <= 1:
-            return plan, first, first
-        durations = self._cost_model.decode_ns(plan, limit)
+            return first, None
+        durations = self._cost_model.decode_ns(plan.work, limit)
         ends = durations.cumsum()
         num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
-        return self._scheduler.extend(plan, num_steps), durations[:num_steps], int(ends[num_steps - 1])
+        return durations[:num_steps], ends[:num_steps]
+
+    def _next_event_ns(self) -> int:
+        """Nothing that the scheduler must see comes before this time, as far as is known."""
+        return min(self._router.next_ns, self._transfers.next_ns)
 
     def _whole_plans(self, step: int) -> int:
-        """How many steps it is to the end of the plan of this step, counted from 0, during which an arrival comes.
+        """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.
 
-        With asynchronous scheduling, to the end of the step that was planned when that step began.
+        When steps are planned ahead, to the end of the step that was planned when that step began.
         """
-        return (step // self._lookahead + 1) * self._lookahead + self._async
+        return (step // self._lookahead + 1) * self._lookahead + self._scheduler.plans_ahead

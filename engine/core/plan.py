@@ -1,4 +1,4 @@
-"""What the scheduler hands to an executor: one step, or a run of identical decode steps."""
+"""What the scheduler hands to an executor: one step, or a run of decode steps without decisions in between."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from engine.core.block_manager import BlockCopy
-from engine.core.sequence import Sequence
+from engine.core.kv.tier import Transfer
+from engine.core.sequence import Request, Sequence
+from engine.core.work import StepWork
 
 
 class PrefillChunk(NamedTuple):
@@ -29,53 +30,60 @@ class BlockGrowth(NamedTuple):
 
 @dataclass(slots=True)
 class StepDraft:
-    """A step plan being put together by a policy."""
+    """A step plan being put together by a policy. One that stays empty means: wait.
+
+    Attributes:
+        now: the time of planning.
+        wait_until: when to plan again at the latest if the draft stays empty; None: when something happens.
+        is_starved: blocks ran out, so somebody had to give way and nobody may be admitted.
+    """
 
     now: int
     prefills: list[PrefillChunk] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
+    parked: list[Sequence] = field(default_factory=list)
     preempted: list[Sequence] = field(default_factory=list)
-    copies: list[BlockCopy] = field(default_factory=list)
+    paused: list[Sequence] = field(default_factory=list)
+    transfers: list[Transfer] = field(default_factory=list)
     growth: list[BlockGrowth] = field(default_factory=list)
     num_decodes: int = 0
-    is_starved: bool = False  # blocks ran out: somebody had to give way, so nobody may be admitted
+    wait_until: int | None = None
+    is_starved: bool = False
 
 
 class StepPlan(NamedTuple):
-    """One step of the engine. Copies come first, then every KV write, then attention.
+    """One step of the engine, or several decode steps. Transfers come first, then every KV write, then attention.
 
     Attributes:
+        lane: which of the scheduler's lanes it is for; 0 unless the executor is a pipeline.
         prefills: prompt chunks of this step.
-        decodes: the decoding sequences, one token each: a view of the scheduler's own set, valid until `commit`.
+        decodes: the decoding sequences: a view of the lane's own set, valid until the lane is planned again.
         num_decodes: their number; 0 in a step that is all prefill.
-        num_context_tokens: sum of their context lengths in the first step; each step adds `num_decodes`.
-        num_squared_context_tokens: sum of the squares of these lengths in the first step, exact; with
-            `num_context_tokens` it tells how uneven they are. After k steps it has grown by
-            k * (2 * num_context_tokens + k * num_decodes).
-        num_scattered_tokens: how many of the context tokens lie scattered in memory in the first step, about: those of
-            blocks that did not follow the one before when their sequence began to decode, and all generated since;
-            each step adds `num_decodes`. 0 where they are not counted.
+        work: what the first step costs, and those that may follow it.
         fresh_decodes: those that take no part in an earlier decode step since their last token.
         admitted: sequences that left the queue for this step.
+        parked: those of them that wait until their KV is back from another tier.
         preempted: sequences that lost their blocks and went back to the queue.
-        copies: blocks to copy before the step.
+        paused: decoding sequences that keep their blocks but take no part in this step.
+        transfers: blocks to copy before the step.
         growth: blocks appended for decoding sequences.
         horizon: how many consecutive decode steps may run before there is something to decide.
         num_steps: how many of them this plan covers; 1 until `Scheduler.extend`.
-        num_running, num_waiting: requests after scheduling.
+        num_running, num_waiting: sequences after scheduling.
         num_used_blocks: blocks referenced in the first step.
     """
 
+    lane: int
     prefills: list[PrefillChunk]
     decodes: Collection[Sequence]
     num_decodes: int
-    num_context_tokens: int
-    num_squared_context_tokens: int
-    num_scattered_tokens: int
+    work: StepWork
     fresh_decodes: list[Sequence]
     admitted: list[Sequence]
+    parked: list[Sequence]
     preempted: list[Sequence]
-    copies: list[BlockCopy]
+    paused: list[Sequence]
+    transfers: list[Transfer]
     growth: list[BlockGrowth]
     horizon: int
     num_steps: int
@@ -88,9 +96,9 @@ class StepOutcome(NamedTuple):
     """What a commit brought about.
 
     Attributes:
-        finished: sequences that ended with this plan.
+        finished: requests that ended with this plan.
         resumed_gaps: for each sequence that came back from a preemption, the time between its tokens around it.
     """
 
-    finished: list[Sequence]
+    finished: list[Request]
     resumed_gaps: list[int]

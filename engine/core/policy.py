@@ -1,69 +1,59 @@
-"""Scheduling policies: what goes into a step, and whom to preempt. A new idea is one more class or function here."""
+"""What a scheduling policy decides. Each policy is a file in `engine.core.policies`, found by its name."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import NamedTuple, Protocol
 
-from engine.core.sequence import Sequence
-
-if TYPE_CHECKING:
-    from engine.core.plan import StepDraft
-    from engine.core.step_planner import StepPlanner
-
-VictimRule = Callable[[Iterable[Sequence], Sequence | None], Sequence]
-"""Chooses whom to preempt among running sequences, given last admitted first; the second argument was the last one."""
+from engine.core.plan import StepDraft
+from engine.core.preemption import Preemption
+from engine.core.step_planner import StepPlanner
+from engine.core.waiting_queue import QueueOrder
 
 
-def spare_last(running: Iterable[Sequence], spared: Sequence | None) -> Sequence:
-    """Of the least urgent, the last admitted; `spared` only if there is no other.
+class QueueView(NamedTuple):
+    """What the scheduler tells of the queue while only decodes run.
 
-    So whoever gave way last and came back is not the next victim.
+    Attributes:
+        num_waiting, num_running: sequences.
+        has_seat: one more sequence may run.
+        head_fits: the pool has room for the head of the queue, as far as is known.
     """
-    return min(running, key=lambda sequence: (-sequence.priority, sequence is spared))
 
-
-def last_admitted(running: Iterable[Sequence], spared: Sequence | None) -> Sequence:
-    """The last admitted, whoever it is."""
-    return next(iter(running))
-
-
-VICTIM_RULES: dict[str, VictimRule] = {"spare_last": spare_last, "last": last_admitted}
+    num_waiting: int
+    num_running: int
+    has_seat: bool
+    head_fits: bool
 
 
 class Policy(Protocol):
-    @property
-    def victim(self) -> VictimRule: ...
+    """Owns every decision: who is next, who enters, what a step is made of, and who gives way.
+
+    Attributes:
+        order: the order of the waiting queue.
+        preemption: who gives way when blocks run out, and what it keeps.
+    """
+
+    order: QueueOrder
+    preemption: Preemption
+
+    def __init__(self, order: QueueOrder, preemption: Preemption) -> None: ...
+
+    def admits(self, view: QueueView) -> bool:
+        """Whether the head of the queue could enter the next step if nothing else changes.
+
+        While it could not, decode steps run on without being planned one by one.
+        """
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        """Fill `draft` with the next step, using the planner's building blocks."""
+        """Fill `draft` with the next step, using the planner's building blocks. An empty draft means wait."""
 
 
-class PrefillFirst:
-    """A step is all prefill or all decode, and prompts go first. Only the first prompt of a step is ever cut."""
+class BasePolicy:
+    """Keeps order and preemption, and admits whoever has a seat and blocks."""
 
-    def __init__(self, victim: VictimRule = spare_last) -> None:
-        self.victim = victim
+    def __init__(self, order: QueueOrder, preemption: Preemption) -> None:
+        self.order = order
+        self.preemption = preemption
 
-    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        budget = planner.continue_prefills(draft, planner.max_num_batched_tokens)
-        if not draft.is_starved:
-            planner.admit(draft, budget, cut_any=False)
-        if not draft.prefills:
-            planner.decode(draft)
-
-
-class Mixed:
-    """All decodes, then prompt chunks in what the token budget leaves; nobody is admitted in a step that preempts."""
-
-    def __init__(self, victim: VictimRule = spare_last) -> None:
-        self.victim = victim
-
-    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        planner.decode(draft)
-        budget = planner.continue_prefills(draft, planner.max_num_batched_tokens - draft.num_decodes)
-        if not draft.is_starved:
-            planner.admit(draft, budget, cut_any=True)
-
-
-POLICIES: dict[str, type[PrefillFirst] | type[Mixed]] = {"prefill_first": PrefillFirst, "mixed": Mixed}
+    def admits(self, view: QueueView) -> bool:
+        return view.has_seat and view.head_fits

@@ -1,24 +1,47 @@
-"""The admitted sequences and what can happen to one of them.
+"""The admitted sequences of one lane and what can happen to one of them.
 
-    waiting ──start──▶ prefilling ──last chunk──▶ decoding ──last token──▶ released
-       ▲                    │                         │                       ▲
-       └─────────────────preempt──────────────────────┘          (ending) ────┘
+    waiting ──start──▶ prefilling ──last chunk──▶ decoding ──last token──▶ ending ──commit──▶ released
+       ▲  └──park──▶ parked ──ready──▶ ┘ or ───────▶ ┘ │
+       └──────────────────── preempt ──────────────────┘
 
-With asynchronous scheduling a step is planned while the one before it runs, so a sequence that has got its last token
-is still there when the next step is planned: it waits among the ending ones, and keeps its seat and its blocks.
+A plan is *advanced* when what it is certain to bring is counted, its tokens, and *committed* when it has run. Between
+the two, when the next step is planned while this one runs, a sequence that gets its last token is ending: it keeps its
+seat and its blocks.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-from engine.core.block_manager import BlockManager
-from engine.core.decode_set import DecodeSet
-from engine.core.plan import BlockGrowth, PrefillChunk
+from engine.core.decodes.interface import Decodes
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.tier import Transfer
+from engine.core.plan import BlockGrowth, StepPlan
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
-_NOBODY: Mapping[Sequence, int] = {}
+Stopped = Mapping[Sequence, int]
+NOBODY: Stopped = {}
+
+
+@dataclass(slots=True)
+class Flight:
+    """A plan that is not committed yet.
+
+    Attributes:
+        is_advanced: its tokens are counted.
+        started: sequences to which the last chunk of a prompt gave a token.
+        ended: sequences that got their last token with it.
+        victims: decoding sequences that got a token with it and were preempted before it was committed.
+    """
+
+    plan: StepPlan
+    is_advanced: bool = False
+    started: list[Sequence] = field(default_factory=list)
+    ended: list[Sequence] = field(default_factory=list)
+    victims: list[Sequence] = field(default_factory=list)
 
 
 class RunningSet:
@@ -27,163 +50,257 @@ class RunningSet:
     Args:
         blocks: where their blocks come from and go to.
         waiting: where preempted ones go; its head may fit whenever something is released.
-        async_scheduling: ended sequences stay until `release_ended`, and the block that a decode fills is registered
-            one step later, because the step that fills it was not over when the next one was planned.
-        counts_scattered: look at where the blocks of decodes lie.
+        decodes: an empty calendar for those that decode.
+        lag: steps that pass until the tokens of a planned step are known when the next one is planned: 0, or 1 when
+            steps are planned ahead. The block that a decode fills is registered that much later.
 
     Attributes:
         sequences: all of them, in order of admission.
         prefilling: those whose known tokens are not all computed, in order of admission.
         decodes: those that decode.
-        ending: those that have got their last token and wait for `release_ended`.
+        paused: those that decode but sit out the planned step.
+        parked: those that wait for something that is not a step.
+        forked: those that may have to copy a block that they share before they write into it.
+        ending: those that got their last token in a plan that is not committed.
+        num_reserved: seats of sequences that will be forked from admitted ones.
+        flights: plans that are not committed, at most two, in order.
     """
 
-    def __init__(
-        self, blocks: BlockManager, waiting: WaitingQueue, *, async_scheduling: bool, counts_scattered: bool
-    ) -> None:
+    def __init__(self, blocks: BlockManager, waiting: WaitingQueue, decodes: Decodes, *, lag: int) -> None:
         self.sequences: dict[Sequence, None] = {}
         self.prefilling: dict[Sequence, None] = {}
-        self.decodes = DecodeSet(blocks.block_size, counts_scattered=counts_scattered)
+        self.decodes = decodes
+        self.paused: dict[Sequence, None] = {}
+        self.parked: dict[Sequence, None] = {}
+        self.forked: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
+        self.num_reserved = 0
+        self.flights: deque[Flight] = deque()
         self._blocks = blocks
         self._waiting = waiting
-        self._async = async_scheduling
+        self.lag = lag
         self._last_decode_time: int | None = None
+
+    @property
+    def num_seats(self) -> int:
+        """Seats that are taken."""
+        return len(self.sequences) + self.num_reserved
+
+    # -- while a step is planned ----------------------------------------------------------------------------------
 
     def start(self, sequence: Sequence, num_cached_tokens: int, now: int) -> None:
         """Admit a sequence that has its first blocks, `num_cached_tokens` of them computed."""
-        sequence.status = SequenceStatus.PREFILLING
+        self._seat(sequence, SequenceStatus.PREFILLING, now)
         sequence.set_computed(num_cached_tokens)
-        if sequence.first_scheduled_time is None:
-            sequence.first_scheduled_time = now
+        if not sequence.num_preemptions:
             sequence.num_cached_tokens = num_cached_tokens
-        self.sequences[sequence] = None
         self.prefilling[sequence] = None
 
-    def grow(self, ahead: int, due: dict[Sequence, list[int]]) -> BlockGrowth:
-        """Give each of `due` the block that it needs `ahead` decode steps from now."""
-        taken = self._blocks.take(len(due))
-        for table, block in zip(due.values(), taken, strict=True):
-            table.append(block)
-        return BlockGrowth(ahead, list(due), taken)
+    def park(self, sequence: Sequence, now: int) -> None:
+        """Admit a sequence that has its blocks and cannot run before `ready`."""
+        self._seat(sequence, SequenceStatus.PARKED, now)
+        self.parked[sequence] = None
 
-    def register_filled(self, ahead: int, stopped: Mapping[Sequence, int] = _NOBODY) -> None:
-        """Register the blocks of decodes that the planning of the step `ahead` of the next one knows to be full."""
-        findable = self.decodes.findable
-        known = ahead - self._async
-        for sequence in self.decodes.due(known + 1):
-            if sequence in findable and sequence not in stopped:
-                self._blocks.register(sequence, sequence.num_tokens + known)
-
-    def suppliers(self, waiting: Sequence, index: int) -> list[Sequence]:
-        """Who may fill the block `index` of the known tokens of `waiting`, so that it needs one block less.
-
-        With asynchronous scheduling that wins nothing: a block is registered when its sequence takes the next one.
-        """
-        return [] if self._async else self.decodes.suppliers(waiting, index)
-
-    def steps_until_supply(self) -> int:
-        """Decode steps until one of the suppliers of the waiting queue's head fills the awaited block."""
-        end = (self._waiting.awaited_block + 1) * self._blocks.block_size
-        return min(end - supplier.num_tokens for supplier in self._waiting.suppliers)
-
-    def commit_chunk(
-        self, chunk: PrefillChunk, now: int, stopped: Mapping[Sequence, int], resumed_gaps: list[int]
-    ) -> bool:
-        """Account for an executed chunk; True if its sequence ended with it."""
-        sequence = chunk.sequence
-        sequence.set_computed(chunk.start + chunk.num_tokens)
-        if not chunk.is_last:
-            return False
-        del self.prefilling[sequence]
-        sequence.add_tokens(1)
-        if sequence.first_token_time is None:
-            sequence.first_token_time = now
-        elif sequence.last_token_time is not None:
-            resumed_gaps.append(now - sequence.last_token_time)
-        sequence.last_token_time = now
-        if sequence.num_tokens < sequence.end_length and sequence not in stopped:
+    def ready(self, sequence: Sequence) -> None:
+        """What a parked sequence waited for is there."""
+        del self.parked[sequence]
+        self._blocks.drop_host_blocks(sequence)
+        if sequence.is_prefilled:
             self.decodes.join(sequence)
-            return False
-        self._end(sequence, stopped)
-        return True
+        else:
+            sequence.status = SequenceStatus.PREFILLING
+            self.prefilling[sequence] = None
 
-    def commit_decodes(self, num_steps: int, now: int, stopped: Mapping[Sequence, int]) -> list[Sequence]:
-        """Account for `num_steps` decode steps up to `now`; returns the sequences that ended with them."""
-        decodes = self.decodes
-        if decodes.findable:
-            for ahead in range(1, num_steps):
-                self.register_filled(ahead, stopped)
-        finished = decodes.advance(num_steps)
-        for sequence in stopped:
-            if sequence in decodes.sequences:
-                decodes.remove(sequence)
-                finished.append(sequence)
-        for sequence in finished:
-            self._end(sequence, stopped)
-        self._last_decode_time = now
-        return finished
+    def grow(self, ahead: int) -> BlockGrowth:
+        """Give the decodes the blocks that they need `ahead` steps from now."""
+        return self.decodes.grow(ahead, self._blocks)
 
-    def release_ended(self) -> None:
-        """The step that was planned beside the last tokens of the ending sequences is planned: let them go."""
-        for sequence in self.ending:
-            self._blocks.register(sequence, sequence.num_tokens - 1)
-            self._release(sequence)
-        self.ending.clear()
+    def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:
+        """Register the blocks of decodes that are known to be full when the step `ahead` of the next one is planned."""
+        for sequence, num_tokens in self.decodes.filling(ahead - self.lag):
+            if sequence not in stopped:
+                self._blocks.register(sequence, num_tokens)
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Throw away the KV of `sequence`; it goes back to the queue with what it had generated."""
+    def unshare(self) -> list[Transfer]:
+        """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
+        copies = [self._blocks.copy_on_write(s) for s in self.forked if self._blocks.must_copy(s)]
+        self.forked.clear()
+        return copies
+
+    def num_shared_blocks(self) -> int:
+        """At most how many blocks `unshare` takes."""
+        return sum(map(self._blocks.must_copy, self.forked))
+
+    def pause(self, sequence: Sequence) -> None:
+        """Let a decoding sequence sit out the step that is being planned."""
+        self._note_last_token(sequence)
+        self.decodes.remove(sequence)
+        sequence.leave(SequenceStatus.DECODING)
+        self.paused[sequence] = None
+
+    def preempt(self, sequence: Sequence, *, keeps_copy: bool) -> list[Transfer]:
+        """Take the blocks of `sequence`, which goes back to the queue with what it had generated.
+
+        With `keeps_copy` its KV moves to the host tier, by the transfers returned; else it is thrown away.
+        """
         num_known = sequence.num_computed_tokens
-        if sequence in self.decodes.sequences and sequence not in self.decodes.fresh:
-            sequence.last_token_time = self._last_decode_time
-            num_known -= self._async
+        if self._note_last_token(sequence):
+            num_known -= self.lag
         self._leave(sequence, SequenceStatus.WAITING)
-        sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
         sequence.num_preemptions += 1
-        self._blocks.name_content(sequence, num_known)
+        transfers = []
+        if keeps_copy:
+            transfers = self._blocks.swap_out(sequence)
+        else:
+            sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
+            self._blocks.name_content(sequence, num_known)
+            sequence.set_computed(0)
         self._release(sequence)
-        sequence.set_computed(0)
         self._waiting.push(sequence)
-
-    def abort(self, sequence: Sequence) -> None:
-        self._leave(sequence, SequenceStatus.ABORTED)
-        self._release(sequence)
+        return transfers
 
     def release_early(self, sequence: Sequence) -> None:
         """Let an ending sequence go at once, because its blocks are needed."""
         del self.ending[sequence]
         self._release(sequence)
 
-    def _end(self, sequence: Sequence, stopped: Mapping[Sequence, int]) -> None:
-        """`sequence` has got its last token."""
+    # -- when a plan is certain, and when it has run ---------------------------------------------------------------
+
+    def advance(self, flight: Flight, stopped: Stopped = NOBODY) -> None:
+        """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
+        plan = flight.plan
+        flight.is_advanced = True
+        if plan.prefills:
+            self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
+        if plan.num_decodes:
+            if self.decodes.findable:
+                for ahead in range(1, plan.num_steps):
+                    self.register_filled(ahead, stopped)
+            ended = self.decodes.advance(plan.num_steps)
+            for sequence in stopped:
+                if sequence in self.decodes.sequences:
+                    self.decodes.remove(sequence)
+                    ended.append(sequence)
+            for sequence in ended:
+                self._end(flight, sequence, stopped)
+        for sequence, start, num_tokens, is_last in plan.prefills:
+            sequence.set_computed(start + num_tokens)
+            if is_last:
+                self._finish_prefill(flight, sequence, stopped)
+        for sequence in self.paused:
+            self.decodes.join(sequence)
+        self.paused.clear()
+
+    def settle(self, flight: Flight, now: int, stopped: Stopped) -> list[int]:
+        """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
+        plan = flight.plan
+        if not flight.is_advanced:
+            self.advance(flight, stopped)
+        elif stopped:
+            for sequence in stopped:
+                self._stop_late(flight, sequence, stopped[sequence])
+        resumed_gaps = []
+        for sequence in flight.started:
+            if sequence.request.first_token_time is None:
+                sequence.request.first_token_time = now
+            elif sequence.last_token_time is not None:
+                resumed_gaps.append(now - sequence.last_token_time)
+            sequence.last_token_time = now
+        if plan.num_decodes:
+            self._last_decode_time = now
+            for sequence in flight.victims:
+                sequence.last_token_time = now
+        for sequence in flight.ended:
+            if sequence in self.ending:
+                del self.ending[sequence]
+                self._blocks.register(sequence, sequence.num_tokens - 1)
+                self._release(sequence)
+        return resumed_gaps
+
+    def abort(self, sequence: Sequence) -> None:
+        self._leave(sequence, SequenceStatus.ABORTED)
+        self._release(sequence)
+
+    # -- between states -------------------------------------------------------------------------------------------
+
+    def _note_last_token(self, sequence: Sequence) -> bool:
+        """Note when a sequence that leaves the decodes got its last token; False if not from a decode step."""
+        if sequence not in self.decodes.sequences or sequence in self.decodes.fresh:
+            return False
+        sequence.last_token_time = self._last_decode_time
+        if self.flights:
+            self.flights[-1].victims.append(sequence)
+        return True
+
+    def _seat(self, sequence: Sequence, status: SequenceStatus, now: int) -> None:
+        sequence.status = status
+        self.num_reserved += sequence.num_forks
+        if sequence.request.first_scheduled_time is None:
+            sequence.request.first_scheduled_time = now
+        self.sequences[sequence] = None
+
+    def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> None:
+        """The last chunk of a prompt gives every sequence of the request a token."""
+        del self.prefilling[sequence]
+        forks = [sequence.fork() for _ in range(sequence.num_forks)]
+        for fork in forks:
+            self.num_reserved -= 1
+            self._blocks.share(fork)
+            self.sequences[fork] = None
+        if forks:
+            self.forked |= dict.fromkeys([sequence, *forks])
+        for each in [sequence, *forks]:
+            flight.started.append(each)
+            each.add_tokens(1)
+            if each.num_tokens < each.end_length and each not in stopped:
+                self.decodes.join(each)
+            else:
+                self._end(flight, each, stopped)
+
+    def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
+        """`sequence` has got its last token; what it generated past a stop is discarded."""
         self._leave(sequence, SequenceStatus.FINISHED)
         if sequence in stopped:
             sequence.add_tokens(-stopped[sequence])
-            self._blocks.register(sequence, sequence.num_tokens - 1)
-        if self._async:
-            self.ending[sequence] = None
-        else:
-            self._release(sequence)
+        self.ending[sequence] = None
+        flight.ended.append(sequence)
+
+    def _stop_late(self, flight: Flight, sequence: Sequence, num_discarded: int) -> None:
+        """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""
+        if sequence.status is SequenceStatus.WAITING:  # preempted meanwhile
+            self._waiting.remove(sequence)
+            self._blocks.drop_host_blocks(sequence)
+            sequence.status = SequenceStatus.FINISHED
+            sequence.add_tokens(-num_discarded)
+            flight.ended.append(sequence)
+        elif sequence.status is not SequenceStatus.FINISHED:
+            self._end(flight, sequence, {sequence: num_discarded})
 
     def _leave(self, sequence: Sequence, status: SequenceStatus) -> None:
         if sequence in self.decodes.sequences:
             self.decodes.remove(sequence)
         else:
-            self.prefilling.pop(sequence, None)
+            for state in (self.prefilling, self.parked, self.paused, self.ending):
+                state.pop(sequence, None)
+        self.num_reserved -= sequence.num_forks
+        self.forked.pop(sequence, None)
         sequence.leave(status)
 
     def _release(self, sequence: Sequence) -> None:
         del self.sequences[sequence]
         self._blocks.release(sequence)
+        if sequence.status is not SequenceStatus.WAITING:
+            self._blocks.drop_host_blocks(sequence)
         self._waiting.head_blocked = False
 
     def check_integrity(self) -> None:
-        """Prove that every sequence is in the one state that its tokens and blocks say; raises AssertionError."""
-        self._blocks.check_integrity(self.sequences)
+        """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""
         self.decodes.check_integrity()
-        states = [self.prefilling.keys(), self.decodes.sequences.keys(), self.ending.keys()]
-        assert sum(map(len, states)) == len(self.sequences)
+        states = [self.prefilling, self.decodes.sequences, self.paused, self.parked, self.ending]
+        assert sum(map(len, states)) == len(self.sequences), "a sequence is in two states or in none"
         assert set().union(*states) == self.sequences.keys()
-        assert self._async or not self.ending
+        assert self.num_reserved == sum(s.num_forks for s in self.sequences)
+        assert self.flights or not self.ending
         for sequence in self.sequences:
             assert (sequence.status is SequenceStatus.FINISHED) == (sequence in self.ending)
+            assert (sequence.status is SequenceStatus.PARKED) == (sequence in self.parked)

@@ -1,21 +1,25 @@
-"""Continuous batching: decides, step by step, which sequences compute how many tokens in which blocks."""
+"""Continuous batching: decides, step by step, which sequences compute how many tokens in which blocks.
+
+To read the core in the order that a request lives: `Scheduler.add` queues it (`waiting_queue`), a policy (`policies`)
+composes steps with the planner (`step_planner`), which admits it to the running set (`running_set`) and gives it blocks
+(`kv`); its prompt is computed in chunks, then it joins the decodes (`decodes`) until it ends.
+"""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import replace
 
-from engine.core.block_manager import BlockManager
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import StepDraft, StepOutcome, StepPlan
-from engine.core.policy import Policy
-from engine.core.running_set import RunningSet
-from engine.core.sequence import RequestRefusedError, Sequence, SequenceStatus
-from engine.core.step_planner import StepPlanner
+from engine.core.policy import Policy, QueueView
+from engine.core.running_set import NOBODY, Flight, RunningSet, Stopped
+from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
+from engine.core.step_planner import Limits, StepPlanner
 from engine.core.waiting_queue import WaitingQueue
-
-Allocation = Literal["prompt", "chunk"]
-Queue = Literal["priority", "fcfs"]
+from engine.core.work import ChunkWork, StepWork
 
 
 class Scheduler:
@@ -23,228 +27,255 @@ class Scheduler:
 
     Args:
         blocks: the KV block pool.
-        policy: what a step is made of.
-        max_num_seqs: bound on the running sequences.
-        max_num_batched_tokens: bound on the tokens of a step; at least `max_num_seqs`.
+        policy: owns the decisions.
+        limits: bounds on a step; `max_num_batched_tokens` is at least `max_num_seqs` times the tokens of a decode.
         max_model_len: bound on prompt and output tokens of a sequence; the pool is one too.
-        watermark: share of the pool that an admission leaves free while others run, so that they can grow.
-        allocation: when a prompt that is cut gets its blocks: "prompt" all at its admission, "chunk" those of a chunk
-            when that is planned, so that decodes may take them before. Either way it is admitted only if all fit.
-        queue: who is admitted first: "priority" the most urgent, and among equals the first come, "fcfs" the first come
-            whatever its priority.
-        async_scheduling: each step is planned while the one before it runs, knowing how many tokens that gives but not
-            yet freed of what it ends: a sequence keeps its seat and its blocks for the planning of one more step.
-        max_padding: for engines that pad the prompts of a step to the longest of them: how many tokens of padding it
-            may have; with them it keeps to `max_num_batched_tokens`. None for engines that do not pad.
-        counts_scattered: tell in plans how many tokens lie scattered, which takes time for each request.
+        plans_ahead: each step is planned while the one before it runs (asynchronous scheduling), from what is certain:
+            how many tokens that brings. What it ends keeps its seat and blocks for the planning of one more step, and a
+            stop that could not be foreseen costs the slot that is planned meanwhile.
+        num_lanes: disjoint sets of sequences, each with a plan of its own under way, as the stages of a pipeline work
+            on different steps; a sequence stays in the lane that admitted it.
+        make_decodes: makes the calendar of a lane's decodes; by default they grow by one token per step.
 
     Times are whatever the caller counts in; the scheduler only hands them on.
+
+    Raises:
+        ValueError: a limit is below 1, or a step has no room for a token of every running sequence.
     """
 
     def __init__(
         self,
         blocks: BlockManager,
         policy: Policy,
+        limits: Limits,
         *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
         max_model_len: int | None = None,
-        watermark: float = 0.02,
-        allocation: Allocation = "prompt",
-        queue: Queue = "priority",
-        async_scheduling: bool = False,
-        max_padding: int | None = None,
-        counts_scattered: bool = True,
+        plans_ahead: bool = False,
+        num_lanes: int = 1,
+        make_decodes: Callable[[int], Decodes] = UniformDecodes,
     ) -> None:
-        if max_num_seqs < 1 or max_num_batched_tokens < max_num_seqs:
-            raise ValueError(
-                f"max_num_seqs={max_num_seqs} must be at least 1 and at most "
-                f"max_num_batched_tokens={max_num_batched_tokens}"
-            )
-        if not 0 <= watermark < 1:
-            raise ValueError(f"watermark={watermark} must be in [0, 1)")
+        if not 1 <= num_lanes <= limits.max_num_seqs:
+            raise ValueError(f"num_lanes={num_lanes} must be from 1 to max_num_seqs={limits.max_num_seqs}")
         self.blocks = blocks
-        self.max_num_seqs = max_num_seqs
-        pool_tokens = blocks.num_blocks * blocks.block_size
-        self.max_model_len = pool_tokens if max_model_len is None else min(max_model_len, pool_tokens)
-        self.async_scheduling = async_scheduling
-        self._allocates_chunks = allocation == "chunk"
-        self._waiting = WaitingQueue(ignores_priority=queue == "fcfs")
-        self._running = RunningSet(
-            blocks, self._waiting, async_scheduling=async_scheduling, counts_scattered=counts_scattered
-        )
+        self.plans_ahead = plans_ahead
+        self.num_lanes = num_lanes
+        self.max_num_seqs = limits.max_num_seqs
+        lengths = [blocks.num_blocks * blocks.block_size]
+        lengths += [] if max_model_len is None else [max_model_len]
+        lengths += [] if limits.cuts_prompts else [limits.max_num_batched_tokens]
+        self.max_model_len = min(lengths)
+        self.waiting = WaitingQueue(policy.order)
         self._policy = policy
-        self._planner = StepPlanner(
-            blocks,
-            self._waiting,
-            self._running,
-            policy.victim,
-            max_num_seqs=max_num_seqs,
-            max_num_batched_tokens=max_num_batched_tokens,
-            watermark_blocks=math.ceil(watermark * blocks.num_blocks),
-            allocates_chunks=self._allocates_chunks,
-            max_padding=max_padding,
-        )
-        self._sequences: dict[int, Sequence] = {}
+        self._limits = limits
+        self._lanes: list[StepPlanner] = []
+        for lane in range(num_lanes):
+            decodes = make_decodes(blocks.block_size)
+            running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
+            num_seats = (limits.max_num_seqs + lane) // num_lanes
+            bounds = replace(limits, max_num_seqs=num_seats)
+            self._lanes.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
+            if limits.max_num_seqs * decodes.tokens_per_decode > limits.max_num_batched_tokens:
+                raise ValueError(
+                    f"max_num_seqs={limits.max_num_seqs} must be at least 1, and its decodes fit into "
+                    f"max_num_batched_tokens={limits.max_num_batched_tokens}"
+                )
+        self._requests: dict[int, Request] = {}
         self._num_added = 0
-        self._unreported_victims: list[Sequence] = []  # preempted while planning a step that came out empty
-        self._planned = False
+        self._unreported: list[Sequence] = []  # preempted while planning a step that came out empty
+        self.wait_until: int | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
-        return len(self._running.sequences)
+        return sum(len(lane.running.sequences) for lane in self._lanes)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._waiting)
+        return len(self.waiting)
 
     @property
-    def unfinished(self) -> list[Sequence]:
+    def unfinished(self) -> list[Request]:
         """All requests that are waiting or running."""
-        return list(self._sequences.values())
+        return list(self._requests.values())
 
-    def add(self, sequence: Sequence) -> None:
+    def add(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
             RequestRefusedError: the prompt is empty, or longer than the model or the pool allow with one token of
-                output; `max_tokens` is below 1; or the id is in use.
+                output; `max_tokens` is below 1; it has more sequences than may run; or the id is in use.
         """
-        prompt, longest = sequence.num_prompt_tokens, self.max_model_len
+        prompt, longest = request.num_prompt_tokens, self.max_model_len
         if prompt < 1:
             raise RequestRefusedError("the prompt is empty")
-        if sequence.max_tokens < 1:
-            raise RequestRefusedError(f"max_tokens={sequence.max_tokens} must be at least 1")
+        if request.max_tokens < 1:
+            raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
         if prompt >= longest:
             raise RequestRefusedError(
                 f"a prompt of {prompt} tokens and its output exceed the limit of {longest} tokens"
             )
-        if sequence.request_id in self._sequences:
-            raise RequestRefusedError(f"request id {sequence.request_id!r} is in use")
-        sequence.end_length = min(prompt + sequence.max_tokens, longest)
-        sequence.order = self._num_added
+        most = self._limits.max_num_seqs // self.num_lanes
+        if not 1 <= request.num_sequences <= most:
+            raise RequestRefusedError(f"{request.num_sequences} sequences: must be from 1 to {most}, which may run")
+        if request.request_id in self._requests:
+            raise RequestRefusedError(f"request id {request.request_id!r} is in use")
+        request.order = self._num_added
         self._num_added += 1
-        self._sequences[sequence.request_id] = sequence
-        self._waiting.push(sequence)
+        self._requests[request.request_id] = request
+        (sequence,) = request.sequences
+        sequence.end_length = min(sequence.end_length, longest)
+        self.waiting.push(sequence)
 
-    def abort(self, request_id: int) -> Sequence:
-        """Take a request out, between a commit and the next schedule.
+    def abort(self, request_id: int) -> Request:
+        """Take a request out. A plan that is under way still computes its tokens, which nobody gets.
 
         Raises:
             KeyError: no such request is waiting or running.
         """
-        assert not self._planned, "abort between commit and schedule"
-        sequence = self._sequences.pop(request_id)
-        if sequence.status is SequenceStatus.WAITING:
-            self._waiting.remove(sequence)
-            sequence.status = SequenceStatus.ABORTED
-        else:
-            self._running.abort(sequence)
-        return sequence
+        request = self._requests.pop(request_id)
+        for sequence in request.sequences:
+            if sequence.status is SequenceStatus.WAITING:
+                self.waiting.remove(sequence)
+                self.blocks.drop_host_blocks(sequence)
+                sequence.status = SequenceStatus.ABORTED
+            for lane in self._lanes:
+                if sequence in lane.running.sequences:
+                    assert not lane.running.flights or self.plans_ahead, "abort between commit and schedule"
+                    lane.running.abort(sequence)
+        return request
+
+    def ready(self, sequence: Sequence) -> None:
+        """What a parked sequence waited for is there: from the next plan on it takes part."""
+        (lane,) = (lane for lane in self._lanes if sequence in lane.running.parked)
+        lane.running.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
-    def schedule(self, now: int) -> StepPlan | None:
-        """Plan the next step at the time `now`; None when no request is left.
+    def schedule(self, now: int, lane: int = 0) -> StepPlan | None:
+        """Plan the next step of a lane at the time `now`; None when there is nothing to do for it yet.
 
-        With `async_scheduling`, also None when all that could have been planned while the last step ran had to wait
-        for its end: call again, after adding what has arrived meanwhile.
+        With `plans_ahead` it may be called while the lane's last plan is not committed. None then also means that all
+        that could have been planned has to wait for that: commit it and call again.
+        Where requests are left and nothing is under way, `wait_until` says when to call again, if not only after an
+        arrival or `ready`.
         """
-        assert not self._planned, "commit the last plan first"
-        if not self._sequences:
-            self._running.release_ended()
+        planner = self._lanes[lane]
+        running = planner.running
+        if running.flights:
+            assert self.plans_ahead and len(running.flights) == 1, "commit the last plan first"
+            running.advance(running.flights[0])
+        self.wait_until = None
+        if not running.sequences and not self.waiting:
             return None
+        self.blocks.settle()
         draft = StepDraft(now)
-        self._policy.compose(self._planner, draft)
-        if self._running.ending:
-            self._running.release_ended()
-        if not draft.prefills and not draft.num_decodes:
-            assert self.async_scheduling, "an empty step"
-            self._unreported_victims += draft.preempted
+        self._policy.compose(planner, draft)
+        if not draft.prefills and not draft.num_decodes and not draft.transfers:
+            self._unreported += draft.preempted
+            self.wait_until = draft.wait_until
             return None
-        self._planned = True
-        if self._unreported_victims:
-            draft.preempted[:0] = self._unreported_victims
-            self._unreported_victims.clear()
-        decodes = self._running.decodes
-        return StepPlan(
-            prefills=draft.prefills,
-            decodes=decodes.sequences.keys() if draft.num_decodes else (),
-            num_decodes=draft.num_decodes,
-            num_context_tokens=decodes.num_context_tokens if draft.num_decodes else 0,
-            num_squared_context_tokens=decodes.num_squared_context_tokens if draft.num_decodes else 0,
-            num_scattered_tokens=decodes.num_scattered_tokens if draft.num_decodes else 0,
-            fresh_decodes=list(decodes.fresh) if draft.num_decodes else [],
-            admitted=draft.admitted,
-            preempted=draft.preempted,
-            copies=draft.copies,
-            growth=draft.growth,
-            horizon=self._horizon(draft),
-            num_steps=1,
-            num_running=len(self._running.sequences),
-            num_waiting=len(self._waiting),
-            num_used_blocks=self.blocks.num_used_blocks,
-        )
+        if self._unreported:
+            draft.preempted[:0] = self._unreported
+            self._unreported.clear()
+        plan = self._finish_plan(lane, planner, draft)
+        running.flights.append(Flight(plan))
+        return plan
 
     def extend(self, plan: StepPlan, num_steps: int) -> StepPlan:
         """Let `plan` cover `num_steps` decode steps, at most its horizon, and take the blocks they need."""
-        assert self._planned and 1 <= num_steps <= plan.horizon
-        growth = plan.growth.copy()
-        grow, due_in = self._running.grow, self._running.decodes.due
-        for ahead in range(1, num_steps):
-            if due := due_in(ahead):
-                growth.append(grow(ahead, due))
-        return plan._replace(num_steps=num_steps, growth=growth)
+        running = self._lanes[plan.lane].running
+        flight = running.flights[-1]
+        assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
+        growth = plan.growth + running.decodes.run(num_steps, self.blocks)
+        flight.plan = plan._replace(num_steps=num_steps, growth=growth)
+        return flight.plan
 
-    def commit(self, plan: StepPlan, now: int, stopped: Mapping[Sequence, int] | None = None) -> StepOutcome:
-        """Account for an executed plan that ended at `now`.
+    def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
+        """Account for an executed plan that ended at `now`; the plans of a lane in the order they were made.
 
         Args:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
         """
-        assert self._planned
-        self._planned = False
-        stopped = stopped or {}
-        finished: list[Sequence] = []
-        if plan.num_decodes:
-            finished = self._running.commit_decodes(plan.num_steps, now, stopped)
-        resumed_gaps: list[int] = []
-        for chunk in plan.prefills:
-            if self._running.commit_chunk(chunk, now, stopped, resumed_gaps):
-                finished.append(chunk.sequence)
-        if plan.prefills:
-            self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
-        self.blocks.settle()
-        for sequence in finished:
-            sequence.finish_time = now
-            del self._sequences[sequence.request_id]
+        running = self._lanes[plan.lane].running
+        flight = running.flights.popleft()
+        assert flight.plan is plan, "plans are committed in order, and as they were extended"
+        resumed_gaps = running.settle(flight, now, stopped)
+        finished = []
+        for sequence in flight.ended:
+            request = sequence.request
+            request.num_unfinished -= sequence.status is SequenceStatus.FINISHED
+            if not request.num_unfinished:
+                request.finish_time = now
+                del self._requests[request.request_id]
+                finished.append(request)
         return StepOutcome(finished, resumed_gaps)
 
-    def _horizon(self, draft: StepDraft) -> int:
-        if draft.prefills or not draft.num_decodes:
+    def _finish_plan(self, lane: int, planner: StepPlanner, draft: StepDraft) -> StepPlan:
+        running = planner.running
+        decodes = running.decodes
+        chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
+        num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
+        work = decodes.work(chunks, num_copied) if draft.num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
+        return StepPlan(
+            lane=lane,
+            prefills=draft.prefills,
+            decodes=decodes.sequences.keys() if draft.num_decodes else (),
+            num_decodes=draft.num_decodes,
+            work=work,
+            fresh_decodes=list(decodes.fresh) if draft.num_decodes else [],
+            admitted=draft.admitted,
+            parked=draft.parked,
+            preempted=draft.preempted,
+            paused=draft.paused,
+            transfers=draft.transfers,
+            growth=draft.growth,
+            horizon=self._horizon(running, draft),
+            num_steps=1,
+            num_running=self.num_running - len(running.ending),
+            num_waiting=len(self.waiting),
+            num_used_blocks=self.blocks.num_used_without(running.ending),
+        )
+
+    def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
+        """Decode steps, this one included, during which the policy has nothing to decide."""
+        if draft.prefills or not draft.num_decodes or draft.paused or running.parked or self.num_lanes > 1:
             return 1
-        decodes = self._running.decodes
-        limit = decodes.steps_until_finish()
-        if self._waiting and len(self._running.sequences) < self.max_num_seqs:
-            if not self._waiting.head_blocked:
+        decodes, waiting = running.decodes, self.waiting
+        limit = decodes.next_event()
+        if waiting:
+            has_seat = self.num_running < self.max_num_seqs
+            view = QueueView(len(waiting), self.num_running, has_seat, not waiting.head_blocked)
+            if running.ending or self._policy.admits(view):
                 return 1
-            if self._waiting.suppliers:
-                limit = min(limit, self._running.steps_until_supply())
+            if waiting.head_blocked and waiting.suppliers and self._policy.admits(view._replace(head_fits=True)):
+                limit = min(limit, self._steps_until_supply(running))
         return decodes.affordable_steps(limit, self.blocks.num_free_blocks) if limit > 1 else 1
+
+    def _steps_until_supply(self, running: RunningSet) -> int:
+        """Decode steps until one of the suppliers of the queue's head fills the awaited block."""
+        end = (self.waiting.awaited_block + 1) * self.blocks.block_size
+        return min(running.decodes.steps_until(supplier, end) for supplier in self.waiting.suppliers)
 
     # -- invariants -----------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Prove the invariants of the scheduler, its running set and its pool; raises AssertionError."""
-        running, waiting = self._running, list(self._waiting)
-        running.check_integrity()
-        assert len(running.sequences) <= self.max_num_seqs
-        assert all(not s.block_table and s.num_computed_tokens == 0 for s in waiting)
-        assert {*waiting, *running.sequences} == {*self._sequences.values(), *running.ending}
-        for sequence in running.sequences:
-            num_held = sequence.num_computed_tokens
-            if sequence in running.prefilling and not self._allocates_chunks:
-                num_held = sequence.num_tokens
-            assert len(sequence.block_table) == self.blocks.blocks_for(num_held)
+        """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""
+        lanes, waiting = [lane.running for lane in self._lanes], list(self.waiting)
+        running = [sequence for lane in lanes for sequence in lane.sequences]
+        for lane in lanes:
+            lane.check_integrity()
+        assert sum(lane.num_seats for lane in lanes) <= self.max_num_seqs
+        assert all(not s.block_table and (s.num_computed_tokens > 0) == (s.host_blocks is not None) for s in waiting)
+        unfinished = {s for request in self.unfinished for s in request.sequences}
+        assert unfinished == {s for s in {*waiting, *running, *unfinished} if s.request_id in self._requests}
+        assert len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two places"
+        self.blocks.check_integrity(running, [*waiting, *running])
+        allocates_chunks = self._limits.allocates_chunks
+        for lane in lanes:
+            for sequence in lane.sequences:
+                num_held = sequence.num_computed_tokens
+                if sequence in lane.prefilling and not allocates_chunks:
+                    num_held = sequence.num_tokens
+                if lane.decodes.tokens_per_decode == 1 and not lane.flights and sequence not in lane.parked:
+                    assert len(sequence.block_table) == self.blocks.blocks_for(num_held)

@@ -2,34 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
-from engine.core.block_manager import BlockManager, Eviction, FullHit
-from engine.core.policy import POLICIES, VICTIM_RULES
-from engine.core.scheduler import Allocation, Queue, Scheduler
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.kv.block_manager import BlockManager, Eviction, FullHit
+from engine.core.kv.tier import HOST, Tier
+from engine.core.policies import POLICIES
+from engine.core.preemption import VICTIM_RULES, Preemption
+from engine.core.scheduler import Scheduler
+from engine.core.step_planner import Limits
+from engine.core.waiting_queue import by_arrival, by_priority
 
 
 @dataclass(frozen=True)
 class SchedulerOptions:
-    """How steps are composed and blocks are handed out: the keys of the configuration group `scheduler`.
+    """How steps are composed and blocks are handed out.
 
     Attributes:
-        policy: what goes into a step, by its name in `engine.core.policy.POLICIES`.
-        watermark: share of the KV pool kept free when a request is admitted, from 0 to below 1.
-        enable_prefix_caching: reuse the KV blocks of prompts that start alike.
-        allocation: when a prompt gets its blocks: all at its admission (prompt), or chunk by chunk (chunk).
-        eviction: which free block is taken first: one that the prefix cache does not know (unhashed_first), or the
-            least recently used (lru).
-        victim: whom to preempt: the last admitted but never the same sequence twice running (spare_last), or always the
-            last admitted (last).
-        full_hit: what a prompt that is in the cache as a whole computes: its last token, in a copy of its last block
-            (copy), or its whole last block (recompute_block).
-        queue: who is admitted next: the most urgent, then by arrival (priority), or by arrival alone (fcfs).
-        reserved_blocks: blocks of the pool that are never handed out; vLLM keeps one as padding.
-        async_scheduling: plan each step while the one before it runs; in simulation only.
-        max_padding: most tokens of padding in a step, for engines that pad the prompts of a step to the longest; null
-            for engines that do not pad.
+        policy: what a step is made of; the names of the modules in `engine.core.policies`.
+        watermark: share of the pool that an admission leaves free while others run, so that they can grow; in [0, 1).
+        enable_prefix_caching: blocks of equal content are shared.
+        allocation: when a prompt that is cut gets its blocks: "prompt" all at its admission, "chunk" those of a chunk
+            when that is planned, so that decodes may take them before.
+        admission: a prompt is admitted when all its blocks are free ("full_prompt"), or with `allocation="chunk"` when
+            those of its first chunk are ("first_chunk").
+        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
+            freed first.
+        victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
+            running; "last" the last admitted; "least_urgent" the last come of the least urgent.
+        full_hit: what a prompt that is cached as a whole computes: "copy" its last token, in a copy of the block if
+            others hold it, "recompute_block" its last block.
+        queue: who is admitted first: "priority" the most urgent, and among equals the first come; "fcfs" the first come
+            whatever its priority.
+        reserved_blocks: blocks of the pool that are never handed out, as vLLM keeps one that stands for no block.
+        long_prefill_token_threshold: most tokens of a prompt that a step computes; 0 for no bound of its own.
+        enable_chunked_prefill: prompts may be cut to what the token budget of a step leaves.
+        async_scheduling: each step is planned while the one before it runs.
+        max_padding: for engines that pad the prompts of a step to the longest of them: how many tokens of padding a
+            step may have, within its token budget; None for engines that do not pad.
 
     Raises:
         ValueError: a value is out of range, or names no policy; the message starts with the name of the field.
@@ -38,12 +52,15 @@ class SchedulerOptions:
     policy: str = "mixed"
     watermark: float = 0.02
     enable_prefix_caching: bool = True
-    allocation: Allocation = "prompt"
+    allocation: Literal["prompt", "chunk"] = "prompt"
+    admission: Literal["full_prompt", "first_chunk"] = "full_prompt"
     eviction: Eviction = "unhashed_first"
-    victim: Literal["spare_last", "last"] = "spare_last"
+    victim: Literal["spare_last", "last", "least_urgent"] = "spare_last"
     full_hit: FullHit = "copy"
-    queue: Queue = "priority"
+    queue: Literal["priority", "fcfs"] = "priority"
     reserved_blocks: int = 0
+    long_prefill_token_threshold: int = 0
+    enable_chunked_prefill: bool = True
     async_scheduling: bool = False
     max_padding: int | None = None
 
@@ -52,10 +69,12 @@ class SchedulerOptions:
             raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark:g}: must be a number >= 0 and < 1")
-        for name in ("reserved_blocks", "max_padding"):
+        for name in ("reserved_blocks", "long_prefill_token_threshold", "max_padding"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: must be an integer >= 0")
+        if self.admission == "first_chunk" and self.allocation != "chunk":
+            raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
 
 def make_scheduler(
@@ -66,26 +85,42 @@ def make_scheduler(
     max_num_seqs: int,
     max_num_batched_tokens: int,
     max_model_len: int | None = None,
-    counts_scattered: bool = True,
+    num_host_blocks: int = 0,
+    num_lanes: int = 1,
+    make_decodes: Callable[[int], Decodes] = UniformDecodes,
 ) -> Scheduler:
-    """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens; raises ValueError as its parts do."""
+    """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
+
+    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room.
+
+    Raises:
+        ValueError: a number is out of its range.
+    """
     blocks = BlockManager(
         num_blocks - options.reserved_blocks,
         block_size,
         enable_prefix_caching=options.enable_prefix_caching,
         eviction=options.eviction,
         full_hit=options.full_hit,
+        host=Tier(HOST, num_host_blocks) if num_host_blocks else None,
+    )
+    preemption = Preemption(VICTIM_RULES[options.victim], "host_copy" if num_host_blocks else "nothing")
+    limits = Limits(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        watermark_blocks=ceil(options.watermark * blocks.num_blocks),
+        allocates_chunks=options.allocation == "chunk",
+        checks_full_prompt=options.admission == "full_prompt",
+        max_chunk_tokens=options.long_prefill_token_threshold,
+        cuts_prompts=options.enable_chunked_prefill,
+        max_padding=options.max_padding,
     )
     return Scheduler(
         blocks,
-        POLICIES[options.policy](VICTIM_RULES[options.victim]),
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
+        POLICIES[options.policy](by_priority if options.queue == "priority" else by_arrival, preemption),
+        limits,
         max_model_len=max_model_len,
-        watermark=options.watermark,
-        allocation=options.allocation,
-        queue=options.queue,
-        async_scheduling=options.async_scheduling,
-        max_padding=options.max_padding,
-        counts_scattered=counts_scattered,
+        plans_ahead=options.async_scheduling,
+        num_lanes=num_lanes,
+        make_decodes=make_decodes,
     )

@@ -1,12 +1,17 @@
-"""One request's state in the engine, and the decode clock that keeps its lengths without per-token work."""
+"""A request, as a client asked for it, and its sequences, each a stream of tokens with KV of its own.
+
+    Request ──1..n──▶ Sequence ──▶ block_table ──▶ blocks of the pool
+
+Most requests have one sequence. A request for `num_sequences` samples computes its prompt once, in its first sequence,
+from which the others are forked when the first token is sampled.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
 from enum import Enum
 
-import numpy as np
-import xxhash
+from engine.core.clock import STOPPED, Clock
+from engine.core.hashing import extend_hashes
 
 
 class RequestRefusedError(ValueError):
@@ -14,57 +19,37 @@ class RequestRefusedError(ValueError):
 
 
 class SequenceStatus(Enum):
-    WAITING = "waiting"  # not admitted yet, or preempted: holds no blocks
+    WAITING = "waiting"  # not admitted yet, or preempted: holds no blocks of the device
+    PARKED = "parked"  # admitted and holding blocks, but waiting for something that is not a step, such as a swap-in
     PREFILLING = "prefilling"  # admitted: part of its known tokens is not in the cache yet
-    DECODING = "decoding"  # all known tokens but the last are in the cache; one more per decode step
+    DECODING = "decoding"  # all known tokens but the last are in the cache; it computes the next in every decode step
     FINISHED = "finished"
     ABORTED = "aborted"
 
 
-class DecodeClock:
-    """The number of decode steps so far.
-
-    Every decoding sequence grows by one token per decode step, so a length is kept as an offset to this counter, and
-    advancing the counter advances all of them at once.
-    """
-
-    __slots__ = ("step",)
-
-    def __init__(self) -> None:
-        self.step = 0
-
-
-_STOPPED = DecodeClock()  # the clock of a sequence that is not decoding; it never advances
-
-
-class Sequence:
-    """State of one request.
+class Request:
+    """What a client asked for, and when it got it. Times are in the clock of the caller.
 
     Attributes:
-        request_id: unique among the requests the scheduler holds.
-        arrival_time: intended arrival, in the clock of the caller.
+        request_id: unique among the requests that the scheduler holds.
+        arrival_time: intended arrival.
         num_prompt_tokens: length of the prompt.
-        max_tokens: tokens to generate; fewer come out when `end_length` is cut at the model's or the pool's limit.
-        end_length: prompt and output tokens at which the sequence ends; set by `Scheduler.add`.
-        priority: smaller runs first and is preempted last.
-        token_ids: prompt and generated tokens, kept up to date by the executor; None where tokens are only counted.
-        block_hashes: identity (>= 0) of the leading full blocks, each standing for the whole prefix up to its end; None
-            where the content is unknown and therefore unique to this request.
-        block_table: ids of the KV blocks it holds, in order.
-        num_registered_blocks: how many of its leading blocks the prefix cache knows by hash.
-        num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
-        num_recomputed_tokens: tokens computed again because of preemptions.
-        num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
+        max_tokens: tokens to generate per sequence; fewer come out when the model or the pool allows fewer.
+        priority: smaller is more urgent.
+        tenant: who is served, for policies that share fairly.
+        deadline: when it should be done, for policies that go by deadlines; None where there is none.
+        num_sequences: samples of the same prompt.
+        order: number of requests that were added before it; set by `Scheduler.add`.
+        sequences: its sequences so far; one until the prompt is computed.
+        num_unfinished: sequences, forked or not, that have not ended.
         first_scheduled_time, first_token_time, finish_time: None until it happens; the first is when the step that
-            begins its prompt is planned.
-        last_token_time: when the last token came before a preemption or before it joined the decodes.
+            begins the prompt is planned, the last when all sequences have ended.
     """
 
     __slots__ = (
-        "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "end_length", "priority", "order", "status",
-        "token_ids", "block_hashes", "block_table", "num_registered_blocks", "num_cached_tokens",
-        "num_recomputed_tokens", "num_lost_tokens", "num_preemptions", "first_scheduled_time",
-        "first_token_time", "finish_time", "last_token_time", "_clock", "_num_tokens", "_num_computed_tokens",
+        "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "deadline",
+        "num_sequences", "order", "sequences", "num_unfinished", "first_scheduled_time", "first_token_time",
+        "finish_time",
     )  # fmt: skip
 
     def __init__(
@@ -77,34 +62,94 @@ class Sequence:
         token_ids: list[int] | None = None,
         block_hashes: list[int] | None = None,
         priority: int = 0,
+        tenant: int = 0,
+        deadline: int | None = None,
+        num_sequences: int = 1,
     ) -> None:
         self.request_id = request_id
         self.arrival_time = arrival_time
         self.num_prompt_tokens = num_prompt_tokens
         self.max_tokens = max_tokens
-        self.end_length = num_prompt_tokens + max_tokens
         self.priority = priority
+        self.tenant = tenant
+        self.deadline = deadline
+        self.num_sequences = num_sequences
         self.order = 0
+        self.num_unfinished = num_sequences
+        self.first_scheduled_time: int | None = None
+        self.first_token_time: int | None = None
+        self.finish_time: int | None = None
+        self.sequences = [Sequence(self, token_ids, block_hashes)]
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(sequence.num_output_tokens for sequence in self.sequences)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """Prompt tokens found in the prefix cache at the first admission."""
+        return self.sequences[0].num_cached_tokens
+
+    @property
+    def num_recomputed_tokens(self) -> int:
+        return sum(sequence.num_recomputed_tokens for sequence in self.sequences)
+
+    @property
+    def num_preemptions(self) -> int:
+        return sum(sequence.num_preemptions for sequence in self.sequences)
+
+
+class Sequence:
+    """One stream of tokens with KV.
+
+    Attributes:
+        request: what it belongs to.
+        end_length: prompt and output tokens at which it ends; set by `Scheduler.add`.
+        token_ids: prompt and generated tokens, kept up to date by the executor; None where tokens are only counted.
+        block_hashes: identity (>= 0) of the leading full blocks, each standing for the whole prefix up to its end; None
+            where the content is unknown and therefore unique to this sequence.
+        block_table: ids of the KV blocks it holds on the device, in order.
+        host_blocks: ids of the blocks of a lower tier that hold its KV while it is swapped out.
+        num_registered_blocks: how many of its leading blocks the prefix index knows by hash.
+        num_forks: sequences that will be forked from it when its prompt is computed.
+        num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+        num_recomputed_tokens: tokens computed again because of preemptions.
+        num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
+        last_token_time: when its last token came before a preemption or before it joined the decodes.
+    """
+
+    __slots__ = (
+        "request", "end_length", "status", "token_ids", "block_hashes", "block_table", "host_blocks",
+        "num_registered_blocks", "num_forks", "num_cached_tokens", "num_recomputed_tokens", "num_lost_tokens",
+        "num_preemptions", "last_token_time", "_clock", "_num_tokens", "_num_computed_tokens",
+    )  # fmt: skip
+
+    def __init__(self, request: Request, token_ids: list[int] | None, block_hashes: list[int] | None) -> None:
+        self.request = request
+        self.end_length = request.num_prompt_tokens + request.max_tokens
         self.status = SequenceStatus.WAITING
         self.token_ids = token_ids
         self.block_hashes = block_hashes
         self.block_table: list[int] = []
+        self.host_blocks: list[int] | None = None
         self.num_registered_blocks = 0
+        self.num_forks = request.num_sequences - 1
         self.num_cached_tokens = 0
         self.num_recomputed_tokens = 0
         self.num_lost_tokens = 0
         self.num_preemptions = 0
-        self.first_scheduled_time: int | None = None
-        self.first_token_time: int | None = None
-        self.finish_time: int | None = None
         self.last_token_time: int | None = None
-        self._clock = _STOPPED
-        self._num_tokens = num_prompt_tokens
+        self._clock: Clock = STOPPED
+        self._num_tokens = request.num_prompt_tokens
         self._num_computed_tokens = 0
 
     @property
+    def request_id(self) -> int:
+        return self.request.request_id
+
+    @property
     def has_content(self) -> bool:
-        """Whether other requests can share its blocks."""
+        """Whether other sequences can share its blocks by content."""
         return self.token_ids is not None or self.block_hashes is not None
 
     @property
@@ -119,10 +164,15 @@ class Sequence:
 
     @property
     def num_output_tokens(self) -> int:
-        return self._num_tokens + self._clock.step - self.num_prompt_tokens
+        return self._num_tokens + self._clock.step - self.request.num_prompt_tokens
 
-    def start_decoding(self, clock: DecodeClock) -> None:
-        """Tie the lengths to `clock`: from now on each decode step adds one known and one computed token."""
+    @property
+    def is_prefilled(self) -> bool:
+        """Whether only the last known token, a generated one, is not in the cache, so that it can go on decoding."""
+        return self._num_computed_tokens == self._num_tokens - 1 and self.num_output_tokens > 0
+
+    def start_decoding(self, clock: Clock) -> None:
+        """Tie the lengths to `clock`: from now on they grow by as much as it advances."""
         self._num_tokens -= clock.step
         self._num_computed_tokens = self._num_tokens - 1
         self._clock = clock
@@ -133,7 +183,7 @@ class Sequence:
         step = self._clock.step
         self._num_tokens += step
         self._num_computed_tokens += step
-        self._clock = _STOPPED
+        self._clock = STOPPED
         self.status = status
 
     def set_computed(self, num_computed_tokens: int) -> None:
@@ -143,29 +193,24 @@ class Sequence:
         """Count `count` more known tokens (negative: discard what was generated past a stop)."""
         self._num_tokens += count
 
+    def fork(self) -> Sequence:
+        """Another sequence of the request with the same tokens and blocks; the caller counts the references."""
+        assert self.num_forks > 0
+        self.num_forks -= 1
+        prompt_hashes = None if self.block_hashes is None else self.block_hashes[: self.num_registered_blocks]
+        fork = Sequence(self.request, None if self.token_ids is None else self.token_ids.copy(), prompt_hashes)
+        fork.end_length = self.end_length
+        fork.num_forks = 0
+        fork.block_table = self.block_table.copy()
+        fork.num_registered_blocks = self.num_registered_blocks
+        fork._num_tokens = self.num_tokens
+        fork._num_computed_tokens = self.num_computed_tokens
+        self.request.sequences.append(fork)
+        return fork
+
     def hash_blocks(self, block_size: int, num_blocks: int) -> None:
         """Extend `block_hashes` from `token_ids` to the first `num_blocks` full blocks; computed ones are kept."""
         assert self.token_ids is not None
         if self.block_hashes is None:
             self.block_hashes = []
         extend_hashes(self.block_hashes, self.token_ids, block_size, num_blocks)
-
-
-def extend_hashes(hashes: list[int], token_ids: SequenceOf[int], block_size: int, num_blocks: int) -> None:
-    """Append to `hashes` those of the blocks that follow, up to `num_blocks` full blocks of `token_ids`.
-
-    The hash of a block is xxh64 over the hash of the block before it (8 bytes, little endian, 0 for the first) and the
-    block's tokens as little-endian int32, so that it stands for the whole prefix.
-    """
-    for i in range(len(hashes), num_blocks):
-        hashes.append(chain_hash(hashes[-1] if hashes else 0, token_ids[i * block_size : (i + 1) * block_size]))
-
-
-def token_bytes(token_ids: SequenceOf[int]) -> bytes:
-    """Tokens as little-endian int32: what is hashed, and what is compared on a cache hit."""
-    return np.asarray(token_ids, dtype="<i4").tobytes()
-
-
-def chain_hash(parent_hash: int, token_ids: SequenceOf[int]) -> int:
-    """Hash of a block of tokens that follows the prefix with hash `parent_hash` (0: none)."""
-    return xxhash.xxh64_intdigest(parent_hash.to_bytes(8, "little") + token_bytes(token_ids))

@@ -2,119 +2,232 @@
 
 from __future__ import annotations
 
-from engine.core.block_manager import BlockManager
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.core.kv.block_manager import BlockManager, PrefixMatch
 from engine.core.plan import PrefillChunk, StepDraft
-from engine.core.policy import VictimRule
+from engine.core.preemption import Preemption
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
 from engine.core.waiting_queue import WaitingQueue
 
+Cut = Literal["any", "first", "never"]
+"""Which prompts may be cut to what the token budget leaves: any, only the first of a step, or none."""
 
-class StepPlanner:
-    """Fills step drafts out of the waiting and the running sequences, within the limits.
 
-    Args:
-        victim: chooses whom to preempt.
+@dataclass(frozen=True)
+class Limits:
+    """Bounds on steps.
+
+    Attributes:
+        max_num_seqs: running sequences.
+        max_num_batched_tokens: tokens of a step.
         watermark_blocks: free blocks that an admission leaves while others run.
         allocates_chunks: whether a prompt that is cut gets its blocks chunk by chunk.
+        checks_full_prompt: whether a prompt is admitted only if all its blocks are free, or those of its first chunk.
+        max_chunk_tokens: tokens of a prompt chunk; 0 for no bound of its own.
+        cuts_prompts: whether prompts may be cut to the token budget at all.
         max_padding: for engines that pad the prompts of a step to the longest: tokens of padding that a step may have.
     """
 
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    watermark_blocks: int = 0
+    allocates_chunks: bool = False
+    checks_full_prompt: bool = True
+    max_chunk_tokens: int = 0
+    cuts_prompts: bool = True
+    max_padding: int | None = None
+
+
+class StepPlanner:
+    """Fills the step drafts of one lane out of the waiting and the running sequences, within the limits."""
+
     def __init__(
-        self,
-        blocks: BlockManager,
-        waiting: WaitingQueue,
-        running: RunningSet,
-        victim: VictimRule,
-        *,
-        max_num_seqs: int,
-        max_num_batched_tokens: int,
-        watermark_blocks: int,
-        allocates_chunks: bool,
-        max_padding: int | None = None,
+        self, blocks: BlockManager, waiting: WaitingQueue, running: RunningSet, preemption: Preemption, limits: Limits
     ) -> None:
-        self.max_num_batched_tokens = max_num_batched_tokens
+        self.waiting = waiting
+        self.running = running
+        self.limits = limits
         self._blocks = blocks
-        self._waiting = waiting
-        self._running = running
-        self._victim = victim
-        self._max_num_seqs = max_num_seqs
-        self._watermark_blocks = watermark_blocks
-        self._allocates_chunks = allocates_chunks
-        self._max_padding = max_padding
+        self._preemption = preemption
         self._last_victim: Sequence | None = None
+
+    @property
+    def max_num_batched_tokens(self) -> int:
+        return self.limits.max_num_batched_tokens
+
+    @property
+    def has_seat(self) -> bool:
+        return self.running.num_seats < self.limits.max_num_seqs
+
+    def num_decode_tokens(self, draft: StepDraft) -> int:
+        """Tokens of the budget that the decodes of the step take."""
+        return draft.num_decodes * self.running.decodes.tokens_per_decode
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
-        running = self._running
-        while len(due := running.decodes.due()) > self._blocks.num_free_blocks:
-            self._preempt_one(draft, running.sequences)
-        draft.num_decodes = len(running.decodes)
-        if due:
-            draft.growth.append(running.grow(0, due))
-        if running.decodes.findable:
+        while self.num_blocks_due() > self._blocks.num_free_blocks:
+            self._preempt_one(draft, self._candidates())
+        self.plan_decodes(draft)
+
+    def num_blocks_due(self) -> int:
+        """Blocks that the decodes must get before they can compute a token."""
+        running = self.running
+        return running.decodes.num_blocks_due() + (running.num_shared_blocks() if running.forked else 0)
+
+    def plan_decodes(self, draft: StepDraft) -> None:
+        """Let every decoding sequence compute one token; the blocks for that must be free."""
+        running = self.running
+        decodes = running.decodes
+        if running.forked:
+            draft.transfers += running.unshare()
+        draft.num_decodes = len(decodes.sequences)
+        if decodes.num_blocks_due():
+            draft.growth.append(running.grow(0))
+        if decodes.findable:
             running.register_filled(0)
-            self._waiting.look_for_supply()
+            self.waiting.look_for_supply()
 
     def continue_prefills(self, draft: StepDraft, budget: int) -> int:
         """Go on with prompts that were cut, within `budget` tokens; returns what is left of it."""
-        unplanned = self._running.prefilling
+        unplanned = self.running.prefilling
         if not unplanned:
             return budget
         unplanned = unplanned.copy()
         while unplanned and budget > 0:
             sequence = next(iter(unplanned))
-            num_tokens = min(sequence.num_tokens - sequence.num_computed_tokens, budget)
+            num_tokens = self.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
             if self._make_room(draft, sequence, sequence.num_computed_tokens + num_tokens, unplanned):
                 del unplanned[sequence]
-                self._plan_chunk(draft, sequence, num_tokens)
+                self.plan_chunk(draft, sequence, num_tokens)
                 budget -= num_tokens
         return budget
 
-    def admit(self, draft: StepDraft, budget: int, *, cut_any: bool) -> None:
-        """Admit from the head of the queue while seats, blocks and `budget` tokens last.
-
-        A prompt that exceeds the budget is cut if `cut_any`, else only as the first of the step.
-        """
-        blocks, waiting, running = self._blocks, self._waiting, self._running
-        seats = running.sequences
-        while waiting and not waiting.head_blocked and len(seats) < self._max_num_seqs and budget > 0:
+    def admit(self, draft: StepDraft, budget: int, *, cut: Cut) -> None:
+        """Admit from the head of the queue while seats, blocks and `budget` tokens last."""
+        waiting = self.waiting
+        if not self.limits.cuts_prompts:
+            cut = "never"
+        while waiting and not waiting.head_blocked and self.has_seat and budget > 0:
             sequence = waiting.head
-            match = blocks.match(sequence)
-            left = sequence.num_tokens - match.num_cached_tokens
-            if draft.prefills and (left > budget and not cut_any or self._pads_too_much(draft, min(left, budget))):
+            if self.running.num_seats + sequence.num_forks >= self.limits.max_num_seqs:
                 return
-            reserve = self._watermark_blocks if seats else 0
-            if blocks.blocks_needed(match, sequence.num_tokens) + reserve > blocks.num_free_blocks:
-                num_matched = len(match.blocks)
-                waiting.block_head(num_matched, running.suppliers(sequence, num_matched))
+            if sequence.host_blocks is not None:
+                if not self._swap_in(draft, sequence):
+                    return
+                continue
+            match = self._blocks.match(sequence)
+            num_tokens = self._admissible_tokens(draft, sequence, match, budget, cut)
+            if not num_tokens:
                 return
             waiting.pop()
-            num_tokens = min(left, budget)
-            num_held = match.num_cached_tokens + num_tokens if self._allocates_chunks else sequence.num_tokens
-            copy = blocks.admit(sequence, match, num_held)
-            if copy:
-                draft.copies.append(copy)
-            running.start(sequence, match.num_cached_tokens, draft.now)
+            allocates = self.limits.allocates_chunks
+            num_held = match.num_cached_tokens + num_tokens if allocates else sequence.num_tokens
+            draft.transfers += self._blocks.admit(sequence, match, num_held)
+            self.running.start(sequence, match.num_cached_tokens, draft.now)
             draft.admitted.append(sequence)
-            self._plan_chunk(draft, sequence, num_tokens)
+            self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
 
-    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
-        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
-        if self._max_padding is None:
-            return False
-        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
-        padded = max(sizes) * len(sizes)
-        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self._max_padding
+    def chunk_tokens(self, sequence: Sequence, start: int, budget: int) -> int:
+        """Tokens of the next chunk of a prompt, computed up to `start`, within the budget and the limit of a chunk."""
+        num_tokens = min(sequence.num_tokens - start, budget)
+        return min(num_tokens, self.limits.max_chunk_tokens) if self.limits.max_chunk_tokens else num_tokens
 
-    def _plan_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
+    def plan_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
+        """Let the step compute the next `num_tokens` tokens of a prompt, for which it has the blocks."""
         start = sequence.num_computed_tokens
         if start < sequence.num_lost_tokens:
             sequence.num_recomputed_tokens += min(num_tokens, sequence.num_lost_tokens - start)
         draft.prefills.append(PrefillChunk(sequence, start, num_tokens, start + num_tokens == sequence.num_tokens))
         if sequence.has_content:
             self._blocks.register(sequence, start + num_tokens)
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free_blocks
+
+    def missing_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        """Blocks that a cut prompt lacks to compute its next `num_tokens` tokens."""
+        held = len(sequence.block_table)
+        return max(0, self._blocks.blocks_for(sequence.num_computed_tokens + num_tokens) - held)
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give a cut prompt the blocks of its next `num_tokens` tokens; they must be free."""
+        self._blocks.extend(sequence, sequence.num_computed_tokens + num_tokens)
+
+    def register_before_preemption(self, sequence: Sequence) -> None:
+        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
+        if self.running.lag and sequence in self.running.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - self.running.lag)
+
+    def choose_victim(self) -> Sequence:
+        """Whom the preemption rule would take among all running sequences of the lane."""
+        return self._preemption.victim(reversed(self._candidates()), self._last_victim)
+
+    def preempt(self, draft: StepDraft, victim: Sequence) -> None:
+        """Take the blocks of `victim`."""
+        draft.is_starved = True
+        if victim in self.running.ending:
+            self.running.release_early(victim)
+            return
+        self._last_victim = victim
+        keeps_copy = self._preemption.keeps == "host_copy" and self._blocks.can_swap_out(victim)
+        draft.transfers += self.running.preempt(victim, keeps_copy=keeps_copy)
+        draft.preempted.append(victim)
+
+    def _admissible_tokens(
+        self, draft: StepDraft, sequence: Sequence, match: PrefixMatch, budget: int, cut: Cut
+    ) -> int:
+        """Tokens that the head of the queue may compute in this step; 0 if it must wait."""
+        limits, blocks = self.limits, self._blocks
+        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
+        num_tokens = min(wanted, budget)
+        if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
+            return 0
+        if draft.prefills and self._pads_too_much(draft, num_tokens):
+            return 0
+        checked = sequence.num_tokens if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
+        reserve = limits.watermark_blocks if self.running.sequences else 0
+        if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
+            num_matched = len(match.blocks)
+            self.waiting.block_head(num_matched, self._suppliers(sequence, num_matched))
+            return 0
+        return num_tokens
+
+    def _suppliers(self, waiting: Sequence, index: int) -> list[Sequence]:
+        """Decodes that may come to fill the block that `waiting` has as number `index` among its known tokens."""
+        if self.running.lag:  # a block is registered when its sequence takes the next one, so it wins nothing
+            return []
+        hashes = waiting.block_hashes or []
+        if index >= min(len(hashes), waiting.num_tokens // self._blocks.block_size):
+            return []
+        return [sequence for sequence in self.running.decodes.findable if _may_fill(sequence, hashes, index)]
+
+    def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
+        """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
+        reserve = self.limits.watermark_blocks if self.running.sequences else 0
+        holds_computed = sequence.is_prefilled or self.limits.allocates_chunks
+        num_held = sequence.num_computed_tokens if holds_computed else sequence.num_tokens
+        if self._blocks.blocks_for(sequence.num_tokens) + reserve > self._blocks.num_free_blocks:
+            self.waiting.block_head(0, [])
+            return False
+        self.waiting.pop()
+        draft.transfers += self._blocks.swap_in(sequence, num_held)
+        self.running.park(sequence, draft.now)
+        draft.admitted.append(sequence)
+        draft.parked.append(sequence)
+        return True
+
+    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
+        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
+        if self.limits.max_padding is None:
+            return False
+        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
+        padded = max(sizes) * len(sizes)
+        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self.limits.max_padding
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]
@@ -123,24 +236,34 @@ class StepPlanner:
 
         False if it had to give way itself.
         """
-        table = sequence.block_table
-        while (missing := self._blocks.blocks_for(num_tokens) - len(table)) > self._blocks.num_free_blocks:
+        num_held = len(sequence.block_table)
+        while self._blocks.blocks_for(num_tokens) - num_held > self._blocks.num_free_blocks:
             victim = self._preempt_one(draft, unplanned)
             del unplanned[victim]
             if victim is sequence:
                 return False
-        if missing > 0:
-            table.extend(self._blocks.take(missing))
+        self._blocks.extend(sequence, num_tokens)
         return True
+
+    def _candidates(self) -> dict[Sequence, None]:
+        """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
+        running = self.running
+        if not running.parked:
+            return running.sequences
+        return {sequence: None for sequence in running.sequences if sequence not in running.parked}
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
         """Take the blocks of one of `candidates`, which are in order of admission."""
-        victim = self._victim(reversed(candidates), self._last_victim)
-        draft.is_starved = True
-        if victim in self._running.ending:
-            self._running.release_early(victim)
-            return victim
-        self._last_victim = victim
-        self._running.preempt(victim)
-        draft.preempted.append(victim)
+        victim = self._preemption.victim(reversed(candidates), self._last_victim)
+        self.preempt(draft, victim)
         return victim
+
+
+def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:
+    """Whether `sequence` may come to hold the block `index` of `hashes`, as far as an engine can know.
+
+    What it will generate a simulation may have been told, but plans as if it had not.
+    """
+    known, num_registered = sequence.block_hashes or [], sequence.num_registered_blocks
+    can_fill = num_registered <= index and (sequence.token_ids is not None or index < len(known))
+    return can_fill and known[:num_registered] == hashes[:num_registered]

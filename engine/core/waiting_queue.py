@@ -1,39 +1,52 @@
-"""The queue of requests that wait for admission, and what is known about the one at its head."""
+"""The queue of sequences that wait for admission, and what is known about the one at its head."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 from engine.core.sequence import Sequence
 
+QueueOrder = Callable[[Sequence], Any]
+"""The key of a sequence: the smallest is next, and among equals the one whose request was added first."""
+
+
+def by_arrival(sequence: Sequence) -> int:
+    return 0
+
+
+def by_priority(sequence: Sequence) -> int:
+    return sequence.request.priority
+
 
 class WaitingQueue:
-    """Sequences by priority, unless it is ignored, then in order of arrival.
+    """Sequences in the order of a key that does not change while they wait.
 
-    A preempted sequence keeps its place, which is before everyone who has not been admitted yet.
+    A preempted sequence keeps its place: among equals it comes before all whose requests were added after its own.
 
     Attributes:
         head_blocked: the pool has no room for the head until something is released, or until one of `suppliers` fills
             the block `awaited_block` that the head could then share; whoever does so resets it.
     """
 
-    def __init__(self, *, ignores_priority: bool = False) -> None:
+    def __init__(self, order: QueueOrder) -> None:
         self.head_blocked = False
-        self._ignores_priority = ignores_priority
         self.awaited_block = 0
         self.suppliers: list[Sequence] = []
-        self._heap: list[tuple[int, int, Sequence]] = []
+        self._order = order
+        self._heap: list[tuple[Any, int, int, Sequence]] = []
+        self._num_pushed = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return (sequence for _, _, sequence in self._heap)
+        return (entry[-1] for entry in self._heap)
 
     @property
     def head(self) -> Sequence:
-        return self._heap[0][2]
+        return self._heap[0][-1]
 
     def block_head(self, awaited_block: int, suppliers: list[Sequence]) -> None:
         """Note that the head does not fit, and who may change that without releasing anything."""
@@ -46,15 +59,15 @@ class WaitingQueue:
             self.head_blocked = False
 
     def push(self, sequence: Sequence) -> None:
-        priority = 0 if self._ignores_priority else sequence.priority
-        heapq.heappush(self._heap, (priority, sequence.order, sequence))
-        if self._heap[0][2] is sequence:
+        self._num_pushed += 1
+        heapq.heappush(self._heap, (self._order(sequence), sequence.request.order, self._num_pushed, sequence))
+        if self._heap[0][-1] is sequence:
             self.head_blocked = False
 
     def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[2]
+        return heapq.heappop(self._heap)[-1]
 
     def remove(self, sequence: Sequence) -> None:
-        self._heap = [entry for entry in self._heap if entry[2] is not sequence]
+        self._heap = [entry for entry in self._heap if entry[-1] is not sequence]
         heapq.heapify(self._heap)
         self.head_blocked = False

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from experiments import FIDELITY, RESULTS, provenance
 from harness.results.files import CALIBRATION
-from simulator.profile.profile import load_profile
+from simulator.profile.files import load_profile
 
 SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")

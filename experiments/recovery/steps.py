@@ -7,7 +7,8 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
-from simulator.costs.cost import CostModel, plan_to_price
+from engine.core.work import ChunkWork, StepWork
+from simulator.costs.cost import CostModel
 
 
 class Chunk(NamedTuple):
@@ -56,8 +57,8 @@ def priced_by(cost: CostModel) -> Price:
 
     def price(step: Step) -> float:
         if step not in known:
-            chunks = [(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks]
-            known[step] = cost.step_ns(plan_to_price(chunks, *step[:3]))
+            chunks = [ChunkWork(chunk.start, chunk.num_tokens, chunk.is_last) for chunk in step.chunks]
+            known[step] = cost.step_ns(StepWork(chunks, *step[:3]))
         return known[step]
 
     return price

@@ -18,7 +18,8 @@ from harness.runs.real import Setup, resolve_real
 from harness.runs.recorder import Recorder
 from harness.runs.system import model_shape
 from simulator.profile.checks import check_fits
-from simulator.profile.profile import ProfileError, load_profile
+from simulator.profile.files import load_profile
+from simulator.profile.profile import ProfileError
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
 
 PROFILES = Path(__file__).resolve().parents[2] / "simulator" / "profiles"
@@ -119,8 +120,8 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"profile of {meta.model} on {meta.device}, {meta.tensor_parallel_size} rank(s), block size {meta.block_size}",
         f"{outcome.num_points} points in {outcome.spent_s:,.0f} s; rows: {rows}",
         f"noise: half the interquartile range is {outcome.noise:.1%} of the median at half of the points",
-        f"decode steps took {meta.mean_over_median:.3f} times their median in the mean, and so latencies are simulated "
-        "(cost.statistic=median leaves out what others did on this machine meanwhile)",
+        f"the mean of decode steps is {meta.mean_over_median:.3f} times their median; simulations take the mean "
+        "(with cost.statistic=median the median, which other processes disturb less)",
         *(f"not measured: {hole}, which do not fit" for hole in outcome.profile.holes()),
         f"use it with: cost=profiled cost.profile={folder}",
     ]

@@ -7,17 +7,18 @@ import gc
 import simpy
 
 from engine.core.scheduler_options import make_scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request
 from harness.errors import ConfigError
 from harness.runs.recorder import Recorder
 from harness.runs.system import System
-from harness.workload.content import sequence_factory
+from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError, Replica
+from simulator.router import RoundRobin
 
 
 class SimulatedEngine:
@@ -43,18 +44,19 @@ class SimulatedEngine:
             max_num_seqs=system.max_num_seqs,
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
-            counts_scattered=self._cost.prices_scattered,
         )
+        make_request = request_factory(trace, system.block_size, cache_outputs=system.engine.cache_outputs)
+        router = RoundRobin(arrivals, make_request)
         self._replica = Replica(
             self._env,
             self._scheduler,
             self._cost,
-            arrivals,
-            sequence_factory(trace, system.block_size, cache_outputs=system.engine.cache_outputs),
+            router,
             self.recorder,
             compress=system.engine.compress,
             max_lookahead_steps=system.engine.max_lookahead_steps,
         )
+        router.connect(self._replica)
 
     @property
     def device_name(self) -> str:
@@ -82,7 +84,7 @@ class SimulatedEngine:
     def stop(self) -> None:
         self._replica.stop()
 
-    def unfinished(self) -> list[Sequence]:
+    def unfinished(self) -> list[Request]:
         """Requests that are waiting or running."""
         return self._scheduler.unfinished
 
@@ -94,8 +96,6 @@ class SimulatedEngine:
         if not isinstance(self._cost, ProfiledCost):
             return found
         found += differences(self._cost.profile, system.model, system.device, system.block_size)
-        if self._cost.prices_scattered and not system.engine.cache_outputs:
-            found.append("the profile prices where KV blocks lie: as in the real engine with engine.cache_outputs=true")
         if outside := self._cost.outside():
             share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
             axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from engine.core.plan import StepPlan
+from engine.core.work import StepWork
 from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
@@ -75,15 +75,13 @@ class StepReplay:
 class GivenTimes:
     """Cost model that returns given step times in order, and after the last one a time longer than any run."""
 
-    prices_scattered = False
-
     def __init__(self, times_ns: Iterable[int]) -> None:
         self._left = iter(times_ns)
 
-    def step_ns(self, plan: StepPlan) -> int:
+    def step_ns(self, work: StepWork) -> int:
         return next(self._left, _NEVER_NS)
 
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> npt.NDArray[np.int64]:
+    def decode_ns(self, work: StepWork, num_steps: int) -> npt.NDArray[np.int64]:
         raise AssertionError("steps are simulated one by one")
 
 
@@ -93,14 +91,13 @@ class _PricedReplay(GivenTimes):
     def __init__(self, durations_ns: npt.NDArray[np.int64], priced: CostModel) -> None:
         super().__init__(durations_ns.tolist())
         self._priced = priced
-        self.prices_scattered = priced.prices_scattered
         self.kinds: list[str] = []
         self.predicted_ns: list[int] = []
 
-    def step_ns(self, plan: StepPlan) -> int:
-        self.kinds.append("decode" if not plan.prefills else "mixed" if plan.num_decodes else "prefill")
-        self.predicted_ns.append(self._priced.step_ns(plan))
-        return super().step_ns(plan)
+    def step_ns(self, work: StepWork) -> int:
+        self.kinds.append("decode" if not work.chunks else "mixed" if work.num_decodes else "prefill")
+        self.predicted_ns.append(self._priced.step_ns(work))
+        return super().step_ns(work)
 
 
 def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part) -> StepReplay:

@@ -35,7 +35,7 @@ class _Row:
         share = min((level - self._levels[i]) / (self._levels[i + 1] - self._levels[i]), 1.0)
         return low + share * (high - low)
 
-    def many(self, means: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
+    def many(self, means: NDArray[np.float64], deviation: NDArray[np.float64] | float) -> NDArray[np.float64]:
         levels, measured = deviation / means, np.array(self._levels)
         i = np.minimum(measured.searchsorted(levels, side="right"), self._last) - 1
         times = np.array([curve.many(means) for curve in self._curves])
@@ -58,7 +58,7 @@ class DeviationBatch:
         low = self._low(mean, deviation)
         return low + self._weight * (self._high(mean, deviation) - low) if self._weight else low
 
-    def many(self, means: NDArray[np.float64], deviation: float) -> NDArray[np.float64]:
+    def many(self, means: NDArray[np.float64], deviation: NDArray[np.float64] | float) -> NDArray[np.float64]:
         low = self._low.many(means, deviation)
         return low + self._weight * (self._high.many(means, deviation) - low) if self._weight else low
 

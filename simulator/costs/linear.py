@@ -1,12 +1,14 @@
-"""Step times that are linear in what a step does: few constants, for engines of which only request latencies are known.
+"""Step times that are linear in the tokens of a step: four constants, for engines of which only request latencies are
+known.
 
     decode step   step_s + context_token_s · sum of the contexts
     prompt step   prefill_step_s + prompt_token_s · prompt tokens
     mixed step    prefill_step_s + both sums
 
-Prompt tokens include the padding to the longest prompt of the step where the engine pads. Attention within a prompt,
-which grows with the square of its length, is in `prompt_token_s` as far as prompts are alike. There is no term per
-sequence: in a served workload sequences and contexts grow together, and request latencies hardly tell them apart.
+Prompt tokens include the padding to the longest prompt of the step where the engine pads. Attention within a prompt
+grows with the square of the prompt's length; `prompt_token_s` includes it for prompts of average length. There is no
+term per sequence, and so none per speculative token: in a served workload the number of sequences and the sum of their
+contexts grow together, and request latencies hardly tell the two apart.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.plan import StepPlan
+from engine.core.work import StepWork
 from simulator.costs.constants import Constant
 from simulator.hardware import Device, ModelShape
 
 _NS = 1e9
-_HIGH = 10.0  # times its default: the upper limit of a constant
+_HIGH = 10.0  # the upper limit of a constant, as a multiple of its default
 
 
 def constants(model: ModelShape, device: Device, tensor_parallel_size: int) -> dict[str, Constant]:
@@ -41,12 +43,12 @@ def constants(model: ModelShape, device: Device, tensor_parallel_size: int) -> d
 
 
 class LinearCost:
-    """Cost model of the constants of `constants`, all of them, in seconds.
+    """Cost model with four constants.
 
-    `pads_prompts`: whether the prompts of a step are padded to the longest of them.
+    Args:
+        values: the value of each constant that `constants` names, in seconds.
+        pads_prompts: whether the prompts of a step are padded to the longest of them.
     """
-
-    prices_scattered = False
 
     def __init__(self, values: Mapping[str, float], *, pads_prompts: bool = False) -> None:
         self._step_ns = values["step_s"] * _NS
@@ -55,20 +57,19 @@ class LinearCost:
         self._prompt_token_ns = values["prompt_token_s"] * _NS
         self._pads_prompts = pads_prompts
 
-    def step_ns(self, plan: StepPlan) -> int:
-        contexts = self._context_token_ns * plan.num_context_tokens
-        if not plan.prefills:
+    def step_ns(self, work: StepWork) -> int:
+        contexts = self._context_token_ns * work.num_context_tokens
+        if not work.chunks:
             return _at_least_1(self._step_ns + contexts)
-        sizes = [chunk.num_tokens for chunk in plan.prefills]
+        sizes = [chunk.num_tokens for chunk in work.chunks]
         num_tokens = max(sizes) * len(sizes) if self._pads_prompts else sum(sizes)
         return _at_least_1(self._prefill_step_ns + contexts + self._prompt_token_ns * num_tokens)
 
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
-        context = plan.num_context_tokens + plan.num_decodes * np.arange(num_steps, dtype=np.int64)
-        times = self._step_ns + self._context_token_ns * context
+    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
+        times = self._step_ns + self._context_token_ns * work.contexts(num_steps)
         return np.maximum(np.rint(times), 1).astype(np.int64)
 
 
 def _at_least_1(time_ns: float) -> int:
-    """Fitted constants may all be 0, but no step takes no time."""
+    """`time_ns` rounded. Fitted constants may all be 0, but every step takes time."""
     return max(1, round(time_ns))

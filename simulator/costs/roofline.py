@@ -5,11 +5,14 @@ applied per operator). With the rates scaled by the device's efficiency factors:
 
     linear layer      max(weight bytes / bandwidth, 2·tokens·parameters / flops)
     mixture of experts  weights of the experts that are hit, E·(1 - (1 - k/E)^tokens) of E in expectation
-    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim / flops)
+    decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
     all-reduce        2 per layer and 1 of the embedding: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
     step              the host's overhead
+
+A decode computes one token, or with speculation several: all of them pass through the linear layers, the LM head and
+the sampler, and all of them attend to the context, whose KV is read once.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from engine.core.plan import StepPlan
+from engine.core.work import StepWork
 from simulator.hardware import Device, ModelShape
 
 _NS = 1e9
@@ -25,8 +28,6 @@ _NS = 1e9
 
 class RooflineCost:
     """Cost model of `model` on `tensor_parallel_size` devices of one kind."""
-
-    prices_scattered = False
 
     def __init__(self, model: ModelShape, device: Device, tensor_parallel_size: int = 1) -> None:
         self._model = model
@@ -39,36 +40,43 @@ class RooflineCost:
         heads = model.num_attention_heads // tensor_parallel_size
         self._pair_ns = model.num_layers * 4 * heads * model.head_dim / self._flops_per_ns
         self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size) / self._bytes_per_ns
-        self._decode_token_ns = max(self._pair_ns, self._kv_token_ns)
+        self._context_token_ns = max(self._pair_ns, self._kv_token_ns)  # with one token per decode
         self._layers_ns: dict[int, float] = {}
         self._head_ns: dict[int, float] = {}
         self._decode_base_ns: dict[int, float] = {}
 
-    def step_ns(self, plan: StepPlan) -> int:
-        num_decodes = plan.num_decodes
-        if not plan.prefills:
-            return round(self._decode_base(num_decodes) + self._decode_token_ns * plan.num_context_tokens)
-        num_tokens = num_decodes
-        num_sampled = num_decodes
-        total = self._overhead_ns + self._decode_token_ns * plan.num_context_tokens
-        for _, start, chunk, is_last in plan.prefills:
+    def step_ns(self, work: StepWork) -> int:
+        per_decode = work.tokens_per_decode
+        num_tokens = work.num_decodes * per_decode
+        decoding = work.num_context_tokens * (
+            self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
+        )
+        if not work.chunks:
+            return round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding)
+        num_sampled, total = num_tokens, self._overhead_ns + decoding
+        for start, chunk, is_last in work.chunks:
             num_tokens += chunk
             num_sampled += is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2
             total += max(self._pair_ns * pairs, self._kv_token_ns * (start + chunk))
         return round(total + self._layers(num_tokens) + self._head(num_sampled))
 
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
-        context = plan.num_context_tokens + plan.num_decodes * np.arange(num_steps, dtype=np.int64)
-        times = self._decode_base(plan.num_decodes) + self._decode_token_ns * context
+    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
+        per_decode = work.tokens_per_decode
+        context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
+        times = self._decode_base(work.num_decodes * per_decode) + context_token_ns * work.contexts(num_steps)
         return np.rint(times).astype(np.int64)
 
-    def _decode_base(self, num_decodes: int) -> float:
-        """All but attention of a step of `num_decodes` decodes."""
-        base = self._decode_base_ns.get(num_decodes)
+    def _speculative_ns(self, tokens_per_decode: int) -> float:
+        """Decode attention to one token of a context by `tokens_per_decode` tokens."""
+        return max(tokens_per_decode * self._pair_ns, self._kv_token_ns)
+
+    def _decode_base(self, num_tokens: int) -> float:
+        """All but attention of a step of decodes that compute `num_tokens` tokens."""
+        base = self._decode_base_ns.get(num_tokens)
         if base is None:
-            base = self._overhead_ns + self._layers(num_decodes) + self._head(num_decodes)
-            self._decode_base_ns[num_decodes] = base
+            base = self._overhead_ns + self._layers(num_tokens) + self._head(num_tokens)
+            self._decode_base_ns[num_tokens] = base
         return base
 
     def _layers(self, num_tokens: int) -> float:
@@ -81,17 +89,17 @@ class RooflineCost:
             time = self._layers_ns[num_tokens] = self._model.num_layers * layer + all_reduce
         return time
 
-    def _head(self, num_sequences: int) -> float:
-        """LM head and sampling over its float32 logits."""
-        if num_sequences == 0:
+    def _head(self, num_sampled: int) -> float:
+        """LM head of `num_sampled` tokens, and sampling over its float32 logits."""
+        if num_sampled == 0:
             return 0.0
-        time = self._head_ns.get(num_sequences)
+        time = self._head_ns.get(num_sampled)
         if time is None:
             model = self._model
-            logits_bytes = 3 * 4 * num_sequences * model.vocab_size / self._tp
-            time = self._linear(model.hidden_size * model.vocab_size // self._tp, num_sequences)
+            logits_bytes = 3 * 4 * num_sampled * model.vocab_size / self._tp
+            time = self._linear(model.hidden_size * model.vocab_size // self._tp, num_sampled)
             time += logits_bytes / self._bytes_per_ns
-            self._head_ns[num_sequences] = time
+            self._head_ns[num_sampled] = time
         return time
 
     def _linear(self, parameters: float, num_tokens: float) -> float:

@@ -9,7 +9,8 @@ from pathlib import Path
 from simulator.hardware import Device, ModelShape
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.profile.profile import Profile, ProfileError, load_profile, rank_folder
+from simulator.profile.files import load_profile, rank_folder
+from simulator.profile.profile import Profile, ProfileError
 
 Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
 IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_profiling}

@@ -28,7 +28,8 @@ import pandas as pd
 
 from simulator.hardware import Device, ModelShape
 from simulator.importers.csv_table import read_table
-from simulator.profile.profile import Profile, ProfileMeta, rank_folder, read_meta
+from simulator.profile.files import rank_folder, read_meta
+from simulator.profile.profile import Profile, ProfileMeta
 
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",

@@ -1,1 +1,1 @@
-"""Kernel-cost profiles: the files and the curves made of them."""
+"""Kernel-cost profiles: their tables, their files, and what they can be used for."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -25,19 +26,12 @@ from engine.runner.step_inputs import StepInputs
 from engine.runner.tensor_parallel import TensorParallelExecutor
 from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
-from simulator.profiler.samples import (
-    ADDED_BY_ATTENTION,
-    ADDED_BY_SCATTERING,
-    ALL_OPERATORS,
-    ATTENTION,
-    Point,
-    Times,
-)
+from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Clock, Point, Times
 from simulator.profiler.steps import MIDDLE_STEP, Steps
 from simulator.profiler.stopwatch import MakeCalls, make_stopwatch
 
-_VISIT_S = 0.004  # how long operators are timed for in one visit, if a single run is not longer
-_LONE_SHARE = 3  # with several ranks, the KV pool to measure on is one of so many parts of what fits
+_VISIT_S = 0.004  # a visit repeats its operators for this long, and runs them once at least
+_LONE_SHARE = 3  # with several ranks, the KV pool to measure on is this fraction of what fits
 _LARGEST_SIGMA, _SIGMA_OF_MOST, _LONG_ONE_IN, _CLOSE = 8.0, 0.7, 8, 0.04
 
 
@@ -56,15 +50,15 @@ class Limits:
     all_reduce_bytes: int
     """Of one token."""
     on_cpu: bool = True
-    """Caches then hold much of what a step reads, and operators depend on what runs beside them."""
+    """Its caches hold much of what a step reads, so the time of an operator depends on what runs between its calls."""
 
     def holds(self, batch: int, context: int) -> bool:
-        """Whether the KV pool holds so many sequences of this context, with room for some to grow."""
+        """Whether the KV pool holds `batch` sequences of this context, with room for some to grow."""
         return batch * (-(-context // self.block_size) + 1) <= 0.95 * self.num_blocks
 
 
 class _RunnerExecutor:
-    """Executes plans on a runner of this process."""
+    """Executes steps on a runner of this process."""
 
     def __init__(self, runner: ModelRunner, num_blocks: int, backend_name: str) -> None:
         self._runner = runner
@@ -75,17 +69,18 @@ class _RunnerExecutor:
         return self._runner.execute(inputs)
 
     def close(self) -> None:
-        """Nothing of its own."""
+        """The runner belongs to the bench: there is nothing to close."""
 
 
 class Bench:
     """A model loaded on this machine; `measure` times one point.
 
     Args:
-        folder: of the weights, where they are not random.
+        folder: the folder of the weights, None for random weights.
         temperature: that requests sample with.
         max_context: longest context to measure; None for what the engine allows.
         observe: what a replay does with each step's report.
+        clock: times what runs on a CPU, and whole steps.
 
     Raises:
         ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError: as the engine itself.
@@ -99,6 +94,7 @@ class Bench:
         temperature: float,
         max_context: int | None,
         observe: Callable[[StepReport], None],
+        clock: Clock = time.perf_counter_ns,
     ) -> None:
         size = config.tensor_parallel_size
         rank = Rank(config, model_config, folder, LoneRank(0, size) if size > 1 else TensorParallel())
@@ -126,7 +122,7 @@ class Bench:
         )
         self.calls = dict(Counter(call.operator for call in self._operators.tokens(1, 1)()))
         self._num_layers = runner.kv_cache.shape[0]
-        self._stopwatch = make_stopwatch(runner.kv_cache.device)
+        self._stopwatch = make_stopwatch(runner.kv_cache.device, clock)
         self._closing: list[Executor | Collectives] = []
         executor: Executor = _RunnerExecutor(runner, num_blocks, rank.backend_name)
         self._collectives = None
@@ -134,7 +130,7 @@ class Bench:
             executor = TensorParallelExecutor(replace(config, num_blocks=num_blocks), model_config, folder)
             self._collectives = Collectives(config.device, size)
             self._closing = [executor, self._collectives]
-        self._steps = Steps(config, executor, longest, model_config.vocab_size, temperature, observe)
+        self._steps = Steps(config, executor, longest, model_config.vocab_size, temperature, observe, clock)
 
     @torch.no_grad()
     def measure(self, point: Point) -> Times:
@@ -170,58 +166,48 @@ class Bench:
         return self._stopwatch.time(made, _VISIT_S)
 
     def _decode(self, contexts: Sequence[int]) -> Times:
-        """Decode attention; a CPU holds part of the weights and KV in its caches, so there other operators run too."""
+        """Decode attention; on a CPU among the other operators of a step, as these compete for the caches with it."""
         if not self.limits.on_cpu:
             return self._stopwatch.time(self._decode_calls(contexts), _VISIT_S)
         return {ATTENTION: self._step_operators(len(contexts), contexts)[ATTENTION]}
 
     def _beside(self, batch: int, context: int) -> Times:
-        """What decode attention adds to the other operators of a step, whose weights it drives out of the caches, and
-        what it adds to the step if all KV blocks lie scattered."""
-        contexts = [context] * batch
-        alone, beside = self._step_operators(batch, []), self._step_operators(batch, contexts)
-        scattered = self._added_up(self._step_operators(batch, contexts, scattered=True))
-        added_by_scattering = scattered - np.median(self._added_up(beside))
+        """What decode attention adds to the other operators of a step: it drives their weights out of the caches."""
+        alone, beside = self._step_operators(batch, []), self._step_operators(batch, [context] * batch)
         del beside[ATTENTION]
-        added_by_attention = self._added_up(beside) - np.median(self._added_up(alone))
-        return {
-            ADDED_BY_ATTENTION: added_by_attention.tolist(),
-            ADDED_BY_SCATTERING: added_by_scattering.tolist(),
-        }
+        return {ADDED_BY_ATTENTION: (self._added_up(beside) - np.median(self._added_up(alone))).tolist()}
 
     def _step(self, batch: int, context: int) -> Times:
-        """Whole steps of decodes; on a CPU also the operators of one in their middle, if no rank waits for others."""
+        """Whole steps of decodes; on a CPU with a single rank also the operators of a step in the middle of these."""
         times = self._steps.decode(batch, context)
         if self.limits.on_cpu and self.limits.tensor_parallel_size == 1:
             operators = self._step_operators(batch, [context + MIDDLE_STEP] * batch)
             times[ALL_OPERATORS] = self._added_up(operators).tolist()
         return times
 
-    def _step_operators(
-        self, batch: int, contexts: Sequence[int], *, scattered: bool = False
-    ) -> dict[str, list[float]]:
-        """Operators of a step of so many decodes in their order; without contexts there is no attention."""
+    def _step_operators(self, batch: int, contexts: Sequence[int]) -> dict[str, list[float]]:
+        """Operators of a step of `batch` decodes in their order; without contexts there is no attention."""
         num_rows = self._num_rows(batch)
-        attention = self._decode_calls(contexts, scattered=scattered) if contexts else None
+        attention = self._decode_calls(contexts) if contexts else None
         return self._stopwatch.time(self._operators.tokens(num_rows, num_rows, attention), _VISIT_S)
 
-    def _decode_calls(self, contexts: Sequence[int], *, scattered: bool = False) -> MakeCalls:
+    def _decode_calls(self, contexts: Sequence[int]) -> MakeCalls:
         """Decode attention as the engine launches it: its CUDA graphs are for the longest context it can have."""
         max_context = self.limits.max_model_len if self.limits.token_buckets else 0
-        return self._operators.decode(contexts, self._num_rows(len(contexts)), max_context, scattered=scattered)
+        return self._operators.decode(contexts, self._num_rows(len(contexts)), max_context)
 
     def _num_rows(self, batch: int) -> int:
-        """How many rows a step of so many decodes has, padding included."""
+        """How many rows a step of `batch` decodes has, padding included."""
         sizes = self.limits.token_buckets
         return bucket_for(batch, sizes) if sizes else batch
 
     def _added_up(self, times: Times) -> NDArray[np.float64]:
-        """Of all calls of a step, run by run."""
+        """The time of all calls of a step, for each run."""
         calls = self.calls | {ATTENTION: self._num_layers}
         return np.sum([calls[operator] * np.array(each) for operator, each in times.items()], axis=0)
 
     def prompts(self, num_tokens: int) -> list[int]:
-        """How a step of so many prompt tokens is divided among prompts."""
+        """The prompt lengths of a step of `num_tokens` prompt tokens."""
         return self._steps.split(num_tokens)
 
     def close(self) -> None:

@@ -23,7 +23,7 @@ class CollectiveError(RuntimeError):
 
 
 class Collectives:
-    """A group of ranks that waits for sizes to time."""
+    """A group of ranks, each a process of its own, that times all-reduces of the sizes that it is sent."""
 
     def __init__(self, device: str, size: int) -> None:
         context = multiprocessing.get_context("spawn")
@@ -39,10 +39,10 @@ class Collectives:
             self._processes.append(process)
 
     def all_reduce(self, num_bytes: int) -> list[float]:
-        """Times in us of all-reduces of so many bytes in bfloat16.
+        """Times in us of all-reduces of `num_bytes` bytes in bfloat16.
 
         Raises:
-            CollectiveError: a rank is gone.
+            CollectiveError: a rank died or does not answer.
         """
         try:
             for pipe in self._pipes:
@@ -85,7 +85,7 @@ def _serve(rank: int, size: int, device: str, pipe: Connection, store: str) -> N
 
 
 def _time(num_bytes: int, device: str) -> list[float]:
-    """Times in us: on a GPU of runs back to back, as kernels follow each other in a step."""
+    """Times in us; on a GPU of all-reduces back to back, as kernels follow each other in a step."""
     x = torch.zeros(max(1, num_bytes // 2), dtype=torch.bfloat16, device=device)
     dist.all_reduce(x)
     if device == "cuda":

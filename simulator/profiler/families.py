@@ -1,4 +1,4 @@
-"""What is measured: the coarse grid of every family, within the limits of an engine."""
+"""The coarse grid of every family of measurements, within the limits of an engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SHORTEST_CHUNK, _LONGEST_CHUNK = 16, 4096  # of the prompts of whole steps
 
 
 def grids(limits: Limits) -> list[Grid]:
-    """Families to refine: operators by tokens, decode and prefill attention."""
+    """Families whose grids are refined: operators by tokens, decode and prefill attention."""
     tokens = log_spaced(1, limits.num_tokens, _FACTOR, [limits.num_seqs, *limits.token_buckets])
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     last = max(1, limits.context - 1)  # the last token of a sequence is never fed back
@@ -37,8 +37,8 @@ def grids(limits: Limits) -> list[Grid]:
 
 
 def others(limits: Limits) -> list[Grid]:
-    """Families that are measured as they are: uneven contexts, copies, all-reduces, whole steps, and what attention
-    does to other operators and scattered blocks to steps."""
+    """Families whose grids are not refined: uneven contexts, copies, all-reduces, whole steps, and what attention adds
+    to other operators."""
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     longest = min(limits.context, longest_context(limits.max_model_len))
     uneven_batches = log_spaced(2, limits.num_seqs, _FACTOR) if limits.num_seqs > 1 else []
@@ -80,5 +80,8 @@ def _fit_pool(contexts: tuple[int, ...], limits: Limits) -> bool:
 
 
 def _inside_a_block(context: int, block_size: int) -> int:
-    """A context of up to a block less that fills two thirds of its last one: whole blocks may need no mask."""
+    """`context` shortened by less than a block so that its last block is two thirds full.
+
+    Kernels may skip the mask of a full block, which contexts rarely end with.
+    """
     return context - (context - 2 * block_size // 3) % block_size if context >= block_size else context

@@ -1,8 +1,8 @@
-"""Log-spaced grids that grow where straight lines between their points are worst.
+"""Log-spaced grids that are refined where linear interpolation between their points is worst.
 
 A grid is the product of its axes, without the points that do not fit. Refining it adds one value to one axis, midway
-on the logarithmic scale between two others, and so a whole line of points: tables stay rectangular but for what does
-not fit. How wrong interpolation was on the last line says how much another one between its neighbours may help.
+on the logarithmic scale between two others, and so a whole line of points: tables stay rectangular except for points
+that do not fit. The error of interpolation on a new line tells how much a further line on either side of it may help.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Sequence
 from simulator.profiler.samples import Point
 
 _CLOSEST = 1.2  # neighbours on an axis are at least this factor apart
-_INHERITED = 0.4  # the error expected of an interval, of that measured at the middle of twice the interval
-_UNKNOWN = 1.0  # error of an interval that no line was ever measured in: more than any measured
+_INHERITED = 0.4  # expected error of half an interval, as a share of the error measured at the interval's middle
+_UNKNOWN = 1.0  # expected error of an interval that was never halved: more than any measured error
 
 Value = Callable[[Point], float]
 
 
 def log_spaced(first: int, last: int, factor: float, also: Sequence[int] = ()) -> list[int]:
-    """Whole numbers from `first` >= 1 to `last`, both included, about `factor` apart, and those of `also` between."""
+    """Whole numbers from `first` >= 1 to `last`, both included, about `factor` apart; and those of `also` between."""
     values = {first, last, *(value for value in also if first < value < last)}
     value = float(first)
     while value * factor < last * 0.75:
@@ -52,12 +52,12 @@ class Grid:
         return [Point(self.family, sizes) for sizes in combinations if self._fits(sizes)]
 
     def restore(self, points: Sequence[Point]) -> None:
-        """Take in the values of points that an earlier session measured."""
+        """Add the sizes of `points`, which an earlier session measured, to the axes."""
         for axis in range(len(self.axes)):
             self.axes[axis] = sorted({*self.axes[axis], *(point.sizes[axis] for point in points)})
 
     def worst(self) -> tuple[float, int, int, int] | None:
-        """Expected error, axis and ends of the interval to halve next; None when all are as narrow as can be."""
+        """Expected error, axis and ends of the interval to halve next; None if no interval can be halved."""
         best = None
         for axis, values in enumerate(self.axes):
             for low, high in zip(values, values[1:], strict=False):
@@ -75,11 +75,11 @@ class Grid:
         return [point for point in self.points() if point.sizes[axis] == middle]
 
     def remove(self, axis: int, low: int, high: int) -> None:
-        """Take back an `insert`."""
+        """Undo an `insert`."""
         self.axes[axis].remove(_middle(low, high))
 
     def learn(self, axis: int, low: int, high: int, value: Value) -> float:
-        """Take in how far the new line between `low` and `high` lies from interpolation; returns that error."""
+        """Remember the error of interpolation on the new line between `low` and `high`; returns it."""
         middle = _middle(low, high)
         weight = (middle - low) / (high - low)
         errors = []

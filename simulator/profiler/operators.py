@@ -20,17 +20,16 @@ from kernels.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
 _PATTERN_BLOCKS = 1024
-_LEAST_GROWING = 8  # sequences that grew at the same time
 
 
 class LoneRank(TensorParallel):
-    """The first of several ranks without the others: what it computes itself, and nothing of the collectives."""
+    """The first of several ranks without the others: it computes its own part, and its collectives do nothing."""
 
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
     def all_gather(self, x: Tensor) -> Tensor:
-        """As many columns as all ranks have, all of them this rank's."""
+        """This rank's columns repeated for each rank."""
         return x.repeat(1, self.size)
 
 
@@ -69,9 +68,11 @@ class Operators:
         fill_randomly(kv_cache, self._generator)
 
     def tokens(self, num_tokens: int, num_sequences: int, attention: MakeCalls | None = None) -> MakeCalls:
-        """A step of so many tokens, of which so many sequences are sampled; 0 leaves those out.
+        """All operators of a step of `num_tokens` tokens, in their order.
 
-        Its calls of `attention` come after the other operators of their layers; without them it has no attention.
+        Args:
+            num_sequences: sequences to sample; 0 leaves out the LM head and the sampler.
+            attention: its calls, one per layer, run after the other operators of the layer; None leaves attention out.
         """
         slots = self._slots(num_tokens)
 
@@ -86,16 +87,14 @@ class Operators:
 
         return calls
 
-    def decode(
-        self, contexts: Sequence[int], num_rows: int = 0, max_context: int = 0, *, scattered: bool = False
-    ) -> MakeCalls:
-        """Decode attention of sequences of these contexts, whose blocks lie in one piece or `scattered`.
+    def decode(self, contexts: Sequence[int], num_rows: int = 0, max_context: int = 0) -> MakeCalls:
+        """Decode attention of sequences of these contexts, the blocks of each in one piece.
 
         A CUDA graph launches it for `num_rows`, of which some are padding, and for contexts of up to `max_context`.
         """
         num_rows, max_context = max(num_rows, len(contexts)), max(max_context, *contexts)
         counts = [-(-context // self._block_size) for context in contexts]
-        held = block_tables(counts, self._cache.shape[2], scattered=scattered)
+        held = block_tables(counts)
         tables = np.zeros((num_rows, -(-max_context // self._block_size)), np.int32)
         tables[: held.shape[0], : held.shape[1]] = held
         lengths = [*contexts, *[0] * (num_rows - len(contexts))]
@@ -123,7 +122,7 @@ class Operators:
         return lambda: self._attention(metadata, chunk)
 
     def copies(self, num_blocks: int) -> MakeCalls:
-        """Copies of KV blocks, as they precede a step."""
+        """Copies of `num_blocks` KV blocks, as they precede a step."""
         blocks = torch.randperm(self._cache.shape[2], generator=self._generator)[: 2 * num_blocks]
         sources, targets = blocks.to(self._device).view(2, -1)
 
@@ -211,7 +210,7 @@ class Operators:
         )
 
     def _slots(self, num_tokens: int) -> Tensor:
-        """Where new keys go: those of decodes to a block each, those of prompts one after the other."""
+        """Slots of new keys: each decode writes to a block of its own, prompts write to consecutive slots."""
         stride = self._block_size if num_tokens <= self._logits.shape[0] else 1
         return torch.arange(num_tokens, device=self._device) * stride % (self._cache.shape[2] * self._block_size)
 
@@ -222,28 +221,18 @@ class Operators:
         return torch.randn(*shape, generator=self._generator).to(self._device, self._dtype)
 
 
-def block_tables(counts: Sequence[int], num_blocks: int, *, scattered: bool) -> NDArray[np.int32]:
-    """Block tables of sequences of so many blocks, int32[sequences, most], in a pool of `num_blocks`.
-
-    Those of a sequence lie in one piece, as a prompt's, or scattered as what sequences generate side by side: in turns,
-    and where there are few, and room, also in turns with those of others that have ended since. A lone one without room
-    has every other of its own first.
-    """
-    longest = max(counts)
-    num_ended = min(_LEAST_GROWING - len(counts), (num_blocks - sum(counts)) // longest) if scattered else 0
-    lengths = [*counts, *[longest] * max(0, num_ended)]
-    places = [(column, row) for row, length in enumerate(lengths) for column in range(length)]
-    if scattered:
-        places = sorted(places) if len(lengths) > 1 else places[::2] + places[1::2]
-    tables = np.zeros((len(counts), longest), np.int32)
-    for block, (column, row) in enumerate(places):
-        if row < len(counts):
-            tables[row, column] = block
+def block_tables(counts: Sequence[int]) -> NDArray[np.int32]:
+    """Block tables of sequences that hold `counts` blocks, each in one piece: int32[sequences, most blocks]."""
+    tables = np.zeros((len(counts), max(counts)), np.int32)
+    first = 0
+    for row, count in enumerate(counts):
+        tables[row, :count] = np.arange(first, first + count)
+        first += count
     return tables
 
 
 def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:
-    """Numbers of a normal distribution, the same ones again and again: memory that was never written reads too fast."""
+    """Fill with normally distributed numbers, a pattern repeated: memory that was never written reads too fast."""
     num_blocks = kv_cache.shape[2]
     pattern = torch.randn(min(_PATTERN_BLOCKS, num_blocks), *kv_cache.shape[3:], generator=generator)
     pattern = pattern.to(kv_cache.device).to(kv_cache.dtype)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -21,16 +22,17 @@ from engine.runner.kv_cache import OutOfMemoryError
 from engine.runner.tensor_parallel import WorkerError
 from kernels.attention import BackendUnavailableError
 from simulator.hardware import ModelShape
-from simulator.profile.profile import FORMAT_VERSION, Profile, ProfileMeta, save_profile
+from simulator.profile.files import FORMAT_VERSION, save_profile
+from simulator.profile.profile import Profile, ProfileMeta
 from simulator.profiler import families
 from simulator.profiler.bench import Bench
 from simulator.profiler.collectives import CollectiveError
-from simulator.profiler.samples import Samples
+from simulator.profiler.samples import Clock, Samples
 from simulator.profiler.session import BudgetError, Progress, Session
 from simulator.profiler.tables import make_profile, noise
 
 PARTIAL = "partial.json"
-_METHOD = 3  # raised whenever points are measured in another way: samples of both do not mix
+_METHOD = 4  # raised whenever points are measured in another way, as samples of both ways must not be mixed
 _SHAPE_KEYS = (
     "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
     "num_experts", "num_experts_per_token", "moe_intermediate_size", "dtype_bytes",
@@ -54,7 +56,7 @@ class Job:
         max_context: longest context, None for what the engine allows.
         time_budget_s: seconds to measure, those of interrupted sessions included.
         repeats: visits to every point that refining the grids leaves time for.
-        source: what to write down about the machine and the command.
+        source: what the profile's metadata says about the machine and the command.
         observe: what a replay does with each step's report.
     """
 
@@ -73,8 +75,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A profile that was made: how long measuring took in all, and the noise: the median over all points of half the
-    interquartile range as a share of the median."""
+    """A profile that was made.
+
+    Attributes:
+        spent_s: seconds spent measuring, those of interrupted sessions included.
+        noise: half the interquartile range as a share of the median, at the median of all points.
+    """
 
     profile: Profile
     spent_s: float
@@ -83,23 +89,31 @@ class Outcome:
 
 
 def device_name(device: str, cpu_name: str | None) -> str:
-    """As the driver reports it."""
+    """The name of the device, as its driver reports it."""
     return str(torch.cuda.get_device_name()) if device == "cuda" else cpu_name or "CPU"
 
 
-def profile_machine(job: Job, device: str, folder: Path, progress: Progress, tell: Callable[[str], None]) -> Outcome:
-    """Measure and write a profile to `folder`, whole or not at all; goes on where an interrupted session stopped.
+def profile_machine(
+    job: Job,
+    device: str,
+    folder: Path,
+    progress: Progress,
+    tell: Callable[[str], None],
+    clock: Clock = time.perf_counter_ns,
+) -> Outcome:
+    """Measure and write a profile to `folder`, whole or not at all; resumes an interrupted session.
 
     Args:
-        device: its name.
-        tell: gets a line where an earlier session cannot be gone on with.
+        device: the name of the device.
+        tell: gets a line if an earlier session cannot be resumed.
+        clock: what the time budget is counted by, and what times a CPU and whole steps.
 
     Raises:
         ProfilingError: the engine cannot be built, or the time budget is too small.
     """
     if job.num_threads is not None:
         torch.set_num_threads(job.num_threads)
-    with _bench(job) as bench:
+    with _bench(job, clock) as bench:
         samples = Samples.load(folder / PARTIAL, _signature(job, bench, device), tell)
         session = Session(
             bench.measure,
@@ -110,6 +124,7 @@ def profile_machine(job: Job, device: str, folder: Path, progress: Progress, tel
             folder / PARTIAL,
             progress,
             job.repeats,
+            clock,
         )
         try:
             session.run(job.time_budget_s)
@@ -124,9 +139,9 @@ def profile_machine(job: Job, device: str, folder: Path, progress: Progress, tel
 
 
 @contextmanager
-def _bench(job: Job) -> Iterator[Bench]:
+def _bench(job: Job, clock: Clock) -> Iterator[Bench]:
     try:
-        bench = Bench(job.engine, job.model_config, job.weights, job.temperature, job.max_context, job.observe)
+        bench = Bench(job.engine, job.model_config, job.weights, job.temperature, job.max_context, job.observe, clock)
     except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
         raise ProfilingError(str(error)) from error
     try:
@@ -136,10 +151,10 @@ def _bench(job: Job) -> Iterator[Bench]:
 
 
 def _signature(job: Job, bench: Bench, device: str) -> dict[str, Any]:
-    """What makes measurements comparable: those of another signature are of no use to this profile.
+    """What samples depend on: those of another signature must not be mixed into this profile.
 
-    A KV pool sized from free memory differs by a few blocks at every start. That decides which points fit, not how long
-    they take.
+    The number of KV blocks is left out where it follows from free memory: it differs by a few blocks at every start,
+    which decides what points fit and not how long they take.
     """
     ignored = ("seed", "gpu_memory_utilization", "num_blocks")
     limits = asdict(bench.limits)
@@ -199,7 +214,7 @@ def _driver(device: str) -> str | None:
 
 
 def _write(profile: Profile, folder: Path) -> None:
-    """Exchange the folder's profile for this one; what was left for resuming is done with."""
+    """Replace `folder` by this profile; the samples kept there for resuming go with it."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".profile-") as temporary:
         fresh, old = Path(temporary) / "new", Path(temporary) / "old"

@@ -1,4 +1,4 @@
-"""What was measured so far: times by point and operator, kept in a file while a session goes on."""
+"""The samples of a session: times by point and operator, kept in a file so that a session can be resumed."""
 
 from __future__ import annotations
 
@@ -11,24 +11,31 @@ from typing import Any, NamedTuple
 import numpy as np
 
 ATTENTION = "attention"
-ADDED_BY_ATTENTION = "added_by_attention"  # to the times of all other operators of a step
-ADDED_BY_SCATTERING = "added_by_scattering"  # of KV blocks, to a step
-ALL_OPERATORS = "all_operators"  # of a step
-DISTURBED = "disturbed"  # whole steps during which another process ran, of visits that had others too
+ADDED_BY_ATTENTION = "added_by_attention"  # what decode attention adds to all other operators of a step
+ALL_OPERATORS = "all_operators"  # all calls of a step, added up
+DISTURBED = "disturbed"  # whole steps during which another process ran, if the visit had undisturbed steps too
 
 Times = Mapping[str, list[float]]
 """Times in microseconds of one call, by operator."""
 
+Clock = Callable[[], int]
+"""The time in ns since an arbitrary moment."""
+
 
 class Point(NamedTuple):
-    """One place of a grid: the sizes that a measurement is for, named by its family."""
+    """A point of the grid of a family of measurements: the sizes at which to measure."""
 
     family: str
     sizes: tuple[int, ...]
 
 
 class Samples:
-    """Times of all points; `spent_s` is how long measuring took in all, `signature` what was measured."""
+    """Times of all points.
+
+    Attributes:
+        signature: what was measured, and with which settings.
+        spent_s: seconds spent measuring, those of earlier sessions included.
+    """
 
     def __init__(self, signature: Mapping[str, Any]) -> None:
         self.signature = dict(signature)
@@ -38,7 +45,7 @@ class Samples:
         self._seconds: dict[Point, float] = {}
 
     def add(self, point: Point, times: Times, seconds: float) -> None:
-        """One more visit to a point, which took so long."""
+        """Add the `times` of a visit to `point`, which took `seconds`."""
         there = self._times.setdefault(point, {})
         for operator, values in times.items():
             there.setdefault(operator, []).extend(values)
@@ -54,7 +61,7 @@ class Samples:
         return self._visits.get(point, 0)
 
     def seconds_per_visit(self, point: Point) -> float | None:
-        """None where it was never visited."""
+        """Mean duration of the visits to `point`; None where it was never visited."""
         visits = self.visits(point)
         return self._seconds[point] / visits if visits else None
 
@@ -69,11 +76,11 @@ class Samples:
         return float(np.median(self._times[point][operator]))
 
     def spread(self, point: Point, operator: str) -> float:
-        """That of `spread_of`."""
+        """Half the interquartile range of an operator's times."""
         return spread_of(self._times[point][operator])
 
     def total(self, point: Point, calls: Mapping[str, int]) -> float:
-        """Time of all calls of a step at this point, one call of operators without a number."""
+        """Time of all calls of a step at this point; operators that `calls` lacks are called once."""
         return sum(calls.get(operator, 1) * self.median(point, operator) for operator in self.operators(point))
 
     def save(self, path: Path) -> None:
@@ -96,9 +103,10 @@ class Samples:
 
     @classmethod
     def load(cls, path: Path, signature: Mapping[str, Any], tell: Callable[[str], None]) -> Samples:
-        """What an earlier session left at `path`; nothing where it left nothing, or measured something else.
+        """The samples that an earlier session left at `path`; empty if it left none, or has another signature.
 
-        `tell` gets a line where that which it left is of no use, with the reason.
+        Args:
+            tell: gets a line with the reason if the samples at `path` cannot be used.
         """
         samples = cls(signature)
         try:
@@ -128,7 +136,7 @@ def spread_of(values: Sequence[float]) -> float:
 
 
 def _differing(before: Mapping[str, Any], now: Mapping[str, Any], of: str = "") -> Iterator[str]:
-    """What two nested mappings differ in, with both values."""
+    """The entries in which two nested mappings differ, with both values; `of` precedes each name."""
     for name in sorted({*before, *now}):
         old, new = before.get(name), now.get(name)
         if isinstance(old, dict) and isinstance(new, dict):

@@ -1,9 +1,10 @@
 """Decides what to measure next, so that any time budget gives a usable profile.
 
-First every point of the coarse grids once, smallest first. Then grids grow where interpolation is worst, as long as
-there is time to visit all points a few times more. The rest of the time goes round all points, those visited least
-first, as interrupted sessions must leave none behind, and else in an order drawn anew each time: so a slow phase of a
-shared machine hits all of them alike. Whole steps are visited more often.
+First every point of the coarse grids is visited once, smallest first. Then grids are refined where interpolation is
+worst, as long as the time suffices to visit all points a few times more. In the rest of the time all points are visited
+round after round, each round in a new random order, so that a slow phase of a shared machine hits all of them alike.
+Points with fewer visits come first, since an interrupted session may have left some behind. Whole steps are visited
+more often.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from simulator.profiler.grid import Grid
-from simulator.profiler.samples import Point, Samples, Times
+from simulator.profiler.samples import Clock, Point, Samples, Times
 
 _GOOD_ENOUGH = 0.02  # no line is added for a smaller error
 _SAVE_EVERY_S = 10.0
-_LEAST_VISITS = 20  # of every point, if there is time: fewer may all fall into slow phases of a shared machine
-_LARGEST_SHARE = 3.0  # of the time, in that of an average point
-_WEIGHT_OF_STEPS = 3  # times as many visits to whole steps: they are few, and the rest of all steps is known by them
+_LEAST_VISITS = 20  # to every point, if there is time: fewer may all fall into slow phases of a shared machine
+_LARGEST_SHARE = 3.0  # the most time a point takes beyond its least visits, as a multiple of the average point's time
+_WEIGHT_OF_STEPS = 3  # visits to a whole step per visit to another point: few points decide the rest of all steps
 
 Progress = Callable[[float, str], None]
-"""Told the seconds spent measuring, and what is being measured."""
+"""Gets the seconds spent measuring, and what is being done."""
 
 
 class BudgetError(ValueError):
@@ -33,15 +34,17 @@ class BudgetError(ValueError):
 
 
 class Session:
-    """Measures within a budget; the samples are kept in `path` from time to time, and at the end of `run` in any case.
+    """Measures within a time budget.
 
     Args:
         measure: times a point.
         refined: grids to refine.
-        fixed: grids to take as they are.
-        samples: what is known already; more is added to them.
+        fixed: grids that are not refined.
+        samples: the samples of earlier sessions; the new ones are added to them.
         calls: calls per step of the operators.
+        path: file of the samples, written every few seconds and whenever `run` ends.
         repeats: visits to every point that refining leaves time for.
+        clock: what the budget is counted by.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class Session:
         path: Path,
         progress: Progress,
         repeats: int = 4,
+        clock: Clock = time.perf_counter_ns,
     ) -> None:
         self._measure = measure
         self.refined = refined
@@ -63,16 +67,17 @@ class Session:
         self._path = path
         self._progress = progress
         self._repeats = repeats
-        self._saved_at = time.monotonic()
+        self._clock = clock
+        self._saved_at = clock()
         self._rng = np.random.default_rng(0)
         for grid in refined:
             grid.restore(samples.points(grid.family))
 
     def run(self, budget_s: float) -> None:
-        """Measure until `budget_s` seconds were spent, those of earlier sessions included.
+        """Measure until `budget_s` seconds are spent, those of earlier sessions included.
 
         Raises:
-            BudgetError: the coarse grid takes longer.
+            BudgetError: the coarse grids take longer.
         """
         try:
             self._cover(budget_s)
@@ -115,7 +120,10 @@ class Session:
             grid.learn(axis, low, high, self._values())
 
     def _values(self) -> Callable[[Point], float]:
-        """The time at a point with the least that a layer takes besides: errors of what is small hardly count."""
+        """The time at a point, plus the least time that the rest of a layer takes.
+
+        So the relative error of an operator that is a small part of its layer is small.
+        """
         samples, calls = self._samples, self._calls
         others = min((samples.total(point, calls) for point in samples.points("tokens")), default=0.0)
         besides = others / max(calls.values())
@@ -134,7 +142,7 @@ class Session:
                     self._visit(points[index], "repeating")
 
     def _is_due(self, point: Point, num_points: int) -> bool:
-        """Whether a point may take more time: none takes much more than its share, when it has what it needs."""
+        """Whether to visit a point again: beyond its least visits it may not take much more than its share of time."""
         samples = self._samples
         visits = samples.visits(point)
         spent_s = visits * (samples.seconds_per_visit(point) or 0.0)
@@ -145,15 +153,16 @@ class Session:
 
     def _visit(self, point: Point, why: str) -> None:
         self._progress(self._samples.spent_s, why)
-        started = time.perf_counter()
+        started = self._clock()
         times = self._measure(point)
-        self._samples.add(point, times, time.perf_counter() - started)
-        if time.monotonic() - self._saved_at > _SAVE_EVERY_S:
+        ended = self._clock()
+        self._samples.add(point, times, (ended - started) * 1e-9)
+        if (ended - self._saved_at) * 1e-9 > _SAVE_EVERY_S:
             self._samples.save(self._path)
-            self._saved_at = time.monotonic()
+            self._saved_at = ended
 
     def _expected_s(self, point: Point) -> float:
-        """How long a visit takes: as it did, or as the nearest visit of the family did, by the work there."""
+        """How long a visit to `point` takes, from its own visits or from those of the nearest point of its family."""
         known = self._samples.seconds_per_visit(point)
         if known is not None:
             return known
@@ -167,18 +176,18 @@ class Session:
 
 
 def _weight(point: Point) -> int:
-    """How many visits count as one; so many are made of each round."""
+    """How many visits to a point each round makes."""
     return _WEIGHT_OF_STEPS if point.family.startswith("step_") else 1
 
 
 def _work(point: Point) -> float:
-    """How much there is to do, roughly; comparable within a family."""
+    """Roughly how much there is to compute at a point; comparable within a family."""
     if point.family in ("prefill", "step_mixed"):
         return float(1 + sum(point.sizes))
     return float(math.prod(max(1, size) for size in point.sizes))
 
 
 def _round_up(seconds: float) -> int:
-    """To two digits."""
+    """`seconds` rounded up to two digits."""
     unit = 10 ** max(0, math.floor(math.log10(max(seconds, 1))) - 1)
     return math.ceil(seconds / unit) * unit

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -13,26 +12,26 @@ from engine.engine_config import EngineConfig, SamplingParams
 from engine.llm_engine import Executor, LLMEngine, StepReport
 from engine.runner.model_runner import StepTokens
 from engine.runner.step_inputs import StepInputs
-from simulator.profiler.samples import DISTURBED
+from simulator.profiler.samples import DISTURBED, Clock
 from simulator.profiler.stopwatch import Undisturbed
 
 _NUM_DECODE_PLANS = 8
-MIDDLE_STEP = 5  # tokens by which contexts have grown in the middle of the decodes that are timed
+MIDDLE_STEP = 5  # tokens by which contexts have grown at the middle one of the decode steps that are timed
 _NUM_PROMPTS = 3
-_LONG_VISIT_S = 0.3  # after which one visit times no more prompts
+_LONG_VISIT_S = 0.3  # a visit that has lasted this long times no more prompts
 _STRIDE = 7
 _ROOM_TO_GROW = 64
 
 
 def longest_context(max_model_len: int) -> int:
-    """The longest context that steps can be timed at: some tokens are generated meanwhile."""
+    """The longest context at which steps can be timed: sequences generate some tokens while they are timed."""
     return max(1, max_model_len - _ROOM_TO_GROW)
 
 
 class SkippingExecutor:
-    """Executes plans with `executor`, but for those that `skip_prompts` is to be skipped in: they take no time.
+    """Executes steps with `executor`, or pretends to execute them while `skip_prompts` is set.
 
-    Their KV is what was in the cache before, which is as good to measure with.
+    A skipped prompt leaves its KV as it was, and steps take as long with any KV.
     """
 
     def __init__(self, executor: Executor) -> None:
@@ -57,6 +56,7 @@ class Steps:
 
     Args:
         observe: what a replay does with each report; its time is part of the step after it.
+        clock: times the steps.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Steps:
         vocab_size: int,
         temperature: float,
         observe: Callable[[StepReport], None],
+        clock: Clock,
     ) -> None:
         self._config = config
         self._executor = SkippingExecutor(executor)
@@ -74,12 +75,15 @@ class Steps:
         self._vocab_size = vocab_size
         self._temperature = temperature
         self._observe = observe
+        self._clock = clock
         self._rng = np.random.default_rng(config.seed)
         self._num_requests = self._num_drawn = 0
 
     def decode(self, batch: int, context: int) -> dict[str, list[float]]:
-        """Times in us of decode steps of `batch` sequences that are about `context` long, under its number; those
-        during which another process ran apart."""
+        """Times in us of decode steps of `batch` sequences that are about `context` long.
+
+        The key of the times is the batch as text; those during which another process ran are under `DISTURBED`.
+        """
         run = self._begin(batch, context)
         run.step()  # the rows join
         kept = Undisturbed()
@@ -91,15 +95,15 @@ class Steps:
     def with_prompts(self, batch: int, context: int, num_tokens: int) -> dict[str, list[float]]:
         """Times in us of steps of prompts of about `num_tokens` beside `batch` decodes of `context`, or alone.
 
-        They come under their number of prompt tokens, which differs from time to time by up to an eighth: libraries
-        prepare for every new number of tokens, and a served prompt mostly has a new one.
+        The keys of the times are the numbers of prompt tokens, which vary by up to an eighth: libraries prepare for
+        every new number of tokens, and most prompts that are served have a new one.
         """
         run = self._begin(batch, context)
         if batch:
             run.step()
-        kept, started = Undisturbed(), time.perf_counter()
+        kept, started = Undisturbed(), self._clock()
         for _ in range(_NUM_PROMPTS):
-            if time.perf_counter() - started > _LONG_VISIT_S:
+            if (self._clock() - started) * 1e-9 > _LONG_VISIT_S:
                 break
             self._num_drawn += 1
             length = num_tokens - self._num_drawn * _STRIDE % max(1, num_tokens // 8)
@@ -113,7 +117,7 @@ class Steps:
         return kept.times
 
     def split(self, num_tokens: int) -> list[int]:
-        """The lengths of as few prompts as hold so many tokens."""
+        """The lengths of the fewest prompts that hold `num_tokens` tokens."""
         longest = longest_context(self._max_model_len)
         count = -(-num_tokens // longest)
         return [num_tokens // count + (i < num_tokens % count) for i in range(count)]
@@ -124,7 +128,7 @@ class Steps:
         engine = LLMEngine(
             replace(self._config, max_num_batched_tokens=limit), self._executor, max_model_len=self._max_model_len
         )
-        run = _Run(engine, self._params, self._observe)
+        run = _Run(engine, self._params, self._observe, self._clock)
         if batch:
             self._executor.skip_prompts = True
             run.step(*(self._request(context) for _ in range(batch)))
@@ -142,22 +146,25 @@ class Steps:
 
 
 class _Run:
-    """The loop of a replay: a step lasts from the time it is planned for to the time it is committed at."""
+    """The loop of a replay: a step lasts from the commit of the one before it to its own."""
 
-    def __init__(self, engine: LLMEngine, params: SamplingParams, observe: Callable[[StepReport], None]) -> None:
+    def __init__(
+        self, engine: LLMEngine, params: SamplingParams, observe: Callable[[StepReport], None], clock: Clock
+    ) -> None:
         self.engine = engine
         self._params = params
         self._observe = observe
-        self._now = time.perf_counter_ns()
+        self._clock = clock
+        self._now = clock()
 
     def step(self, *arrivals: Request) -> float:
-        """One plan, with requests that came just before it: the time of each of its steps in us."""
+        """Run one plan after adding `arrivals`; returns the mean time of its steps in us."""
         started = self._now
         for request in arrivals:
             self.engine.add(request, self._params)
         executed = self.engine.execute(started)
         assert executed is not None
-        now = time.perf_counter_ns()
+        now = self._clock()
         report = self.engine.commit(executed, now)
         self._now = now
         self._observe(report)

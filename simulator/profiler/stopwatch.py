@@ -1,4 +1,4 @@
-"""Times a series of calls, operator by operator: in their order by the clock, or each operator as a CUDA graph."""
+"""Times a series of calls by operator: in their order between readings of a clock, or each operator as a CUDA graph."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ from typing import NamedTuple, Protocol
 
 import torch
 
+from simulator.profiler.samples import Clock
+
 _MOST_RUNS = 32
-_QUEUEING_CYCLES = 200_000  # of the device, about 0.1 ms: it is kept busy until a graph is queued
+_QUEUEING_CYCLES = 200_000  # about 0.1 ms: the device is kept busy for so many cycles until a graph is queued
 
 
 class Call(NamedTuple):
@@ -21,22 +23,23 @@ class Call(NamedTuple):
 
 
 MakeCalls = Callable[[], Sequence[Call]]
-"""Makes the calls of one run. Every run gets calls of its own, since backends keep what they derive of a step."""
+"""Makes the calls of one run. Every run gets calls of its own, since attention backends cache what they derive from a
+step's metadata."""
 
 
 class Stopwatch(Protocol):
     def time(self, make_calls: MakeCalls, at_least_s: float) -> dict[str, list[float]]:
-        """Run the calls once to warm up and then for at least that long, once at least.
+        """Run the calls once to warm up, and then once or more until `at_least_s` seconds have passed.
 
         Returns: per operator one time per run, the mean over its calls, in microseconds.
         """
 
 
 class Undisturbed:
-    """Collects times, and keeps those apart during which the kernel gave the processor to another process, unless all
-    are such.
+    """Collects times apart from those during which the kernel gave the processor to another process.
 
-    A machine that is shared would otherwise lend its other users' load to long operators more than to short ones.
+    Otherwise the load of a shared machine would be in the times of long operators more than in those of short ones. If
+    every time was disturbed, they all count.
     """
 
     def __init__(self) -> None:
@@ -45,7 +48,7 @@ class Undisturbed:
         self._preemptions = 0
 
     def begin(self) -> None:
-        """What is to be added next starts now."""
+        """The runs that `add` will get next start now."""
         self._preemptions = _num_preemptions()
 
     def add(self, times: Mapping[str, float]) -> None:
@@ -58,7 +61,7 @@ class Undisturbed:
         return self._clean or self._disturbed
 
     def disturbed(self, name: str) -> list[float]:
-        """The times of this name that are kept apart."""
+        """The times of `name` that do not count."""
         return self._disturbed.get(name, []) if self._clean else []
 
 
@@ -67,23 +70,26 @@ def _num_preemptions() -> int:
 
 
 class ClockStopwatch:
-    """Runs all calls in their order and reads the clock between them, so that each finds the caches as in life."""
+    """Runs all calls in their order and reads the clock between them: each call finds the caches as in a real step."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
 
     def time(self, make_calls: MakeCalls, at_least_s: float) -> dict[str, list[float]]:
         self._run(make_calls())
         runs = Undisturbed()
-        started = time.perf_counter()
+        started = self._clock()
         for _ in range(_MOST_RUNS):
             runs.begin()
             runs.add(self._run(make_calls()))
-            if time.perf_counter() - started >= at_least_s:
+            if (self._clock() - started) * 1e-9 >= at_least_s:
                 break
         return runs.times
 
     def _run(self, calls: Sequence[Call]) -> dict[str, float]:
         totals: dict[str, int] = {}
         counts: dict[str, int] = {}
-        clock = time.perf_counter_ns
+        clock = self._clock
         for operator, run in calls:
             started = clock()
             run()
@@ -96,7 +102,7 @@ class ClockStopwatch:
 class GraphStopwatch:
     """Captures all calls of an operator in one CUDA graph, so that no launch from the host is timed.
 
-    The weights of all layers pass through the device's caches between two uses of the same one, as in life.
+    Between two uses of a weight those of all other layers pass through the device's caches, as in a real step.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -136,6 +142,6 @@ class GraphStopwatch:
         return times
 
 
-def make_stopwatch(device: torch.device) -> Stopwatch:
-    """The stopwatch that suits a device."""
-    return GraphStopwatch(device) if device.type == "cuda" else ClockStopwatch()
+def make_stopwatch(device: torch.device, clock: Clock) -> Stopwatch:
+    """The stopwatch that suits a device; a GPU is timed by its own events, a CPU by the clock."""
+    return GraphStopwatch(device) if device.type == "cuda" else ClockStopwatch(clock)

@@ -13,7 +13,7 @@ import torch  # noqa: E402
 
 from engine.runner import kv_cache  # noqa: E402
 from kernels.kv_store import FP8_DTYPE  # noqa: E402
-from tests.simulator.small_model import FAMILIES  # noqa: E402
+from tests.simulator.builders import FAMILIES  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence, extend_hashes
+from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
 from simulator.replica import Replica
 from tests.engine.vllm_reference import Request, Step, VllmScheduler, run
@@ -105,12 +106,10 @@ class Log:
 class UnitCost:
     """Every step takes 1 ns."""
 
-    prices_scattered = False
-
-    def step_ns(self, plan: StepPlan) -> int:
+    def step_ns(self, work: StepWork) -> int:
         return 1
 
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
+    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         return np.ones(num_steps, np.int64)
 
 

@@ -18,7 +18,7 @@ from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
-from tests.harness.test_run import config
+from tests.harness.builders import config
 
 EARLY = [
     "engine=sim", "scheduler=vllm_v0", "model=opt-13b", "device=a100-80gb", "cost=linear",

@@ -17,10 +17,11 @@ from experiments.recovery.request_log import read_client_log, read_engine_log
 from experiments.recovery.recovered_run import summary
 from experiments.recovery.step_search import Step, Tolerance, priced_by
 from harness.results.files import CALIBRATION, VALIDATION
-from harness.runs.simulated import cost_model
-from tests.harness.measured_builders import execute_in, pretend_measured, write_distserve
-from tests.experiments.recovery_runs import EARLY, early_run, real_run
-from tests.harness.test_run import config
+from harness.runs import fitted
+from harness.runs.system import resolve
+from tests.harness.builders import config, execute_in
+from tests.harness.measured_builders import pretend_measured, write_distserve
+from tests.experiments.recovery_builders import EARLY, early_run, real_run
 
 CACHING = {"enable_prefix_caching": True}
 # Requests wait for KV blocks, but none is preempted.

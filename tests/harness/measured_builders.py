@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.cli import execute
 from harness.config import RunConfig
 from harness.measured.measured_run import requests_table
-from tests.harness.test_run import config
+from tests.harness.builders import config, execute_in
 
 CLOCKS = 1000.0  # how far the engine's clock is ahead of the client's in `write_llmservingsim`
 # client sends, then on the engine's clock less CLOCKS: queued, scheduled, first token, last token; prompt, output
@@ -58,12 +57,6 @@ def write_distserve(path: Path, requests: pd.DataFrame) -> Path:
 
 def write_lines(path: Path, records: Sequence[Any]) -> None:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-
-
-def execute_in(folder: Path, settings: RunConfig) -> None:
-    """Do what `settings` say in `folder`, which is made as Hydra would."""
-    folder.mkdir(parents=True, exist_ok=True)
-    execute(settings, folder)
 
 
 def pretend_measured(folder: Path, *overrides: str) -> RunConfig:

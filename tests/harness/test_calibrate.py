@@ -19,8 +19,10 @@ from harness.measured import load_measured
 from experiments.recovery import LogError
 from harness.results.files import CALIBRATION, read_results
 from harness.runs.profiling import PROFILES
-from tests.harness.measured_builders import execute_in, made_up, pretend_measured, write_distserve, write_llmservingsim
-from tests.harness.test_run import config
+from harness.runs.system import resolve
+from simulator.costs.constants import Constant
+from tests.harness.builders import config, execute_in
+from tests.harness.measured_builders import made_up, pretend_measured, write_distserve, write_llmservingsim
 
 WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
 TRUTH = {"memory_efficiency": 0.61, "flops_efficiency": 0.43, "step_overhead_s": 0.0031}

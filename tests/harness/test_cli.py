@@ -17,8 +17,8 @@ from harness import cli
 from harness.config import RunConfig, load
 from harness.errors import ConfigError, TraceError
 from harness.runs import availability
+from tests.harness.builders import CONF, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 Launch = Callable[..., int]
 
 
@@ -34,7 +34,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.chdir(tmp_path)
 
-    @hydra.main(version_base=None, config_path=str(ROOT / "conf"), config_name="config")
+    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
     def main(cfg: DictConfig) -> None:
         cli.run_job(cfg)
 

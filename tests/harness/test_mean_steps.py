@@ -1,5 +1,4 @@
-"""What is priced at the mean of step times, at their median and at the fastest: latencies are sums of steps, steps are
-scored and fitted against medians of their executions, or scored against the fastest."""
+"""Latencies are sums of steps, so they are simulated at means; single steps are scored and fitted against medians."""
 
 from __future__ import annotations
 
@@ -9,10 +8,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.errors import ConfigError
 from harness.results.files import read_results
 from harness.runs.profiling import PROFILES
-from simulator.profile.profile import load_profile, save_profile
+from simulator.profile.files import load_profile, save_profile
 from tests.harness.measured_builders import pretend_measured
 from tests.harness.test_calibrate import calibrate
 from tests.harness.test_median_times import write_executions
@@ -46,25 +44,6 @@ def test_steps_are_scored_at_medians_and_latencies_at_means(measured: list[str],
     for name, overrides in (("c", ["cost.statistic=median"]), ("d", at_medians)):
         found = compare(f"run:{tmp_path / 'a'}", tmp_path / name, *measured, *overrides)
         assert max(abs(row["error_pct"]) for row in found["errors"]) < 0.01
-
-
-def test_fastest_steps_are_compared_with_the_fastest_of_a_profile(tmp_path: Path) -> None:
-    profile = load_profile(PROFILES / "amd-epyc" / "tiny" / "tp1")
-    slower = {name: table.assign(fastest_us=table["time_us"], time_us=2 * table["time_us"])
-              for name, table in profile.tables.items()}  # fmt: skip
-    save_profile(profile, tmp_path / "fast")
-    save_profile(replace(profile, tables=slower), tmp_path / "both")
-    settings = ["model=tiny", "max_num_batched_tokens=1024", "trace.num_requests=20", "arrival.rate=3"]
-    cost = [*TINY, f"cost.profile={tmp_path / 'fast'}", "cost.statistic=median"]
-    pretend_measured(tmp_path / "a", *cost, *settings)
-    durations = read_results(tmp_path / "a")[0].steps["duration"].to_numpy()
-    more = write_executions(tmp_path / "a", tmp_path / "more", 3 * durations, 4 * durations)
-    asked = [*TINY, f"validation.retimed=[{more}]", "validation.step_times=fastest"]
-    found = compare(f"run:{tmp_path / 'a'}", tmp_path / "b", *asked, f"cost.profile={tmp_path / 'both'}")
-    assert max(abs(row["error_pct"]) for row in found["errors"]) < 0.01
-    assert found["steps"]["errors"]["all"]["mape_pct"] < 0.01
-    with pytest.raises(ConfigError, match="fast': no fastest times: no column fastest_us in tokens, "):
-        compare(f"run:{tmp_path / 'a'}", tmp_path / "c", *asked, f"cost.profile={tmp_path / 'fast'}")
 
 
 def test_constants_are_fitted_to_medians_of_steps_and_to_means_of_latencies(

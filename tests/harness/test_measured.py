@@ -15,8 +15,8 @@ from harness.errors import MeasuredRunError
 from harness.measured import READERS, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.validation.metrics import statistics
+from tests.harness.builders import ROOT
 from tests.harness.measured_builders import change_summary, pretend_measured, write_distserve, write_llmservingsim
-from tests.harness.test_run import ROOT
 
 GROUND_TRUTH = ROOT.parent / "shared" / "ground_truth"
 needs_ground_truth = pytest.mark.skipif(

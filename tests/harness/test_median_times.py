@@ -17,8 +17,8 @@ from harness.measured.own_run import at_step_times, with_retimed
 from harness.runs.system import resolve
 from harness.validation.steps import replay_steps
 from harness.validation.validate import load_run, simulation_config
+from tests.harness.builders import config
 from tests.harness.measured_builders import pretend_measured
-from tests.harness.test_run import config
 from tests.harness.test_validate import STARVED, compare
 
 SLOW = "device.step_overhead_s=0.02"  # of the measured run; the default is a small part of that

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 from harness.errors import ConfigError, MeasuredRunError  # noqa: E402
 from harness.results.files import read_results  # noqa: E402
 from harness.runs.replay import replay_paced  # noqa: E402
-from tests.harness.measured_builders import change_summary, execute_in, made_up, write_distserve  # noqa: E402
-from tests.harness.test_run import config  # noqa: E402
+from tests.harness.builders import config, execute_in  # noqa: E402
+from tests.harness.measured_builders import change_summary, made_up, write_distserve  # noqa: E402
 
 PREFIXES = [
     "trace=shared_prefix", "trace.num_prefixes=2", "trace.prefix_tokens=64", "trace.suffix.low=4",

@@ -16,15 +16,8 @@ from harness.measured import load_measured
 from harness.results.files import read_results
 from harness.runs import fitted as calibration
 from harness.validation.validate import validate
-from tests.harness.measured_builders import (
-    change_summary,
-    execute_in,
-    made_up,
-    pretend_measured,
-    write_distserve,
-    write_llmservingsim,
-)
-from tests.harness.test_run import config
+from tests.harness.builders import config, execute_in
+from tests.harness.measured_builders import change_summary, made_up, pretend_measured, write_distserve, write_llmservingsim
 
 STARVED = ["trace.num_requests=80", "num_blocks=260", "arrival.rate=30", "max_num_seqs=32", "max_num_batched_tokens=64"]
 

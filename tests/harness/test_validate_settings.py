@@ -10,9 +10,9 @@ import pytest
 
 from harness.measured import load_measured
 from harness.validation.settings import different_device, different_settings
-from simulator.profile.profile import load_profile
+from simulator.profile.files import load_profile
+from tests.harness.builders import config
 from tests.harness.test_measured import GROUND_TRUTH, needs_ground_truth
-from tests.harness.test_run import config
 
 
 @needs_ground_truth

@@ -9,22 +9,23 @@ import pandas as pd
 import pytest
 import yaml
 
+from engine.core.work import StepWork
 from simulator.costs.constants import profiled_constants as constants
 from simulator.costs.profiled import ProfiledCost
-from simulator.hardware import Device, ModelShape
+from simulator.hardware import ModelShape
 from simulator.importers import open_profile
 from simulator.importers.llmservingsim import graph_sizes, read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.profile.profile import Profile, ProfileError, save_profile
-from tests.simulator.shapes import MODEL, OPERATORS, attention, by_tokens, plan, profile
+from simulator.profile.files import save_profile
+from simulator.profile.profile import Profile, ProfileError
+from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, attention, by_tokens, profile, work
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
-DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
 
 
-def step_ns(measured: Profile, model: ModelShape, step: object, ranks: int = 1) -> int:
-    values = {name: constant.default for name, constant in constants(DEVICE, ranks).items()}
-    return ProfiledCost(measured, model, ranks, values).step_ns(step)  # type: ignore[arg-type]
+def step_ns(measured: Profile, model: ModelShape, step: StepWork, ranks: int = 1) -> int:
+    values = {name: constant.default for name, constant in constants(SLOW_LINK, ranks).items()}
+    return ProfiledCost(measured, model, ranks, values).step_ns(step)
 
 
 # -- LLMServingSim ----------------------------------------------------------------------------------------------------
@@ -32,7 +33,7 @@ def step_ns(measured: Profile, model: ModelShape, step: object, ranks: int = 1) 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A bundle that says what `shapes.profile` says."""
+    """A bundle that says what `builders.profile` says."""
     ranks = tmp_path / "tp1"
     ranks.mkdir()
     dense = by_tokens(0.5).rename(columns={"operator": "layer", "num_tokens": "tokens"})
@@ -47,9 +48,9 @@ def bundle(tmp_path: Path) -> Path:
 
 
 def test_a_bundle_prices_like_the_same_profile_of_ours(bundle: Path) -> None:
-    read = open_profile(f"llmservingsim:{bundle}", MODEL, 1, 256, DEVICE)
+    read = open_profile(f"llmservingsim:{bundle}", MODEL, 1, 256, SLOW_LINK)
     ours = profile(token_buckets=graph_sizes(256), padded_steps="all", round_up_tokens=True)
-    for step in (plan([], [100] * 10), plan([(256, 100, True)], [300, 500]), plan([(0, 33, True)], [])):
+    for step in (work([], [100] * 10), work([(256, 100, True)], [300, 500]), work([(0, 33, True)], [])):
         assert step_ns(read, MODEL, step) == step_ns(ours, MODEL, step)
 
 
@@ -57,7 +58,7 @@ def test_layers_are_called_as_often_as_a_model_has_them(bundle: Path) -> None:
     path = bundle / "tp1" / "dense.csv"
     extra = pd.DataFrame({"layer": ["layernorm", "embedding"], "tokens": 1, "time_us": 1.0})
     pd.concat([pd.read_csv(path), extra]).to_csv(path, index=False)
-    calls = read_bundle(bundle, MODEL, 1, 256, DEVICE).meta.calls
+    calls = read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).meta.calls
     assert calls == {**dict.fromkeys(OPERATORS, 3), "layernorm": 6, "embedding": 1, "lm_head": 1}
 
 
@@ -66,7 +67,7 @@ def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> No
     rows = [(4, 1, chunk, 0, 100, 400, 175, 10.0, 28.0, 10.0 + extra) for chunk, extra in ((0, 2.6), (64, 10.4))]
     names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
     pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
-    uneven = read_bundle(bundle, MODEL, 1, 256, DEVICE).tables["uneven"]
+    uneven = read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).tables["uneven"]
     slope, deviation = 18.0 / 225, 129.9038
     assert uneven["prefill_tokens"].tolist() == [0, 64]
     assert uneven["gain"].tolist() == pytest.approx([2.6 / slope / deviation, 10.4 / slope / deviation], rel=1e-4)
@@ -83,7 +84,7 @@ def write_gains(bundle: Path, gains: dict[int, float]) -> None:
 def gains_of(
     bundle: Path, multiprocessors: int | None, max_num_seqs: int = 256, name: str = "device"
 ) -> dict[int, float]:
-    device = replace(DEVICE, name=name, multiprocessors=multiprocessors)
+    device = replace(SLOW_LINK, name=name, multiprocessors=multiprocessors)
     uneven = read_bundle(bundle, MODEL, 1, max_num_seqs, device).tables["uneven"]
     return {int(n): round(float(gain), 6) for n, gain in zip(uneven["num_decodes"], uneven["gain"], strict=True)}
 
@@ -107,7 +108,7 @@ def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -
     pd.DataFrame([(4, 1, 0, 0, 100, 400, 175, 10.0, 10.5, 10.2)], columns=names).to_csv(
         bundle / "tp1" / "skew.csv", index=False
     )
-    assert "uneven" not in read_bundle(bundle, MODEL, 1, 256, DEVICE).tables
+    assert "uneven" not in read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).tables
 
 
 @pytest.mark.parametrize(
@@ -115,7 +116,7 @@ def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -
 )
 def test_the_block_size_of_a_bundle_is_that_of_its_engine(bundle: Path, engine: object, block_size: int | None) -> None:
     (bundle / "meta.yaml").write_text(yaml.safe_dump({"engine_effective": engine}))
-    assert read_bundle(bundle, MODEL, 1, 256, DEVICE).meta.block_size == block_size
+    assert read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).meta.block_size == block_size
 
 
 def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
@@ -123,7 +124,7 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
     dense = pd.read_csv(path)
     dense[dense["layer"] != "gate_up_proj"].to_csv(path, index=False)
     with pytest.raises(ProfileError, match="tokens: no gate_up_proj .there: down_proj, o_proj, qkv_proj"):
-        read_bundle(bundle, MODEL, 1, 256, DEVICE)
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
 
 
 def test_sizes_of_cuda_graphs() -> None:
@@ -135,15 +136,15 @@ def test_sizes_of_cuda_graphs() -> None:
 
 def test_a_broken_bundle_is_named(bundle: Path) -> None:
     with pytest.raises(ProfileError, match="no tp2 .measured: tp1"):
-        read_bundle(bundle, MODEL, 2, 256, DEVICE)
+        read_bundle(bundle, MODEL, 2, 256, SLOW_LINK)
     (bundle / "tp1" / "per_sequence.csv").write_text("layer,sequences,time_ms\n")
     with pytest.raises(ProfileError, match="no column time_us"):
-        read_bundle(bundle, MODEL, 1, 256, DEVICE)
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
     (bundle / "tp1" / "per_sequence.csv").unlink()
     with pytest.raises(ProfileError, match="no per_sequence.csv .*attention.csv, dense.csv"):
-        read_bundle(bundle, MODEL, 1, 256, DEVICE)
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="no meta.yaml"):
-        read_bundle(bundle / "tp1", MODEL, 1, 256, DEVICE)
+        read_bundle(bundle / "tp1", MODEL, 1, 256, SLOW_LINK)
 
 
 @pytest.mark.skipif(not DATA.exists(), reason="no published bundles at ../shared/ground_truth")
@@ -151,15 +152,15 @@ def test_a_broken_bundle_is_named(bundle: Path) -> None:
 def test_published_bundles(name: str, ranks: int, layers: int, first: int) -> None:
     """`first` is the least batch whose contexts are not split, with 8 KV heads on so many ranks."""
     model = replace(MODEL, name=f"owner/{name}", num_layers=layers, num_kv_heads=8)
-    card = replace(DEVICE, name="NVIDIA RTX PRO 6000 Blackwell Server Edition", multiprocessors=188)
+    card = replace(SLOW_LINK, name="NVIDIA RTX PRO 6000 Blackwell Server Edition", multiprocessors=188)
     measured = open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, ranks, 128, card)
     uneven = measured.tables["uneven"]
     gain = uneven[uneven["prefill_tokens"] == 0].set_index("num_decodes")["gain"]
     assert gain[first - 1] < 0.01 and gain[first] > 0.4
-    few, many = plan([], [1000]), plan([], [1000] * 128)
+    few, many = work([], [1000]), work([], [1000] * 128)
     assert 0 < step_ns(measured, model, few, ranks) < step_ns(measured, model, many, ranks)
     with pytest.raises(ProfileError, match="measured: tp"):
-        open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, 8, 128, DEVICE)
+        open_profile(f"llmservingsim:{DATA / name / 'profile'}", model, 8, 128, SLOW_LINK)
 
 
 # -- Vidur ------------------------------------------------------------------------------------------------------------
@@ -192,7 +193,7 @@ def profiling(tmp_path: Path) -> Path:
 
 
 def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:
-    found = step_ns(open_profile(f"vidur:{profiling}", MODEL, 1, 256, DEVICE), MODEL, plan([], [256] * 8))
+    found = step_ns(open_profile(f"vidur:{profiling}", MODEL, 1, 256, SLOW_LINK), MODEL, work([], [256] * 8))
     share = 1 + 8 / 64
     dense = 1 * share + 3 * (2 + 3 + 4 + 5) * share + 6 * 6 * share
     head = 4 * share * (MODEL.vocab_size * 64) / (2 * 64 * 128)
@@ -200,23 +201,23 @@ def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:
 
 
 def test_vidur_all_reduces_come_from_the_network_folder(profiling: Path) -> None:
-    ranks = open_profile(f"vidur:{profiling}", MODEL, 2, 256, DEVICE)
-    alone = open_profile(f"vidur:{profiling}", MODEL, 1, 256, DEVICE)
-    step = plan([], [256] * 16)  # 2 KiB
+    ranks = open_profile(f"vidur:{profiling}", MODEL, 2, 256, SLOW_LINK)
+    alone = open_profile(f"vidur:{profiling}", MODEL, 1, 256, SLOW_LINK)
+    step = work([], [256] * 16)  # 2 KiB
     assert step_ns(ranks, MODEL, step, 2) - step_ns(alone, MODEL, step) == pytest.approx((2 * 3 + 1) * 20e3, abs=2)
 
 
 def test_what_vidur_lacks_is_named(profiling: Path) -> None:
     with pytest.raises(ProfileError, match="n_embd 64, but test has hidden_size=128"):
-        read_profiling(profiling, replace(MODEL, hidden_size=128), 1, 256, DEVICE)
+        read_profiling(profiling, replace(MODEL, hidden_size=128), 1, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="no rows for 4 ranks .measured: 1, 2"):
-        read_profiling(profiling, MODEL, 4, 256, DEVICE)
+        read_profiling(profiling, MODEL, 4, 256, SLOW_LINK)
     (profiling.parents[3] / "network" / "a100_dgx" / "all_reduce.csv").unlink()
     with pytest.raises(ProfileError, match="no all_reduce.csv"):
-        read_profiling(profiling, MODEL, 2, 256, DEVICE)
+        read_profiling(profiling, MODEL, 2, 256, SLOW_LINK)
     (profiling / "attention.csv").unlink()
     with pytest.raises(ProfileError, match="no attention.csv .*mlp.csv"):
-        read_profiling(profiling, MODEL, 1, 256, DEVICE)
+        read_profiling(profiling, MODEL, 1, 256, SLOW_LINK)
 
 
 @pytest.mark.parametrize("operator", ["attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj"])
@@ -228,7 +229,7 @@ def test_vidur_projections_that_were_not_measured_are_named(
     dense = pd.read_csv(profiling / "mlp.csv").drop(columns=column)
     (dense if time_ms is None else dense.assign(**{column: time_ms})).to_csv(profiling / "mlp.csv", index=False)
     with pytest.raises(ProfileError, match=rf"mlp.csv.*{column}"):
-        read_profiling(profiling, MODEL, 1, 256, DEVICE)
+        read_profiling(profiling, MODEL, 1, 256, SLOW_LINK)
 
 
 @pytest.mark.parametrize("time_ms", [float("nan"), 0.0])
@@ -236,7 +237,7 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
     for name, operator in (("mlp", "emb"), ("attention", "attn_kv_cache_save")):
         table = pd.read_csv(profiling / f"{name}.csv").assign(**{f"time_stats.{operator}.median": time_ms})
         table.to_csv(profiling / f"{name}.csv", index=False)
-    read = read_profiling(profiling, MODEL, 1, 256, DEVICE)
+    read = read_profiling(profiling, MODEL, 1, 256, SLOW_LINK)
     assert not {"embedding", "kv_store"} & {*read.meta.calls, *read.tables["tokens"]["operator"]}
 
 
@@ -246,10 +247,10 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
 def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> None:
     save_profile(profile(), tmp_path / "tp1")
     for name in (tmp_path, tmp_path / "tp1"):
-        assert open_profile(str(name), MODEL, 1, 256, DEVICE).meta.model == "test"
+        assert open_profile(str(name), MODEL, 1, 256, SLOW_LINK).meta.model == "test"
     with pytest.raises(ProfileError, match="no tp4 .measured: tp1"):
-        open_profile(str(tmp_path), MODEL, 4, 256, DEVICE)
+        open_profile(str(tmp_path), MODEL, 4, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="no folder"):
-        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256, DEVICE)
+        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
-        open_profile("vidurr:somewhere", MODEL, 1, 256, DEVICE)
+        open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from simulator.costs.cost import CostModel
 from simulator.costs.linear import LinearCost, constants
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import ModelShape
-from tests.simulator.shapes import plan
-from tests.simulator.test_roofline import H100, MOE, QWEN
+from tests.simulator.builders import H100, MOE, QWEN, work
 
 VALUES = {"step_s": 0.02, "context_token_s": 1e-6, "prefill_step_s": 0.03, "prompt_token_s": 1e-4}
 
@@ -29,33 +26,21 @@ VALUES = {"step_s": 0.02, "context_token_s": 1e-6, "prefill_step_s": 0.03, "prom
 def test_a_step_is_what_the_formula_says(
     chunks: list[tuple[int, int, bool]], contexts: list[int], pads_prompts: bool, expected_s: float
 ) -> None:
-    assert LinearCost(VALUES, pads_prompts=pads_prompts).step_ns(plan(chunks, contexts)) == round(expected_s * 1e9)
-
-
-@given(
-    st.floats(0, 0.1), st.floats(0, 1e-5), st.lists(st.integers(1, 5000), min_size=1, max_size=9), st.integers(1, 40)
-)
-def test_a_run_of_decode_steps_is_its_single_steps(
-    step_s: float, context_token_s: float, contexts: list[int], num_steps: int
-) -> None:
-    cost = LinearCost({**VALUES, "step_s": step_s, "context_token_s": context_token_s})
-    single = [cost.step_ns(plan([], [context + k for context in contexts])) for k in range(num_steps)]
-    assert cost.decode_ns(plan([], contexts), num_steps).tolist() == single
-    assert min(single) >= 1
+    assert LinearCost(VALUES, pads_prompts=pads_prompts).step_ns(work(chunks, contexts)) == round(expected_s * 1e9)
 
 
 @pytest.mark.parametrize(("model", "ranks"), [(QWEN, 1), (QWEN, 2), (MOE, 1)])
 def test_the_defaults_follow_the_roofline_where_it_is_linear(model: ModelShape, ranks: int) -> None:
     values = {name: constant.default for name, constant in constants(model, H100, ranks).items()}
     costs: list[CostModel] = [LinearCost(values), RooflineCost(model, H100, ranks)]
-    contexts = [cost.step_ns(plan([], [20_000])) - cost.step_ns(plan([], [10_000])) for cost in costs]
+    contexts = [cost.step_ns(work([], [20_000])) - cost.step_ns(work([], [10_000])) for cost in costs]
     assert contexts[0] == pytest.approx(contexts[1], rel=1e-3)
     one, two = [(0, 4096, True)], [(0, 4096, True)] * 2
-    prompts = [cost.step_ns(plan(two, [])) - cost.step_ns(plan(one, [])) for cost in costs]
+    prompts = [cost.step_ns(work(two, [])) - cost.step_ns(work(one, [])) for cost in costs]
     assert 0.65 < prompts[0] / prompts[1] < 1  # without attention, norms and all-reduces
 
 
 def test_the_default_step_reads_the_weights_once() -> None:
     values = {name: constant.default for name, constant in constants(QWEN, H100, 1).items()}
-    alone = plan([], [1])
+    alone = work([], [1])
     assert LinearCost(values).step_ns(alone) == pytest.approx(RooflineCost(QWEN, H100).step_ns(alone), rel=0.1)

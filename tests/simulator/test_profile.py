@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import yaml
 
-from simulator.profile.profile import Profile, ProfileError, load_profile, save_profile
-from tests.simulator.shapes import META, profile
+from simulator.profile.files import load_profile, save_profile
+from simulator.profile.profile import Profile, ProfileError
+from tests.simulator.builders import META, profile
 
 
 @pytest.fixture
@@ -42,29 +43,6 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
     (folder / "copies.csv").write_text("num_blocks,time_us\n1,2.0\n")
     save_profile(profile(), folder)
     assert not (folder / "copies.csv").exists()
-
-
-def test_scattered_blocks_can_add_nothing_but_not_less(folder: Path) -> None:
-    (folder / "scattered.csv").write_text("num_tokens,time_us\n16,0.0\n64,2.0\n")
-    assert load_profile(folder).tables["scattered"]["time_us"].tolist() == [0.0, 2.0]
-    for wrong, said in (("64,-2.0", "time_us must not be below 0"), ("0,2.0", "num_tokens must not be below 1")):
-        (folder / "scattered.csv").write_text(f"num_tokens,time_us\n{wrong}\n")
-        with pytest.raises(ProfileError, match=f"scattered: {said}"):
-            load_profile(folder)
-
-
-def test_the_fastest_times_are_checked_and_taken_from_all_tables() -> None:
-    slow = profile()
-    both = {name: table.assign(fastest_us=table["time_us"] / 2) for name, table in slow.tables.items()}
-    fast = Profile(META, both).fastest
-    for name, table in slow.tables.items():
-        pd.testing.assert_frame_equal(fast.tables[name].assign(time_us=2 * fast.tables[name]["time_us"]), table)
-    del both["sequences"]["fastest_us"]
-    with pytest.raises(ProfileError, match="no fastest times: no column fastest_us in sequences; profiles made by"):
-        _ = Profile(META, both).fastest
-    for wrong, said in ((0.0, "must be above 0"), (1e9, "are these microseconds"), ("quick", "not a number")):
-        with pytest.raises(ProfileError, match=f"tokens: fastest_us .*{said}"):
-            Profile(META, {**both, "tokens": both["tokens"].assign(fastest_us=wrong)})
 
 
 @pytest.mark.parametrize(

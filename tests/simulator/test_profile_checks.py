@@ -9,7 +9,7 @@ import pytest
 from simulator.hardware import Device
 from simulator.profile.checks import check_units, differences
 from simulator.profile.profile import Profile, ProfileError
-from tests.simulator.shapes import MODEL, profile
+from tests.simulator.builders import MODEL, profile
 
 # The 266 us that `qkv_proj` takes for 512 tokens are a third of its peak.
 DEVICE = Device("device", 1 << 30, 1e9, {"bf16": 1e11, "fp32": 1e10}, 0.8, 0.7, 1e9, 1e-5, 1e-3)

@@ -1,4 +1,4 @@
-"""Step times from a profile against its own tables, and compressed runs against stepped ones, bit for bit."""
+"""Step times from a profile against its own tables."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from simulator.costs.constants import profiled_constants as constants
 from simulator.costs.profiled import ProfiledCost
-from simulator.hardware import Device
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import Profile, ProfileError
-from tests.simulator.shapes import MODEL, OPERATORS, attention_us, by_tokens, plan, profile
-
-DEVICE = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)
-LAYERS = MODEL.num_layers
-
-
-def cost(measured: Profile | None = None, tensor_parallel_size: int = 1, **values: float) -> ProfiledCost:
-    defaults = {name: constant.default for name, constant in constants(DEVICE, tensor_parallel_size).items()}
-    return ProfiledCost(measured or profile(), MODEL, tensor_parallel_size, {**defaults, **values})
-
-
-def with_tables(measured: Profile, **tables: pd.DataFrame) -> Profile:
-    return Profile(measured.meta, {**measured.tables, **tables})
+from tests.simulator.builders import (
+    LAYERS,
+    MODEL,
+    OPERATORS,
+    SLOW_LINK,
+    attention_us,
+    by_tokens,
+    cost,
+    profile,
+    with_tables,
+    work,
+)
 
 
 def linear_us(num_tokens: float) -> float:
@@ -38,33 +34,33 @@ def linear_us(num_tokens: float) -> float:
 
 def test_a_decode_step_at_measured_points() -> None:
     expected = linear_us(64) + 30 + LAYERS * attention_us(0, 0, 64, 256)
-    assert cost().step_ns(plan([], [256] * 64)) == round(expected * 1e3)
+    assert cost().step_ns(work([], [256] * 64)) == round(expected * 1e3)
 
 
 def test_decode_steps_are_priced_at_their_mean_unless_asked_for_medians() -> None:
     shared = Profile(replace(profile().meta, mean_over_median=1.25), profile().tables)
-    values = {name: constant.default for name, constant in constants(DEVICE, 1).items()}
+    values = {name: constant.default for name, constant in constants(SLOW_LINK, 1).items()}
     medians = ProfiledCost(shared, MODEL, 1, values, of_means=False)
-    decodes = plan([], [100, 300])
-    for step, factor in ((decodes, 1.25), (plan([(0, 64, True)], [100]), 1), (plan([(0, 64, True)], []), 1)):
+    decodes = work([], [100, 300])
+    for step, factor in ((decodes, 1.25), (work([(0, 64, True)], [100]), 1), (work([(0, 64, True)], []), 1)):
         assert medians.step_ns(step) == cost().step_ns(step)
         assert cost(shared).step_ns(step) == pytest.approx(factor * cost().step_ns(step), abs=1)
     for num_steps in (3, 40):
         assert medians.decode_ns(decodes, num_steps).tolist() == cost().decode_ns(decodes, num_steps).tolist()
         assert cost(shared).decode_ns(decodes, num_steps).tolist() == [
-            cost(shared).step_ns(plan([], [100 + k, 300 + k])) for k in range(num_steps)
+            cost(shared).step_ns(work([], [100 + k, 300 + k])) for k in range(num_steps)
         ]
 
 
 def test_a_decode_step_between_them_lies_on_the_line() -> None:
-    found = cost().step_ns(plan([], [100] * 10))
+    found = cost().step_ns(work([], [100] * 10))
     head = 20 + (30 - 20) * 9 / 63
     expected = linear_us(10) + head + LAYERS * attention_us(0, 0, 10, 100)  # linear in both, so exact
     assert found == pytest.approx(expected * 1e3, abs=1)
 
 
 def test_a_prefill_step_counts_the_fixed_cost_of_attention_once() -> None:
-    step = plan([(256, 128, True), (0, 512, False)], [])
+    step = work([(256, 128, True), (0, 512, False)], [])
     attention = attention_us(128, 256, 0, 0) + attention_us(512, 0, 0, 0) - attention_us(16, 0, 0, 0)
     expected = linear_us(512) * 640 / 512  # beyond 512 tokens in proportion to the last point
     found = cost().step_ns(step)
@@ -75,7 +71,7 @@ def test_a_prefill_step_counts_the_fixed_cost_of_attention_once() -> None:
 
 @pytest.mark.parametrize("factor", [0.0, 0.5, 1.0])
 def test_a_mixed_step_adds_what_mixing_costs(factor: float) -> None:
-    step = plan([(256, 128, True)], [256] * 16)
+    step = work([(256, 128, True)], [256] * 16)
     parts = attention_us(128, 256, 0, 0) + attention_us(0, 0, 16, 256)
     mixing = attention_us(128, 256, 16, 256) - parts
     head = 20 + (30 - 20) * 16 / 63
@@ -83,8 +79,17 @@ def test_a_mixed_step_adds_what_mixing_costs(factor: float) -> None:
     assert cost(mixing_factor=factor).step_ns(step) == pytest.approx(expected * 1e3, rel=1e-6)
 
 
+def test_all_tokens_of_a_speculative_decode_are_computed_and_sampled_and_share_the_read_of_its_context() -> None:
+    decodes, mixed = [256] * 8, [(0, 16, True)]
+    head = 20 + (30 - 20) * 23 / 63
+    alone = cost().step_ns(work([], decodes, tokens_per_decode=3))
+    assert alone == pytest.approx((linear_us(24) + head + LAYERS * attention_us(0, 0, 8, 256)) * 1e3, abs=1)
+    beside = cost().step_ns(work(mixed, decodes, tokens_per_decode=3)) - cost().step_ns(work(mixed, decodes))
+    assert beside == pytest.approx((linear_us(40) - linear_us(24) + (30 - 20) * 16 / 63) * 1e3, abs=1)
+
+
 def test_constants_add_up() -> None:
-    decode, mixed = plan([], [256] * 16), plan([(0, 128, True)], [256] * 16)
+    decode, mixed = work([], [256] * 16), work([(0, 128, True)], [256] * 16)
     plain, loaded = cost(), cost(step_overhead_us=100, prefill_layer_us=7)
     assert loaded.step_ns(decode) - plain.step_ns(decode) == 100_000
     assert loaded.step_ns(mixed) - plain.step_ns(mixed) == 100_000 + LAYERS * 7_000
@@ -95,15 +100,15 @@ def test_the_rest_of_a_step_is_added_by_its_kind() -> None:
         {"kind": ["decode", "decode", "mixed"], "num_tokens": [1, 33, 16], "time_us": [100.0, 164.0, -5.0]}
     )
     plain, loaded = cost(), cost(with_tables(profile(), steps=steps))
-    for step, rest in ((plan([], [256] * 17), 132), (plan([(0, 16, True)], [16]), -5), (plan([(0, 16, True)], []), -5)):
+    for step, rest in ((work([], [256] * 17), 132), (work([(0, 16, True)], [16]), -5), (work([(0, 16, True)], []), -5)):
         assert loaded.step_ns(step) - plain.step_ns(step) == pytest.approx(rest * 1e3, abs=1)
 
 
 def test_copies_are_priced_once_and_not_in_the_steps_that_follow() -> None:
     copies = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
     model = cost(with_tables(profile(), copies=copies))
-    step = plan([], [256] * 4)
-    copying = step._replace(copies=[object(), object(), object()])  # type: ignore[list-item]
+    step = work([], [256] * 4)
+    copying = step._replace(num_copied_blocks=3)
     assert model.step_ns(copying) - model.step_ns(step) == 9_000
     assert (model.decode_ns(copying, 3) - model.decode_ns(step, 3)).tolist() == [9_000, 0, 0]
 
@@ -114,37 +119,37 @@ def test_layers_with_prompts_take_longer_only_outside_of_graphs() -> None:
     for measured, num_tokens, takes_longer in (
         (captured, 64, False), (captured, 65, True), (profile(token_buckets=(64,)), 64, True), (profile(), 64, True)
     ):  # fmt: skip
-        step = plan([(0, num_tokens, True)], [])
+        step = work([(0, num_tokens, True)], [])
         found = cost(measured, prefill_layer_us=100.0).step_ns(step) - cost(measured).step_ns(step)
         assert found == (extra if takes_longer else 0)
 
 
 def test_prompts_of_one_token_are_decodes_where_all_steps_are_captured() -> None:
     captured = profile(token_buckets=(8, 64), padded_steps="all")
-    ones = plan([(200, 1, True), (31, 1, False)], [100, 300])
-    assert cost(captured).step_ns(ones) == cost(captured).step_ns(plan([], [100, 300, 201, 32]))
-    more = plan([(200, 1, True), (31, 2, True)], [100, 300])
-    assert cost(captured).step_ns(more) != cost(captured).step_ns(plan([], [100, 300, 201, 32, 33]))
+    ones = work([(200, 1, True), (31, 1, False)], [100, 300])
+    assert cost(captured).step_ns(ones) == cost(captured).step_ns(work([], [100, 300, 201, 32]))
+    more = work([(200, 1, True), (31, 2, True)], [100, 300])
+    assert cost(captured).step_ns(more) != cost(captured).step_ns(work([], [100, 300, 201, 32, 33]))
     ours = profile(token_buckets=(8, 64))
-    assert cost(ours).step_ns(ones) != cost(ours).step_ns(plan([], [100, 300, 201, 32]))
+    assert cost(ours).step_ns(ones) != cost(ours).step_ns(work([], [100, 300, 201, 32]))
 
 
 @pytest.mark.parametrize(("padded_steps", "padded_heads"), [("decode", False), ("decode", True), ("all", False)])
 def test_steps_are_padded_to_the_graphs(padded_steps: Any, padded_heads: bool) -> None:
     padded = cost(profile(token_buckets=(1, 8, 64), padded_steps=padded_steps, padded_heads=padded_heads))
     plain = cost()
-    found = padded.step_ns(plan([], [256] * 9)) - plain.step_ns(plan([], [256] * 9))
+    found = padded.step_ns(work([], [256] * 9)) - plain.step_ns(work([], [256] * 9))
     head = (30 - 20) / 63 * (64 - 9) if padded_heads else 0
     assert found == pytest.approx((linear_us(64) - linear_us(9) + head) * 1e3, abs=1)
-    mixed = plan([(0, 16, True)], [256] * 4)
+    mixed = work([(0, 16, True)], [256] * 4)
     extra = linear_us(64) - linear_us(20) if padded_steps == "all" else 0
     assert padded.step_ns(mixed) - plain.step_ns(mixed) == pytest.approx(extra * 1e3, abs=1)
-    beyond = plan([], [256] * 65)
+    beyond = work([], [256] * 65)
     assert padded.step_ns(beyond) == plain.step_ns(beyond)
 
 
 def test_rounding_up_to_a_tile() -> None:
-    step = plan([(0, 65, True)], [])
+    step = work([(0, 65, True)], [])
     found = cost(profile(round_up_tokens=True)).step_ns(step) - cost().step_ns(step)
     assert found == pytest.approx((linear_us(512) - linear_us(65)) * 1e3, abs=1)
 
@@ -154,36 +159,21 @@ def test_uneven_contexts_count_as_longer_ones() -> None:
     model, even = cost(with_tables(profile(), uneven=uneven)), cost()
     contexts = [100, 200, 300, 1000]
     deviation = np.std(contexts)
-    step = plan([], contexts)
+    step = work([], contexts)
     assert model.step_ns(step) - even.step_ns(step) == pytest.approx(
         LAYERS * 1e-2 * 4 * 0.5 * deviation * 1e3, rel=1e-3
     )
-    assert model.step_ns(plan([], [400] * 4)) == even.step_ns(plan([], [400] * 4))
-    mixed = plan([(0, 16, True)], contexts)
+    assert model.step_ns(work([], [400] * 4)) == even.step_ns(work([], [400] * 4))
+    mixed = work([(0, 16, True)], contexts)
     assert model.step_ns(mixed) - even.step_ns(mixed) == pytest.approx(
         LAYERS * (1e-2 + 2e-3) * 4 * deviation * 1e3, rel=1e-3
     )
 
 
-@given(st.lists(st.integers(1, 6000), min_size=1, max_size=100), st.integers(1, 400), st.booleans(), st.booleans())
-@settings(max_examples=60, deadline=None)
-def test_many_steps_at_once_are_the_single_steps_bit_for_bit(
-    contexts: list[int], num_steps: int, uneven: bool, padded: bool
-) -> None:
-    measured = profile(token_buckets=(1, 2, 4, 8, 16, 32, 64)) if padded else profile()
-    if uneven:
-        gains = pd.DataFrame({"prefill_tokens": 0, "num_decodes": [1, 64], "gain": [0.1, 0.7]})
-        measured = with_tables(measured, uneven=gains)
-    model = cost(measured)
-    times = model.decode_ns(plan([], contexts), num_steps)
-    for ahead in {0, num_steps // 2, num_steps - 1}:
-        assert times[ahead] == model.step_ns(plan([], [context + ahead for context in contexts]))
-
-
 def test_all_reduces_from_the_table_or_from_the_link() -> None:
     ranks = replace(profile().meta, tensor_parallel_size=2)
     measured = Profile(ranks, profile().tables)
-    step = plan([], [256] * 64)
+    step = work([], [256] * 64)
     num_bytes = 64 * MODEL.hidden_size * 2
     alone = cost().step_ns(step)
     calls = 2 * LAYERS + 1  # two in a layer, one of the embedding
@@ -203,7 +193,7 @@ def test_constants_are_unused_where_the_profile_measured_what_they_stand_for() -
     apart = attention[(attention["prefill_tokens"] == 0) | (attention["num_decodes"] == 0)]
     names = {"mixing_factor", "all_reduce_0mib_us", "all_reduce_1mib_us", "all_reduce_16mib_us"}
     ranks = replace(profile().meta, tensor_parallel_size=2)
-    step = plan([(256, 128, True)], [256] * 16)
+    step = work([(256, 128, True)], [256] * 16)
     for tables, expected in (({}, set()), ({"all_reduce": reduce, "attention": apart}, names)):
         measured = Profile(ranks, {**profile().tables, **tables})
         plain = cost(measured, 2)
@@ -214,7 +204,7 @@ def test_constants_are_unused_where_the_profile_measured_what_they_stand_for() -
 
 def test_beyond_the_grid_the_work_decides() -> None:
     model = cost()
-    at_end, beyond = model.step_ns(plan([], [4096] * 64)), model.step_ns(plan([], [8192] * 64))
+    at_end, beyond = model.step_ns(work([], [4096] * 64)), model.step_ns(work([], [8192] * 64))
     assert beyond - at_end == pytest.approx(LAYERS * attention_us(0, 0, 64, 4096) * 1e3, rel=1e-6)
 
 
@@ -235,7 +225,7 @@ def test_a_profile_of_something_else_is_refused() -> None:
             check_fits(profile(source=source), narrow, 1)
     check_fits(profile(source={"kv_cache_dtype": "fp8"}), narrow, 1)
     shared = profile(model="a/twin", shape={"hidden_size": 64, "num_layers": 3})
-    assert cost(shared).step_ns(plan([], [16])) == cost().step_ns(plan([], [16]))  # the shape decides, not the name
+    assert cost(shared).step_ns(work([], [16])) == cost().step_ns(work([], [16]))  # the shape decides, not the name
 
 
 def test_operators_of_a_step_are_counted_as_often_as_called() -> None:
@@ -243,7 +233,7 @@ def test_operators_of_a_step_are_counted_as_often_as_called() -> None:
     tables = {**measured.tables, "tokens": by_tokens(0.0)}
     once = replace(measured.meta, calls={**measured.meta.calls, "o_proj": 1})
     model, fewer = cost(Profile(measured.meta, tables)), cost(Profile(once, tables))
-    step = plan([], [256])
+    step = work([], [256])
     assert model.step_ns(step) - fewer.step_ns(step) == 20_000
 
 
@@ -253,5 +243,5 @@ def test_a_chunk_after_a_prefix_is_priced_where_its_row_was_measured_without_one
     alone = (attention["num_decodes"] == 0) & (attention["prefill_tokens"] == 512)
     kept = attention[~(alone & (attention["prefill_context"] > 0))]
     model = cost(with_tables(measured, attention=kept))
-    assert model.step_ns(plan([(4096, 512, True)], [])) > model.step_ns(plan([(0, 512, True)], []))
+    assert model.step_ns(work([(4096, 512, True)], [])) > model.step_ns(work([(0, 512, True)], []))
     assert model.outside()["prefill context"].plans == 1

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.plan import StepPlan
+from engine.core.work import StepWork
 from simulator.costs.profiled import ProfiledCost
 from simulator.profile.profile import Profile
-from tests.simulator.shapes import MODEL, plan, profile
-from tests.simulator.test_profiled import cost, with_tables
+from tests.simulator.builders import MODEL, cost, profile, with_tables, work
 
 UNEVEN = pd.DataFrame({"prefill_tokens": [0, 16], "num_decodes": [4, 4], "gain": [1.0, 1.0]})
+MEASURED = with_tables(profile(), uneven=UNEVEN)
 RANKS = Profile(replace(profile().meta, tensor_parallel_size=2), profile().tables)
 
 
@@ -25,11 +25,11 @@ def outside(model: ProfiledCost) -> dict[str, tuple[int, float]]:
 
 def test_it_says_where_it_went_beyond_the_profile() -> None:
     model = cost()
-    model.step_ns(plan([], [256] * 64))
+    model.step_ns(work([], [256] * 64))
     assert model.outside() == {}
-    model.step_ns(plan([], [8192] * 16))
-    model.step_ns(plan([], [16] * 128))
-    model.step_ns(plan([(4096, 1024, True)], []))
+    model.step_ns(work([], [8192] * 16))
+    model.step_ns(work([], [16] * 128))
+    model.step_ns(work([(4096, 1024, True)], []))
     assert model.num_plans == 4
     assert outside(model) == {
         "decode context": (1, 2), "decode batch": (1, 2), "prefill chunk": (1, 2), "prefill context": (1, 2),
@@ -42,12 +42,12 @@ def test_it_says_where_it_went_beyond_the_profile() -> None:
 def test_a_run_of_steps_reaches_as_far_as_its_steps_one_by_one(
     contexts: list[int], num_steps: int, uneven: bool
 ) -> None:
-    measured = with_tables(profile(), uneven=UNEVEN) if uneven else profile()
+    measured = MEASURED if uneven else profile()
     at_once, stepped = cost(measured), cost(measured)
-    at_once.step_ns(plan([], contexts))
-    at_once.decode_ns(plan([], contexts), num_steps)
+    at_once.step_ns(work([], contexts))
+    at_once.decode_ns(work([], contexts), num_steps)
     for ahead in range(num_steps):
-        stepped.step_ns(plan([], [context + ahead for context in contexts]))
+        stepped.step_ns(work([], [context + ahead for context in contexts]))
     found, expected = outside(at_once), outside(stepped)
     assert {name: factor for name, (_, factor) in found.items()} == pytest.approx(
         {name: factor for name, (_, factor) in expected.items()}
@@ -57,8 +57,8 @@ def test_a_run_of_steps_reaches_as_far_as_its_steps_one_by_one(
 
 def test_decodes_beside_prompts_count_as_far_as_they_are_priced() -> None:
     contexts = [2000, 2000, 2000, 8000]  # their mean is inside, mean + deviation is not
-    step = plan([(0, 16, True)], contexts)
-    model, even = cost(with_tables(profile(), uneven=UNEVEN)), cost()
+    step = work([(0, 16, True)], contexts)
+    model, even = cost(MEASURED), cost()
     for each in (model, even):
         each.step_ns(step)
     assert outside(model) == {"decode context": (1, pytest.approx((3500 + 27**0.5 * 500) / 4096))}
@@ -70,38 +70,38 @@ def test_between_two_rows_the_one_that_ends_sooner_counts() -> None:
     gone = (table["prefill_tokens"] == 0) & (table["num_decodes"] == 16) & (table["decode_context"] == 4096)
     model = cost(with_tables(profile(), attention=table[~gone]))
     for batch, context in ((4, 4096), (8, 256), (64, 4096)):
-        model.step_ns(plan([], [context] * batch))
+        model.step_ns(work([], [context] * batch))
     assert outside(model) == {}
-    model.step_ns(plan([], [1024] * 8))
+    model.step_ns(work([], [1024] * 8))
     assert outside(model) == {"decode context": (1, 4)}
 
 
 STEPS = pd.DataFrame({"kind": ["decode", "mixed", "mixed"], "num_tokens": [1, 16, 64], "time_us": [9.0, 9.0, 50.0]})
 COPIES = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
 REDUCES = pd.DataFrame({"num_bytes": [1024, 32 * MODEL.hidden_size * 2], "time_us": [5.0, 9.0]})  # of up to 32 tokens
-DECODES = plan([], [256] * 64)
+DECODES = work([], [256] * 64)
 
 
-def copying(num_blocks: int) -> StepPlan:
-    return DECODES._replace(copies=[object()] * num_blocks)  # type: ignore[list-item]
+def copying(num_blocks: int) -> StepWork:
+    return DECODES._replace(num_copied_blocks=num_blocks)
 
 
 @pytest.mark.parametrize(
     ("measured", "step", "expected"),
     [
         (with_tables(profile(), steps=STEPS), DECODES, {}),  # a single point is for all steps
-        (with_tables(profile(), steps=STEPS), plan([(0, 56, True)], [16] * 16), {}),  # whole steps are about as long
-        (with_tables(profile(), steps=STEPS), plan([(0, 120, True)], [16] * 8), {"rest of a step": (1, 2)}),
+        (with_tables(profile(), steps=STEPS), work([(0, 56, True)], [16] * 16), {}),  # whole steps are about as long
+        (with_tables(profile(), steps=STEPS), work([(0, 120, True)], [16] * 8), {"rest of a step": (1, 2)}),
         (with_tables(profile(), copies=COPIES), copying(2), {}),
         (with_tables(profile(), copies=COPIES), copying(6), {"copies": (1, 3)}),
-        (with_tables(RANKS, all_reduce=REDUCES), plan([], [256] * 32), {}),
+        (with_tables(RANKS, all_reduce=REDUCES), work([], [256] * 32), {}),
         (with_tables(RANKS, all_reduce=REDUCES), DECODES, {"all-reduce": (1, 2)}),
         # by constants, which are no measurement to go beyond
-        (RANKS, plan([(0, 1 << 18, True)], []), {"prefill chunk": (1, 512), "tokens": (1, 512)}),
+        (RANKS, work([(0, 1 << 18, True)], []), {"prefill chunk": (1, 512), "tokens": (1, 512)}),
     ],
 )
 def test_whatever_is_not_attention_has_its_ends_too(
-    measured: Profile, step: StepPlan, expected: dict[str, tuple[int, float]]
+    measured: Profile, step: StepWork, expected: dict[str, tuple[int, float]]
 ) -> None:
     model = cost(measured, measured.meta.tensor_parallel_size)
     model.step_ns(step)
@@ -121,6 +121,6 @@ def test_all_reduces_beyond_their_points_never_get_shorter(times: list[float], m
     alone = cost()
     found = [
         model.step_ns(step) - alone.step_ns(step)
-        for step in (plan([(0, num_tokens, True)], []) for num_tokens in (1 << 17, 1 << 18, 1 << 20))
+        for step in (work([(0, num_tokens, True)], []) for num_tokens in (1 << 17, 1 << 18, 1 << 20))
     ]
     assert found[0] >= 0 and all(more >= less - 1 for less, more in zip(found, found[1:], strict=False))

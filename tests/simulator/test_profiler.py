@@ -17,21 +17,15 @@ from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
-from simulator.profile.profile import load_profile  # noqa: E402
+from simulator.profile.files import load_profile  # noqa: E402
 from simulator.profiler import families  # noqa: E402
 from simulator.profiler.bench import Bench, Limits, uneven_contexts  # noqa: E402
 from simulator.profiler.collectives import Collectives  # noqa: E402
-from simulator.profiler.operators import Operators  # noqa: E402
+from simulator.profiler.operators import Operators, block_tables  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
-from simulator.profiler.samples import (  # noqa: E402
-    ADDED_BY_ATTENTION,
-    ADDED_BY_SCATTERING,
-    ALL_OPERATORS,
-    ATTENTION,
-    Point,
-)
+from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point  # noqa: E402
 from simulator.profiler.stopwatch import Call, MakeCalls  # noqa: E402
-from tests.simulator.small_model import ENGINE, FAMILIES, MODEL_SHAPE  # noqa: E402
+from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock  # noqa: E402
 
 # What surrounds operators: views, and what puts inputs together.
 GLUE = {"view", "_unsafe_view", "split", "split_with_sizes", "slice", "select", "unsqueeze", "expand", "t", "transpose"}
@@ -103,11 +97,11 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        profile_machine(job(10.0), "test CPU", folder, interrupt, print)
+        profile_machine(job(10.0), "test CPU", folder, interrupt, print, TickingClock())
     assert [path.name for path in folder.iterdir()] == [PARTIAL]
     told.clear()
     outcome = profile_machine(
-        job(10.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)), print
+        job(10.0), "test CPU", folder, lambda spent_s, doing: told.append((spent_s, doing)), print, TickingClock()
     )
     profile = load_profile(folder)
     assert sorted(path.name for path in folder.iterdir()) == sorted(
@@ -117,7 +111,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
     assert 0 < covered <= outcome.num_points - 14, "what was measured is not covered again"
     assert told[0][0] > 0 and [spent_s for spent_s, _ in told] == sorted(spent_s for spent_s, _ in told)
     assert outcome.spent_s >= 10.0
-    assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "scattered", "copies", "steps"}
+    assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "copies", "steps"}
     assert profile.meta.device == "test CPU" and profile.meta.calls["qkv_proj"] == 2 and profile.meta.num_layers == 2
     tokens, attention, steps = (profile.tables[name] for name in ("tokens", "attention", "steps"))
     assert {"embedding", "qk_norm", "kv_store", "down_proj", "final_norm"} <= set(tokens["operator"])
@@ -130,7 +124,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
 
 def test_too_small_a_budget_says_what_is_needed(tmp_path: Path) -> None:
     with pytest.raises(ProfilingError, match=r"of the coarse grid are not measured yet; about \d+ s are needed"):
-        profile_machine(job(0.05), "test CPU", tmp_path / "tp1", lambda spent_s, doing: None, print)
+        profile_machine(job(0.05), "test CPU", tmp_path / "tp1", lambda spent_s, doing: None, print, TickingClock())
 
 
 @pytest.mark.parametrize(
@@ -155,7 +149,9 @@ def test_a_profile_is_resumed_with_another_pool_that_fits_but_not_with_other_set
     for engine, num_blocks in ((unsized, 64), (replace(unsized, **changes), 63)):
         monkeypatch.setattr(Rank, "fitting_blocks", lambda rank, fitting=num_blocks: fitting)
         with pytest.raises(KeyboardInterrupt):
-            profile_machine(replace(job(10.0), engine=engine), "test CPU", tmp_path, interrupt, told.append)
+            profile_machine(
+                replace(job(10.0), engine=engine), "test CPU", tmp_path, interrupt, told.append, TickingClock()
+            )
     assert (calls[5] > 0) == (reason is None)
     assert len(told) == (reason is not None) and all(str(reason) in line for line in told)
 
@@ -191,7 +187,7 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
             names = {call.operator for call in make_calls()}
             return {name: [10.0 + 3.0 * (len(names - {ATTENTION}) < len(names))] * 2 for name in names}
 
-    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
+    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock())
     bench._stopwatch = SlowBesideAttention()
     added = 3.0 * sum(bench.calls.values())
     assert bench.measure(Point("beside", (2, 40)))[ADDED_BY_ATTENTION] == [added, added]
@@ -200,30 +196,6 @@ def test_what_attention_adds_to_other_operators_is_measured_apart_from_its_own_t
     assert whole == [13.0 * (sum(bench.calls.values()) + 2)] * 2
     bench.limits = replace(bench.limits, tensor_parallel_size=2)  # steps wait for other ranks, and operators do not
     assert ALL_OPERATORS not in bench.measure(Point("step_decode", (2, 24)))
-
-
-def test_what_scattered_blocks_add_is_measured_on_whole_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Attention takes 4 us for a block that does not follow the one before it, other operators 2 us after such."""
-    num_broken, forward = 0, TorchBackend.forward
-
-    def count(*args: Any, **kwargs: Any) -> Any:
-        nonlocal num_broken
-        num_broken = sum(int((row.diff() != 1).sum()) for row in args[6].decode_block_tables)
-        return forward(*args, **kwargs)
-
-    class ByPlacement:
-        def time(self, make_calls: MakeCalls, at_least_s: float) -> dict[str, list[float]]:
-            calls = make_calls()
-            for call in calls:
-                call.run()
-            names = {call.operator for call in calls}
-            return {name: [20.0 + (4 * num_broken if name == ATTENTION else 2 * bool(num_broken))] for name in names}
-
-    bench = Bench(ENGINE, FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
-    bench._stopwatch = ByPlacement()
-    monkeypatch.setattr(TorchBackend, "forward", count)
-    expected = 2 * 4 * (3 * 4) + 2 * sum(bench.calls.values())  # 2 layers, 3 sequences of 5 blocks
-    assert bench.measure(Point("beside", (3, 70)))[ADDED_BY_SCATTERING] == [expected]
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
@@ -240,7 +212,9 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
         seen.add((len(q), step.max_decode_context, tuple(step.decode_block_tables.shape)))
         return forward(*args, **kwargs)
 
-    bench = Bench(replace(ENGINE, cuda_graphs=graphs), FAMILIES["qwen3"], None, 0.0, None, lambda report: None)
+    bench = Bench(
+        replace(ENGINE, cuda_graphs=graphs), FAMILIES["qwen3"], None, 0.0, None, lambda report: None, TickingClock()
+    )
     bench.limits = replace(bench.limits, on_cpu=on_cpu)
     monkeypatch.setattr(TorchBackend, "forward", see)
     bench.measure(Point("decode", (3, 24)))
@@ -269,6 +243,13 @@ def test_what_attention_adds_is_looked_for_on_a_cpu(on_cpu: bool) -> None:
     tokens = [point.sizes[0] * point.sizes[1] for point in points]
     assert not on_cpu or (min(tokens) < 100 and max(tokens) > 32_000)
     assert bool(points) == on_cpu
+
+
+@pytest.mark.parametrize("counts", [[1], [40], [3, 1, 700], [20] * 12])
+def test_timed_blocks_lie_in_one_piece_and_belong_to_one_sequence(counts: list[int]) -> None:
+    tables = block_tables(counts)
+    held = [block for row, count in zip(tables.tolist(), counts, strict=True) for block in row[:count]]
+    assert held == list(range(sum(counts)))
 
 
 def test_all_reduce_is_timed_on_real_ranks() -> None:

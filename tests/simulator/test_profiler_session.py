@@ -9,14 +9,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-from simulator.profiler import session as session_module  # noqa: E402
 from simulator.profiler.grid import Grid, log_spaced  # noqa: E402
 from simulator.profiler.samples import Point, Samples, Times  # noqa: E402
 from simulator.profiler.session import BudgetError, Session  # noqa: E402
 
 
 class MadeUp:
-    """A clock that only measuring moves, and an operator that takes `time_us` at its sizes."""
+    """A clock that only measuring advances, and an operator that takes `time_us` at its sizes."""
 
     def __init__(self, time_us: Callable[..., float], visit_s: float = 1.0) -> None:
         self.now_s = 0.0
@@ -25,10 +24,8 @@ class MadeUp:
         self._time_us = time_us
         self._visit_s = visit_s
 
-    def perf_counter(self) -> float:
-        return self.now_s
-
-    monotonic = perf_counter
+    def clock(self) -> int:
+        return round(self.now_s * 1e9)
 
     def measure(self, point: Point) -> Times:
         if self.fails_after is not None and len(self.visited) >= self.fails_after:
@@ -42,11 +39,11 @@ def line(size: int) -> float:
     return 10.0 + size
 
 
-def session(
-    made_up: MadeUp, grids: list[Grid], samples: Samples, path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Session:
-    monkeypatch.setattr(session_module, "time", made_up)
-    return Session(made_up.measure, grids, [], samples, {"op": 1}, path, lambda spent_s, doing: None, repeats=2)
+def session(made_up: MadeUp, grids: list[Grid], samples: Samples, path: Path) -> Session:
+    return Session(
+        made_up.measure, grids, [], samples, {"op": 1}, path, lambda spent_s, doing: None, repeats=2,
+        clock=made_up.clock,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize(("first", "last"), [(1, 8192), (16, 4096), (1, 1), (5, 6), (3, 1000)])
@@ -86,23 +83,23 @@ def test_a_grid_is_refined_where_lines_are_worst() -> None:
     assert above / below < 2
 
 
-def test_a_generous_budget_refines_and_repeats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generous_budget_refines_and_repeats(tmp_path: Path) -> None:
     made_up, samples = MadeUp(lambda size: size**1.5), Samples({})
     grid = Grid("g", [[1, 16, 256]])
-    session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(100)
+    session(made_up, [grid], samples, tmp_path / "partial.json").run(100)
     assert len(grid.axes[0]) > 5
     visits = [samples.visits(point) for point in grid.points()]
     assert min(visits) >= 2 and samples.spent_s == pytest.approx(100, abs=1)
 
 
-def test_straight_lines_are_not_refined_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_straight_lines_are_not_refined_for_long(tmp_path: Path) -> None:
     made_up, samples = MadeUp(line), Samples({})
     grid = Grid("g", [[1, 16, 256]])
-    session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(200)
+    session(made_up, [grid], samples, tmp_path / "partial.json").run(200)
     assert grid.axes[0] == [1, 4, 16, 64, 256]  # each interval halved once, and found straight
 
 
-def test_errors_are_relative_to_what_a_layer_takes_at_least(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_are_relative_to_what_a_layer_takes_at_least(tmp_path: Path) -> None:
     samples, calls = Samples({}), {"qkv_proj": 4, "lm_head": 1}
     for size, time_us in ((1, 10.0), (64, 90.0)):
         samples.add(Point("tokens", (size,)), {"qkv_proj": [time_us], "lm_head": [8.0]}, 1.0)
@@ -112,20 +109,18 @@ def test_errors_are_relative_to_what_a_layer_takes_at_least(tmp_path: Path, monk
     assert values(Point("tokens", (64,))) == 4 * 90.0 + 8.0
 
 
-def test_a_budget_below_the_coarse_grid_is_refused_with_what_is_needed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_budget_below_the_coarse_grid_is_refused_with_what_is_needed(tmp_path: Path) -> None:
     made_up = MadeUp(line)
     coarse = [1, 4, 16, 64, 256]
     with pytest.raises(BudgetError, match=r"time_budget_s=2: 2 of 5 points .* are needed"):
-        session(made_up, [Grid("g", [coarse])], Samples({}), tmp_path / "partial.json", monkeypatch).run(2)
+        session(made_up, [Grid("g", [coarse])], Samples({}), tmp_path / "partial.json").run(2)
 
 
-def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path) -> None:
     path, made_up = tmp_path / "partial.json", MadeUp(lambda size: size**1.5)
     made_up.fails_after = 8
     with pytest.raises(KeyboardInterrupt):
-        session(made_up, [Grid("g", [[1, 16, 256]])], Samples({"of": 1}), path, monkeypatch).run(60)
+        session(made_up, [Grid("g", [[1, 16, 256]])], Samples({"of": 1}), path).run(60)
     before = list(made_up.visited)
     assert len({point for point in before}) > 3, "it had begun to refine"
 
@@ -135,27 +130,27 @@ def test_an_interrupted_session_is_taken_up_where_it_stopped(tmp_path: Path, mon
     assert not told
     assert samples.spent_s == pytest.approx(8)
     grid = Grid("g", [[1, 16, 256]])
-    resumed = session(made_up, [grid], samples, path, monkeypatch)
+    resumed = session(made_up, [grid], samples, path)
     assert {point.sizes[0] for point in before} <= set(grid.axes[0])
     resumed.run(60)
     assert all(samples.visits(point) for point in grid.points())
     assert samples.spent_s == pytest.approx(60, abs=1)
 
 
-def test_interruptions_leave_no_point_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interruptions_leave_no_point_behind(tmp_path: Path) -> None:
     """Sessions that end before they have been round once go on with the points that the last one did not reach."""
     made_up, samples = MadeUp(line), Samples({})
     grid = Grid("g", [list(range(300, 330))])  # too close for more points between
     for budget_s in range(30, 200, 17):
-        session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(budget_s)
+        session(made_up, [grid], samples, tmp_path / "partial.json").run(budget_s)
     visits = [samples.visits(point) for point in grid.points()]
     assert max(visits) - min(visits) <= 1
 
 
-def test_whole_steps_are_visited_three_times_as_often(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whole_steps_are_visited_three_times_as_often(tmp_path: Path) -> None:
     made_up, samples = MadeUp(line), Samples({})
     grids = [Grid("g", [list(range(300, 330))]), Grid("step_mixed", [list(range(300, 304))])]
-    session(made_up, grids, samples, tmp_path / "partial.json", monkeypatch).run(400)
+    session(made_up, grids, samples, tmp_path / "partial.json").run(400)
     others, steps = ([samples.visits(point) for point in grid.points()] for grid in grids)
     assert min(steps) > 2.5 * max(others) and max(steps) - min(steps) <= 3
 
@@ -180,7 +175,7 @@ def test_samples_of_something_else_are_not_taken_up_and_what_differs_is_told(tmp
     assert "cannot be read" in told.pop()
 
 
-def test_dear_points_do_not_take_all_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dear_points_do_not_take_all_the_time(tmp_path: Path) -> None:
     class Dear(MadeUp):
         def measure(self, point: Point) -> Times:
             self.now_s += 20.0 if point.sizes[0] == 256 else 0.0
@@ -188,6 +183,6 @@ def test_dear_points_do_not_take_all_the_time(tmp_path: Path, monkeypatch: pytes
 
     made_up, samples = Dear(line), Samples({})
     grid = Grid("g", [[255, 256, *range(300, 330)]])  # too close for more points between
-    session(made_up, [grid], samples, tmp_path / "partial.json", monkeypatch).run(2000)
+    session(made_up, [grid], samples, tmp_path / "partial.json").run(2000)
     visits = [samples.visits(point) for point in grid.points()]
     assert min(visits) >= 20 and samples.visits(Point("g", (256,))) < max(visits) / 2

@@ -29,7 +29,7 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
 from simulator.replica import Replica
-from tests.simulator.test_scattered import SCATTERED, cost
+from tests.simulator.builders import cost
 
 MODEL = ModelShape("m", 4, 256, 8, 4, 32, 768, 2048, False, 4096, "bf16", 2)
 DEVICE = Device("d", 1 << 30, 1e11, {"bf16": 1e12, "fp32": 1e11}, 0.8, 0.7, 1e9, 1e-5, 1e-4)
@@ -148,7 +148,7 @@ def simulate(case: Case, observer: object, *, compress: bool, by_profile: bool =
     arrivals = make_arrivals(case, trace)
     lookahead = 1 if case.options.async_scheduling else case.max_lookahead_steps
     Replica(
-        env, scheduler, cost(SCATTERED) if by_profile else RooflineCost(MODEL, DEVICE), arrivals, make,
+        env, scheduler, cost() if by_profile else RooflineCost(MODEL, DEVICE), arrivals, make,
         observer,  # type: ignore[arg-type]
         compress=compress, max_lookahead_steps=lookahead,
     )  # fmt: skip
@@ -170,7 +170,6 @@ def expanded(run: RecordedRun) -> NDArray[np.float64]:
 @settings(max_examples=120, deadline=None)
 @given(CASES, st.booleans())
 def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool) -> None:
-    """By a profile, too, that prices where KV blocks lie."""
     stepped, compressed = (recorded(case, compress=each, by_profile=by_profile) for each in (False, True))
     pd.testing.assert_frame_equal(stepped.requests, compressed.requests, check_exact=True)
     pd.testing.assert_frame_equal(stepped.steps, compressed.steps, check_exact=True)

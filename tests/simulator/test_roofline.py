@@ -3,47 +3,31 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from engine.core.plan import PrefillChunk, StepPlan
-from engine.core.sequence import Sequence
+from engine.core.work import ChunkWork, StepWork
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import GIB, Device, DeviceTooSmallError, ModelShape, activation_bytes, size_kv_pool
-
-CONF = Path(__file__).parents[2] / "conf"
-H100 = Device("H100", 81559 << 20, 3.35e12, {"bf16": 989e12, "fp32": 67e12}, 0.8, 0.7, 450e9, 1e-5, 1e-3)
+from tests.simulator.builders import H100, MOE, QWEN, load_model
 
 
-def load_model(name: str) -> ModelShape:
-    fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
-    return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2})
+def summed(chunks: list[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int, **others: int) -> StepWork:
+    """A step by the sum of its contexts."""
+    return StepWork([ChunkWork(*chunk) for chunk in chunks], num_decodes, num_context_tokens, 0, **others)
 
 
-QWEN, MOE = load_model("qwen3-8b"), load_model("qwen3-30b-a3b")
-
-
-def plan(chunks: list[tuple[int, int, bool]], num_decodes: int, num_context_tokens: int) -> StepPlan:
-    sequence = Sequence(0, 1, 1)
-    prefills = [PrefillChunk(sequence, *chunk) for chunk in chunks]
-    return StepPlan(
-        prefills, (), num_decodes, num_context_tokens, 0, 0, [], [], [], [], [], horizon=1, num_steps=1, num_running=1,
-        num_waiting=0, num_used_blocks=1,
-    )  # fmt: skip
-
-
-def reference_s(model: ModelShape, device: Device, tp: int, step: StepPlan) -> float:
+def reference_s(model: ModelShape, device: Device, tp: int, step: StepWork) -> float:
     """Seconds of a step, one operator at a time, as the module's docstring has it."""
     bandwidth = device.memory_bandwidth * device.memory_efficiency
     flops = device.flops["bf16"] * device.flops_efficiency
     b, hidden = 2, model.hidden_size
     heads, kv_heads = model.num_attention_heads // tp, max(1, model.num_kv_heads // tp)
-    tokens = step.num_decodes + sum(chunk.num_tokens for chunk in step.prefills)
-    sampled = step.num_decodes + sum(chunk.is_last for chunk in step.prefills)
+    decoding = step.num_decodes * step.tokens_per_decode
+    tokens = decoding + sum(chunk.num_tokens for chunk in step.chunks)
+    sampled = decoding + sum(chunk.is_last for chunk in step.chunks)
 
     def linear(rows: float, columns: float, n: float) -> float:
         return max(rows * columns * b / bandwidth, 2 * rows * columns * n / flops)
@@ -65,8 +49,11 @@ def reference_s(model: ModelShape, device: Device, tp: int, step: StepPlan) -> f
     layer += tokens * elementwise * b / bandwidth
     kv_token = 2 * kv_heads * model.head_dim * b
     pair_flops = 4 * heads * model.head_dim
-    layer += max(step.num_context_tokens * kv_token / bandwidth, step.num_context_tokens * pair_flops / flops)
-    for chunk in step.prefills:
+    layer += max(
+        step.num_context_tokens * kv_token / bandwidth,
+        step.tokens_per_decode * step.num_context_tokens * pair_flops / flops,
+    )
+    for chunk in step.chunks:
         pairs = sum(chunk.start + i + 1 for i in range(chunk.num_tokens))
         layer += max((chunk.start + chunk.num_tokens) * kv_token / bandwidth, pairs * pair_flops / flops)
     if tp > 1:
@@ -79,22 +66,28 @@ def reference_s(model: ModelShape, device: Device, tp: int, step: StepPlan) -> f
 CHUNKS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 500), st.booleans()), max_size=4)
 
 
-@given(CHUNKS, st.integers(0, 300), st.integers(1, 3000), st.sampled_from([1, 2, 4]), st.sampled_from([QWEN, MOE]))
+@given(
+    CHUNKS,
+    st.integers(0, 300),
+    st.integers(1, 3000),
+    st.sampled_from([1, 1, 2, 5, 400]),
+    st.sampled_from([1, 2, 4]),
+    st.sampled_from([QWEN, MOE]),
+)
 def test_step_time_is_the_sum_of_its_operators(
-    chunks: list[tuple[int, int, bool]], num_decodes: int, mean_context: int, tp: int, model: ModelShape
+    chunks: list[tuple[int, int, bool]],
+    num_decodes: int,
+    mean_context: int,
+    per_decode: int,
+    tp: int,
+    model: ModelShape,
 ) -> None:
+    """Also where each decode computes several tokens, so many that attention is bound by arithmetic."""
     if not chunks and not num_decodes:
         num_decodes = 1
-    step = plan(chunks, num_decodes, num_decodes * mean_context)
+    step = summed(chunks, num_decodes, num_decodes * mean_context, tokens_per_decode=per_decode)
     expected = reference_s(model, H100, tp, step)
     assert RooflineCost(model, H100, tp).step_ns(step) == pytest.approx(expected * 1e9, rel=1e-9, abs=1)
-
-
-@given(st.integers(1, 1000), st.integers(1, 10**7), st.integers(1, 200))
-def test_a_run_of_decodes_costs_bit_for_bit_what_its_steps_cost(batch: int, context: int, num_steps: int) -> None:
-    cost = RooflineCost(QWEN, H100)
-    run = cost.decode_ns(plan([], batch, context), num_steps)
-    assert run.tolist() == [cost.step_ns(plan([], batch, context + k * batch)) for k in range(num_steps)]
 
 
 @pytest.mark.parametrize(
@@ -151,7 +144,7 @@ def test_a_kv_cache_in_8_bits_takes_half() -> None:
     narrow = replace(llama, kv_dtype_bytes=1)
     assert 2 * narrow.kv_bytes_per_token() == llama.kv_bytes_per_token()
     assert narrow.weight_bytes() == llama.weight_bytes()
-    decodes = plan([], 64, 64 * 4096)
+    decodes = summed([], 64, 64 * 4096)
     wide, half = (RooflineCost(model, H100).step_ns(decodes) for model in (llama, narrow))
     moved_tokens = 64 * 4096 + 64  # read, and written
     kv_ns = moved_tokens * llama.kv_bytes_per_token() / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9

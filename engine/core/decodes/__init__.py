@@ -1,0 +1,1 @@
+"""The decoding sequences behind one interface, with one calendar for even and one for uneven growth."""

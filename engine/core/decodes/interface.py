@@ -1,0 +1,74 @@
+"""What the scheduler asks of the decoding sequences, however they grow."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Protocol
+
+from engine.core.kv.block_manager import BlockManager
+from engine.core.plan import BlockGrowth
+from engine.core.sequence import Sequence
+from engine.core.work import ChunkWork, StepWork
+
+
+class Decodes(Protocol):
+    """The decoding sequences of a lane.
+
+    A timer (the end of a sequence, a block that it needs) never fires late; early is harmless. Until `next_event`,
+    planning k times equals one run of k steps, bit for bit.
+
+    Attributes:
+        sequences: all of them, in the order they joined.
+        fresh: those that joined since the last decode step.
+        findable: those that may yet fill blocks which others can find.
+        tokens_per_decode: tokens that each computes in a step: 1, and one more per speculative draft.
+    """
+
+    sequences: dict[Sequence, None]
+    fresh: dict[Sequence, None]
+    findable: dict[Sequence, None]
+    tokens_per_decode: int
+
+    def join(self, sequence: Sequence) -> None: ...
+
+    def remove(self, sequence: Sequence) -> None: ...
+
+    def next_event(self) -> int:
+        """Decode steps until the first sequence may end; there must be one."""
+
+    def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
+        """What a step with these prompt chunks and copies costs, in sums, without a loop over sequences."""
+
+    def num_blocks_due(self, ahead: int = 0) -> int:
+        """Blocks that must be taken for the step that comes `ahead` steps from now."""
+
+    def owners_due(self, ahead: int = 0) -> abc.Collection[Sequence]:
+        """The sequences that need these blocks."""
+
+    def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
+        """Take the blocks due `ahead` steps from now and append them to their tables."""
+
+    def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
+        """Take the blocks for `num_steps` steps from now, but those of the first."""
+
+    def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
+        """How many steps, at most `limit`, the free blocks allow, those of the first step being taken already."""
+
+    def filling(self, ahead: int) -> abc.Iterable[tuple[Sequence, int]]:
+        """Sequences that may fill a block with their `ahead`-th token from now, and how many they have then."""
+
+    def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
+        """Decode steps, or fewer, until `sequence` has `num_tokens` tokens."""
+
+    def advance(self, num_steps: int) -> list[Sequence]:
+        """Let `num_steps` decode steps pass and take out the sequences that end with them."""
+
+    def check_integrity(self) -> None:
+        """Prove that timers and sums say what the sequences say; raises AssertionError."""
+
+
+def can_be_found(sequence: Sequence) -> bool:
+    """Whether a sequence that begins to decode may fill blocks that others can find."""
+    if sequence.token_ids is not None:
+        return True
+    return sequence.block_hashes is not None and len(sequence.block_hashes) > sequence.num_registered_blocks

@@ -1,0 +1,157 @@
+"""Decoding sequences that all grow by one token per decode step, kept so that a step costs nothing per sequence.
+
+What happens at which step is known when a sequence joins: with `t` the decode clock and `L` its length at the time,
+
+    it ends when the clock reaches          t + end_length - L
+    it needs a new block at every step s    with s = t + 1 - L  (mod block_size)
+
+because step s computes the token at position length - 1. Both are kept in buckets, and the contexts' sum and sum of
+squares are running sums: k steps turn S1 into S1 + kn and S2 into S2 + 2k S1 + k^2 n for n sequences.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import abc
+
+from engine.core.clock import DecodeClock
+from engine.core.decodes.interface import can_be_found
+from engine.core.kv.block_manager import BlockManager
+from engine.core.plan import BlockGrowth
+from engine.core.sequence import Sequence
+from engine.core.work import ChunkWork, StepWork
+
+_NOTHING_DUE: dict[Sequence, list[int]] = {}
+
+
+class UniformDecodes:
+    """Sequences that decode one token per step, in the order they joined."""
+
+    tokens_per_decode = 1
+
+    def __init__(self, block_size: int) -> None:
+        self.clock = DecodeClock()
+        self.sequences: dict[Sequence, None] = {}
+        self.fresh: dict[Sequence, None] = {}
+        self.findable: dict[Sequence, None] = {}
+        self._num_context_tokens = 0
+        self._num_squared_context_tokens = 0
+        self._block_size = block_size
+        self._boundary: dict[int, dict[Sequence, list[int]]] = {}  # phase -> sequences and their block tables
+        self._finish: dict[int, dict[Sequence, None]] = {}  # clock value -> sequences that end at it
+        self._finish_steps: list[int] = []  # heap of the keys of _finish
+
+    def join(self, sequence: Sequence) -> None:
+        length = sequence.num_tokens
+        sequence.start_decoding(self.clock)
+        self.sequences[sequence] = None
+        self.fresh[sequence] = None
+        self._num_context_tokens += length
+        self._num_squared_context_tokens += length * length
+        if can_be_found(sequence):
+            self.findable[sequence] = None
+        phase, end = self._keys(sequence, length)
+        bucket = self._boundary.get(phase)
+        if bucket is None:
+            bucket = self._boundary[phase] = {}
+        bucket[sequence] = sequence.block_table
+        ending = self._finish.get(end)
+        if ending is None:
+            ending = self._finish[end] = {}
+            heapq.heappush(self._finish_steps, end)
+        ending[sequence] = None
+
+    def remove(self, sequence: Sequence) -> None:
+        length = sequence.num_tokens
+        phase, end = self._keys(sequence, length)
+        del self.sequences[sequence]
+        self.fresh.pop(sequence, None)
+        self._num_context_tokens -= length
+        self._num_squared_context_tokens -= length * length
+        self.findable.pop(sequence, None)
+        bucket = self._boundary[phase]
+        del bucket[sequence]
+        if not bucket:
+            del self._boundary[phase]
+        del self._finish[end][sequence]
+
+    def next_event(self) -> int:
+        while not self._finish[self._finish_steps[0]]:
+            del self._finish[heapq.heappop(self._finish_steps)]
+        return self._finish_steps[0] - self.clock.step
+
+    def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
+        num_decodes, contexts = len(self.sequences), self._num_context_tokens
+        return StepWork(chunks, num_decodes, contexts, self._num_squared_context_tokens, num_copied_blocks)
+
+    def num_blocks_due(self, ahead: int = 0) -> int:
+        return len(self._due(ahead))
+
+    def owners_due(self, ahead: int = 0) -> abc.Collection[Sequence]:
+        return self._due(ahead).keys()
+
+    def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
+        due = self._due(ahead)
+        taken = blocks.take(len(due))
+        for table, block in zip(due.values(), taken, strict=True):
+            table.append(block)
+        return BlockGrowth(ahead, list(due), taken)
+
+    def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
+        return [self.grow(ahead, blocks) for ahead in self._growth_steps(num_steps)]
+
+    def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
+        if num_free_blocks >= (limit // self._block_size + 1) * len(self.sequences):
+            return limit
+        for ahead in self._growth_steps(limit):
+            num_free_blocks -= len(self._due(ahead))
+            if num_free_blocks < 0:
+                return ahead
+        return limit
+
+    def filling(self, ahead: int) -> abc.Iterable[tuple[Sequence, int]]:
+        findable = self.findable
+        return [(s, s.num_tokens + ahead) for s in self._due(ahead + 1) if s in findable]
+
+    def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
+        return num_tokens - sequence.num_tokens
+
+    def advance(self, num_steps: int) -> list[Sequence]:
+        self.clock.step += num_steps
+        growth = num_steps * len(self.sequences)
+        self._num_squared_context_tokens += num_steps * (2 * self._num_context_tokens + growth)
+        self._num_context_tokens += growth
+        self.fresh.clear()
+        finished = list(self._finish.get(self.clock.step, ()))
+        for sequence in finished:
+            self.remove(sequence)
+        return finished
+
+    def _growth_steps(self, num_steps: int) -> list[int]:
+        """Those of the steps 1 to num_steps - 1 from now for which blocks are due."""
+        size, now = self._block_size, self.clock.step
+        if size == 1:
+            return list(range(1, num_steps)) if self.sequences else []
+        return sorted(s for phase in self._boundary for s in range((phase - now - 1) % size + 1, num_steps, size))
+
+    def _due(self, ahead: int) -> dict[Sequence, list[int]]:
+        """Sequences, with their block tables, that need a new block `ahead` decode steps from now."""
+        return self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE)
+
+    def _keys(self, sequence: Sequence, length: int) -> tuple[int, int]:
+        """The boundary phase and the final clock value, which do not change while the sequence decodes."""
+        offset = self.clock.step - length
+        return (offset + 1) % self._block_size, offset + sequence.end_length
+
+    def check_integrity(self) -> None:
+        """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
+        assert self._num_context_tokens == sum(s.num_tokens for s in self.sequences)
+        assert self._num_squared_context_tokens == sum(s.num_tokens**2 for s in self.sequences)
+        assert self.findable.keys() <= {s for s in self.sequences if s.has_content}
+        assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
+        assert self.fresh.keys() <= self.sequences.keys()
+        for sequence in self.sequences:
+            phase, end = self._keys(sequence, sequence.num_tokens)
+            assert self._boundary[phase][sequence] is sequence.block_table
+            assert sequence in self._finish[end] and end > self.clock.step
+            assert sequence.num_computed_tokens == sequence.num_tokens - 1

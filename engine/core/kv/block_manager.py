@@ -1,0 +1,269 @@
+"""The KV blocks of sequences: matched with cached prefixes, taken, registered, forked, swapped out, released."""
+
+from __future__ import annotations
+
+from collections import Counter, abc
+from typing import Literal, NamedTuple
+
+from engine.core.hashing import token_bytes
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_index import Content, PrefixIndex
+from engine.core.kv.tier import DEVICE, Tier, Transfer
+from engine.core.sequence import Sequence
+
+
+class PrefixMatch(NamedTuple):
+    """What the prefix cache holds of a waiting sequence.
+
+    Attributes:
+        blocks: the cached leading blocks.
+        num_cached_tokens: tokens that need no computing, at most all known tokens but one.
+        num_revived: how many of `blocks` are free now and leave the free pool when they are used.
+        copy_last: the last of `blocks` is held by another sequence and must be copied before the one token that is
+            left to compute is written into it.
+    """
+
+    blocks: list[int]
+    num_cached_tokens: int
+    num_revived: int
+    copy_last: bool
+
+
+Eviction = Literal["unhashed_first", "lru"]
+FullHit = Literal["copy", "recompute_block"]
+
+NO_MATCH = PrefixMatch([], 0, 0, False)
+
+
+class BlockManager:
+    """A fixed pool of `num_blocks` KV blocks of `block_size` tokens each, and what the prefix cache knows of them.
+
+    Args:
+        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
+            freed first.
+        full_hit: what a prompt that is cached to its last token, of which one token must be computed, does: "copy"
+            computes that token, in a copy of its block if another sequence holds it; "recompute_block" computes the
+            whole last block.
+        host: the tier that swapped-out sequences go to; None where none is.
+
+    Raises:
+        ValueError: if `num_blocks` or `block_size` is below 1.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        *,
+        enable_prefix_caching: bool = True,
+        eviction: Eviction = "unhashed_first",
+        full_hit: FullHit = "copy",
+        host: Tier | None = None,
+    ) -> None:
+        if num_blocks < 1 or block_size < 1:
+            raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.enable_prefix_caching = enable_prefix_caching
+        self.host = host
+        self._recomputes_last_block = full_hit == "recompute_block"
+        self._index = PrefixIndex()
+        self._pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=self._index.remove)
+        self.take = self._pool.take
+        self.settle = self._index.settle
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_used_blocks(self) -> int:
+        """Blocks that some sequence references."""
+        return self.num_blocks - self._pool.num_free
+
+    def num_used_without(self, sequences: abc.Collection[Sequence]) -> int:
+        """Blocks that sequences other than these reference."""
+        used = self.num_blocks - self._pool.num_free
+        if not sequences:
+            return used
+        references = Counter(block for sequence in sequences for block in sequence.block_table)
+        return used - sum(self._pool.num_references(block) == count for block, count in references.items())
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    # -- prefix cache ---------------------------------------------------------------------------------------------
+
+    def match(self, sequence: Sequence) -> PrefixMatch:
+        """Find the longest cached prefix of the known tokens of a sequence that holds no blocks."""
+        num_tokens = sequence.num_tokens
+        num_full = (num_tokens - self._recomputes_last_block) // self.block_size
+        hashes = self._hashes(sequence, num_full)
+        if not hashes or hashes[0] not in self._index:
+            return NO_MATCH
+        blocks = self._index.find(hashes[:num_full])
+        if sequence.token_ids is not None:
+            blocks = blocks[: self._index.num_equal(blocks, self._contents(sequence, 0, len(blocks)))]
+        num_cached_tokens = len(blocks) * self.block_size
+        copy_last = False
+        if blocks and num_cached_tokens == num_tokens:
+            # One token must be computed. Its block can be copied only when its content is there before the step.
+            if self._index.is_pending(blocks[-1]):
+                blocks.pop()
+                num_cached_tokens -= self.block_size
+            else:
+                copy_last = not self._pool.is_queued(blocks[-1])
+                num_cached_tokens -= 1
+        return PrefixMatch(blocks, num_cached_tokens, self._pool.count_queued(blocks), copy_last)
+
+    def register(self, sequence: Sequence, num_tokens: int) -> None:
+        """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
+
+        Their content must be computed by now or by the step being planned.
+        """
+        num_full = num_tokens // self.block_size
+        start = sequence.num_registered_blocks
+        if num_full <= start:
+            return
+        hashes = self._hashes(sequence, num_full)[start:num_full]
+        if not hashes:
+            return
+        end = start + len(hashes)
+        self._index.add(sequence.block_table[start:end], hashes, self._contents(sequence, start, end))
+        sequence.num_registered_blocks = end
+
+    def name_content(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give the unknown content of the first `num_tokens` tokens, which are computed, a name of its own.
+
+        So a sequence that gives up its blocks can find them again.
+        """
+        if sequence.token_ids is not None or not self.enable_prefix_caching:
+            return
+        hashes = sequence.block_hashes = list(sequence.block_hashes or ())
+        request = sequence.request
+        index = request.sequences.index(sequence)
+        own = -1 - ((request.order * request.num_sequences + index) << 32)  # below 0, where no given identity is
+        hashes.extend(range(own - len(hashes), own - num_tokens // self.block_size, -1))
+        self.register(sequence, num_tokens)
+
+    def _hashes(self, sequence: Sequence, num_full: int) -> list[int]:
+        """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""
+        if not self.enable_prefix_caching:
+            return []
+        if sequence.token_ids is not None:
+            sequence.hash_blocks(self.block_size, num_full)
+        return sequence.block_hashes or []
+
+    def _contents(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
+        """The content of blocks `start` to `end`; nothing where tokens are only counted."""
+        tokens, hashes, size = sequence.token_ids, sequence.block_hashes, self.block_size
+        if tokens is None or hashes is None:
+            return
+        for i in range(start, end):
+            yield hashes[i - 1] if i else None, token_bytes(tokens[i * size : (i + 1) * size])
+
+    # -- blocks of a sequence -------------------------------------------------------------------------------------
+
+    def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
+        """Free blocks that `admit` would use up for a sequence of `num_tokens` tokens."""
+        return self.blocks_for(num_tokens) - len(match.blocks) + match.num_revived + match.copy_last
+
+    def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> list[Transfer]:
+        """Give `sequence` the matched blocks and new ones for up to `num_tokens` tokens; may ask for a copy."""
+        self._pool.hold(match.blocks)
+        sequence.block_table = match.blocks.copy()
+        sequence.num_registered_blocks = len(match.blocks) - match.copy_last
+        copies = [self._copy(sequence, len(match.blocks) - 1)] if match.copy_last else []
+        self.extend(sequence, num_tokens)
+        return copies
+
+    def extend(self, sequence: Sequence, num_tokens: int) -> None:
+        """Give `sequence` the blocks that it lacks to hold `num_tokens` tokens; they must be free."""
+        table = sequence.block_table
+        missing = self.blocks_for(num_tokens) - len(table)
+        if missing > 0:
+            table += self._pool.take(missing)
+
+    def release(self, sequence: Sequence) -> None:
+        """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
+        num_registered = sequence.num_registered_blocks
+        hashes = sequence.block_hashes[:num_registered] if num_registered else []  # type: ignore[index]
+        self._pool.release(sequence.block_table, hashes)
+        sequence.block_table = []
+        sequence.num_registered_blocks = 0
+
+    def share(self, fork: Sequence) -> None:
+        """Count the references of a fork, which has the block table of the sequence that it was forked from."""
+        self._pool.hold(fork.block_table)
+
+    def must_copy(self, sequence: Sequence) -> bool:
+        """Whether the block that the next token is written to is held by others too, after a fork."""
+        index = (sequence.num_tokens - 1) // self.block_size
+        table = sequence.block_table
+        return index < len(table) and self._pool.is_shared(table[index])
+
+    def copy_on_write(self, sequence: Sequence) -> Transfer:
+        """Give `sequence` a copy of its own of the block that the next token is written to."""
+        return self._copy(sequence, (sequence.num_tokens - 1) // self.block_size)
+
+    def _copy(self, sequence: Sequence, index: int) -> Transfer:
+        source = sequence.block_table[index]
+        self._pool.drop_shared(source)
+        (target,) = self._pool.take(1)
+        sequence.block_table[index] = target
+        return Transfer(DEVICE, source, DEVICE, target)
+
+    # -- the host tier --------------------------------------------------------------------------------------------
+
+    def can_swap_out(self, sequence: Sequence) -> bool:
+        """Whether the host tier has room for all computed tokens of `sequence`."""
+        num_blocks = self.blocks_for(sequence.num_computed_tokens)
+        return self.host is not None and 0 < num_blocks <= self.host.num_free_blocks
+
+    def swap_out(self, sequence: Sequence) -> list[Transfer]:
+        """Move the computed blocks of `sequence` to the host tier and release all that it holds on the device."""
+        assert self.host is not None
+        sources = sequence.block_table[: self.blocks_for(sequence.num_computed_tokens)]
+        sequence.host_blocks = self.host.take(len(sources))
+        moves = zip(sources, sequence.host_blocks, strict=True)
+        transfers = [Transfer(DEVICE, source, self.host.name, target) for source, target in moves]
+        self.release(sequence)
+        return transfers
+
+    def swap_in(self, sequence: Sequence, num_tokens: int) -> list[Transfer]:
+        """Give a swapped-out sequence device blocks for `num_tokens` tokens, its KV coming back into the first."""
+        assert self.host is not None and sequence.host_blocks
+        self.extend(sequence, num_tokens)
+        moves = zip(sequence.host_blocks, sequence.block_table, strict=False)
+        return [Transfer(self.host.name, source, DEVICE, target) for source, target in moves]
+
+    def drop_host_blocks(self, sequence: Sequence) -> None:
+        """Free what `sequence` holds in the host tier, if anything."""
+        if sequence.host_blocks is not None:
+            assert self.host is not None
+            self.host.release(sequence.host_blocks)
+            sequence.host_blocks = None
+
+    # -- invariants -----------------------------------------------------------------------------------------------
+
+    def check_integrity(self, sequences: abc.Iterable[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
+        """Prove the invariants, given all sequences that hold blocks of the device, and those that hold host blocks.
+
+        Raises:
+            AssertionError: a block is lost, held twice without a count, free while referenced, or wrongly indexed.
+        """
+        sequences = list(sequences)
+        references = Counter(block for sequence in sequences for block in sequence.block_table)
+        hash_of = self._pool.check_integrity(references)
+        assert all(len(set(s.block_table)) == len(s.block_table) for s in sequences), "a block twice in one table"
+        for sequence in sequences:
+            n = sequence.num_registered_blocks
+            hashes = (sequence.block_hashes or [])[:n]
+            for block, block_hash in zip(sequence.block_table, hashes, strict=False):
+                assert hash_of.setdefault(block, block_hash) == block_hash, "two holders disagree on a block's content"
+        for sequence in sequences:
+            private = sequence.block_table[sequence.num_registered_blocks :]
+            assert not hash_of.keys() & private, "a private block is findable"
+        self._index.check_integrity(hash_of, self.block_size)
+        if self.host is not None:
+            self.host.check_integrity([block for sequence in swapped for block in sequence.host_blocks or ()])

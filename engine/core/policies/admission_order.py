@@ -1,0 +1,82 @@
+"""Chunked prefill in order of admission, decodes and prompts alike: the loop of vLLM's scheduler, step by step.
+
+It differs from `mixed` only when blocks run out: a prompt that was admitted before a decode takes its blocks first.
+"""
+
+from __future__ import annotations
+
+from engine.core.plan import StepDraft
+from engine.core.policy import BasePolicy
+from engine.core.sequence import Sequence
+from engine.core.step_planner import StepPlanner
+
+
+class AdmissionOrder(BasePolicy):
+    """Serves the running sequences in the order of their admission; nobody is admitted in a step that preempts."""
+
+    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
+        chunks, budget = self._chunks(planner)
+        num_blocks = planner.num_blocks_due() + sum(planner.missing_blocks(s, n) for s, n in chunks.items())
+        if num_blocks > planner.num_free_blocks:
+            chunks, budget = _ration(planner, draft)
+        planner.plan_decodes(draft)
+        for sequence, num_tokens in chunks.items():
+            planner.extend(sequence, num_tokens)
+            planner.plan_chunk(draft, sequence, num_tokens)
+        if not draft.is_starved:
+            planner.admit(draft, budget, cut="any")
+
+    def _chunks(self, planner: StepPlanner) -> tuple[dict[Sequence, int], int]:
+        """Tokens of each cut prompt if blocks do not run out, and what is left of the budget."""
+        decodes = planner.running.decodes
+        budget = planner.max_num_batched_tokens - len(decodes.sequences) * decodes.tokens_per_decode
+        chunks = {}
+        for sequence in planner.running.prefilling:
+            if budget <= 0:
+                break
+            chunks[sequence] = planner.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
+            budget -= chunks[sequence]
+        return chunks, budget
+
+
+def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int], int]:
+    """Hand out blocks and tokens one sequence after the other, and preempt for each that lacks blocks.
+
+    A victim may have been served already: it gives back its share. If a sequence must give way itself, all after it sit
+    this step out. Returns the tokens of each cut prompt and what is left of the budget.
+    """
+    running, budget = planner.running, planner.max_num_batched_tokens
+    due = set(running.decodes.owners_due())
+    served: dict[Sequence, tuple[int, int]] = {}  # tokens and blocks
+    num_reserved, is_over = 0, False
+    for sequence in list(running.sequences):
+        decodes = sequence in running.decodes.sequences
+        if sequence not in running.sequences or not decodes and sequence not in running.prefilling:
+            continue
+        if is_over or budget <= 0:
+            if decodes:
+                running.pause(sequence)
+            continue
+        if decodes:
+            num_tokens, num_blocks = running.decodes.tokens_per_decode, int(sequence in due)
+        else:
+            num_tokens = planner.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
+            num_blocks = planner.missing_blocks(sequence, num_tokens)
+        while num_reserved + num_blocks > planner.num_free_blocks and not is_over:
+            victim = planner.choose_victim()
+            if victim in served:
+                planner.register_before_preemption(victim)
+                given_back = served.pop(victim)
+                budget += given_back[0]
+                num_reserved -= given_back[1]
+            planner.preempt(draft, victim)
+            is_over = victim is sequence
+        if not is_over:
+            served[sequence] = num_tokens, num_blocks
+            budget -= num_tokens
+            num_reserved += num_blocks
+    draft.paused += running.paused
+    return {s: tokens for s, (tokens, _) in served.items() if s in running.prefilling}, budget
+
+
+POLICY = AdmissionOrder

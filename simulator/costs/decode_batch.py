@@ -1,0 +1,73 @@
+"""Decode steps of one batch size, priced from a profile."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.work import StepWork
+from simulator.costs.attention import deviation
+from simulator.costs.curve import Curve
+from simulator.costs.deviation import DeviationBatch
+
+_FEW_STEPS = 16  # up to this many steps are priced faster one by one than as arrays
+
+
+class DecodeBatch(NamedTuple):
+    """What decode steps of one batch size take.
+
+    Uneven contexts take as long as if each were their mean plus `gain` standard deviations, or longer by `uneven`.
+
+    Attributes:
+        base: all but attention, ns.
+        attention: attention of equal contexts, over the context, ns.
+        gain: 0 where it was not measured.
+        uneven: attention of uneven contexts beyond that of equal ones, ns; None where it was not measured.
+        outside: axes on which the batch size lies beyond the measured range: name, and multiple of the range's end.
+    """
+
+    base: float
+    attention: Curve
+    gain: float
+    uneven: DeviationBatch | None
+    outside: tuple[tuple[str, float], ...]
+
+    def step(self, work: StepWork) -> tuple[float, float]:
+        """The context at which attention of a step is priced, and the time of the step in ns."""
+        context = work.num_context_tokens / work.num_decodes
+        if not self.gain and not self.uneven:
+            return context, self.base + self.attention(context)
+        spread = deviation(work.num_decodes, work.num_context_tokens, work.num_squared_context_tokens)
+        context += self.gain * spread
+        return context, self._time(context, spread)
+
+    def run(self, work: StepWork, num_steps: int) -> tuple[float, float, NDArray[np.float64]]:
+        """`num_steps` decode steps: the contexts of the first and the last, and all times, bit for bit as of `step`."""
+        num_decodes, totals, spread = work.num_decodes, work.contexts(num_steps), 0.0
+        if self.gain or self.uneven:
+            if work.later_contexts is not None:
+                return self._ragged(work, totals)
+            # All contexts grow alike, so their deviation stays.
+            spread = deviation(num_decodes, work.num_context_tokens, work.num_squared_context_tokens)
+        offset = self.gain * spread
+        if num_steps <= _FEW_STEPS:
+            few = [total / num_decodes + offset for total in totals.tolist()]
+            return few[0], few[-1], np.array([self._time(context, spread) for context in few])
+        contexts = totals / num_decodes + offset
+        return float(contexts[0]), float(contexts[-1]), self._times(contexts, spread)
+
+    def _ragged(self, work: StepWork, totals: NDArray[np.int64]) -> tuple[float, float, NDArray[np.float64]]:
+        squares = work.num_decodes * work.squared_contexts(len(totals)) - totals * totals
+        spreads: NDArray[np.float64] = np.sqrt(np.maximum(squares, 0)) / work.num_decodes
+        contexts: NDArray[np.float64] = totals / work.num_decodes + self.gain * spreads
+        return float(contexts[0]), float(contexts[-1]), self._times(contexts, spreads)
+
+    def _time(self, context: float, spread: float) -> float:
+        time = self.base + self.attention(context)
+        return time + self.uneven(context, spread) if self.uneven else time
+
+    def _times(self, contexts: NDArray[np.float64], spreads: NDArray[np.float64] | float) -> NDArray[np.float64]:
+        times = self.base + self.attention.many(contexts)
+        return times + self.uneven.many(contexts, spreads) if self.uneven else times

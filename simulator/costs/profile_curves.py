@@ -1,0 +1,84 @@
+"""A profile's tables as curves over the sizes of a step, in ns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import pandas as pd
+
+from simulator.costs.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
+from simulator.costs.curve import Curve, flat, proportional
+from simulator.hardware import ModelShape
+from simulator.profile.profile import Profile
+
+_US = 1e3  # ns
+
+
+class Operators(NamedTuple):
+    """The curves of the operators of a table, each times its calls, ns."""
+
+    curves: list[Curve]
+    end: float
+
+    def total(self, size: int, *, round_up: bool) -> float:
+        return sum(curve.next_point(size) if round_up else curve(size) for curve in self.curves)
+
+
+def operators(profile: Profile, name: str, axis: str) -> Operators:
+    """Those of the tables of tokens or sequences."""
+    curves = [
+        proportional(group[axis].tolist(), group["time_us"].tolist()).scaled(profile.meta.calls[str(operator)] * _US)
+        for operator, group in profile.tables[name].groupby("operator")
+    ]
+    return Operators(curves, min(curve.end for curve in curves))
+
+
+def curve_of(table: pd.DataFrame | None, axis: str) -> Curve | None:
+    """Times over an axis, in proportion to the last one beyond it."""
+    if table is None:
+        return None
+    return proportional(table[axis].tolist(), (table["time_us"] * _US).tolist())
+
+
+def rest_of(table: pd.DataFrame | None) -> dict[str, Curve] | None:
+    """By kind of step, what it takes beyond its operators; a kind that was not measured takes that of all others."""
+    if table is None:
+        return None
+    curves = {
+        str(kind): flat(group["num_tokens"].tolist(), (group["time_us"] * _US).tolist())
+        for kind, group in table.groupby("kind")
+    }
+    stand_ins = {"decode": ("mixed", "prefill"), "mixed": ("prefill", "decode"), "prefill": ("mixed", "decode")}
+    return {
+        kind: next(curves[name] for name in (kind, *others) if name in curves) for kind, others in stand_ins.items()
+    }
+
+
+def unused_constants(tables: Mapping[str, pd.DataFrame]) -> frozenset[str]:
+    """Constants without effect, as the tables hold what they stand for, or nothing that they scale."""
+    attention = tables["attention"]
+    names = [all_reduce_name(mib) for mib in ALL_REDUCE_MIB] if "all_reduce" in tables else []
+    if not ((attention["prefill_tokens"] > 0) & (attention["num_decodes"] > 0)).any():
+        names.append("mixing_factor")
+    return frozenset(names)
+
+
+def all_reduce_of(profile: Profile, model: ModelShape, tensor_parallel_size: int, values: Mapping[str, float]) -> Curve:
+    """All all-reduces of a step over its tokens, ns."""
+    if tensor_parallel_size == 1:
+        return flat([0.0], [0.0])
+    table = profile.tables.get("all_reduce")
+    if table is not None:
+        sizes, times = table["num_bytes"].tolist(), table["time_us"].tolist()
+    else:
+        sizes = [mib * MIB for mib in ALL_REDUCE_MIB]
+        times = [values[all_reduce_name(mib)] for mib in ALL_REDUCE_MIB]
+    # Where noise or a fit made times fall, they grow in proportion again.
+    is_growing = len(sizes) > 1 and times[-1] >= times[-2]
+    tail = (times[-1] - times[-2]) / (sizes[-1] - sizes[-2]) if is_growing else times[-1] / sizes[-1]
+    token_bytes = model.hidden_size * model.dtype_bytes
+    calls_us = (2 * model.num_layers + 1) * _US
+    return Curve(
+        [size / token_bytes for size in sizes], [calls_us * time for time in times], calls_us * tail * token_bytes
+    )

@@ -1,0 +1,54 @@
+"""Routers: which replica serves a request. A router pulls arrivals when they are due and hands them to its replicas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import cycle
+from typing import Protocol
+
+from engine.core.sequence import Request
+from simulator.arrivals import Arrivals
+
+MakeRequest = Callable[[int, int], Request]
+"""Makes the request of a row of the trace, given the row and its intended arrival in ns; the row is its id."""
+
+
+class Server(Protocol):
+    """What a router hands requests to."""
+
+    def submit(self, request: Request) -> None: ...
+
+
+class RoundRobin:
+    """Hands the requests of `arrivals` to its servers in turn.
+
+    Servers call `dispatch` before they plan, and do not plan past `next_ns` without looking; what comes earlier
+    because a request ended elsewhere is submitted at once, and wakes them.
+    """
+
+    def __init__(self, arrivals: Arrivals, make_request: MakeRequest) -> None:
+        self._arrivals = arrivals
+        self._make_request = make_request
+        self._servers: list[Server] = []
+
+    def connect(self, server: Server) -> None:
+        """Let `server` take part; all must be there before the first request is dispatched."""
+        self._servers.append(server)
+        self._turn = cycle(self._servers)
+
+    @property
+    def next_ns(self) -> int:
+        """No request comes before this time, unless one that runs now ends; NEVER where none does."""
+        return self._arrivals.next_ns
+
+    def dispatch(self, until_ns: int) -> None:
+        """Submit all requests that arrive up to `until_ns`."""
+        while self._arrivals.next_ns <= until_ns:
+            for arrival, row in self._arrivals.pop_due(until_ns):
+                next(self._turn).submit(self._make_request(row, arrival))
+
+    def on_finish(self, request: Request, now_ns: int) -> None:
+        """A request ended, or was refused, which may bring the next one of its client."""
+        self._arrivals.on_finish(request.request_id, now_ns)
+        if len(self._servers) > 1:
+            self.dispatch(now_ns)

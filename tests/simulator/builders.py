@@ -1,0 +1,147 @@
+"""Works, profiles, models and a clock for tests of the simulator, small enough to check by hand."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from omegaconf import OmegaConf
+
+from engine.core.work import ChunkWork, StepWork
+from engine.engine_config import EngineConfig
+from engine.models.model_config import ModelConfig
+from simulator.costs.constants import profiled_constants
+from simulator.costs.profiled import ProfiledCost
+from simulator.hardware import Device, ModelShape
+from simulator.profile.profile import Profile, ProfileMeta
+
+CONF = Path(__file__).parents[2] / "conf"
+
+# -- steps ------------------------------------------------------------------------------------------------------------
+
+
+def work(chunks: list[tuple[int, int, bool]], contexts: list[int], **others: Any) -> StepWork:
+    """A step of these chunks (start, number of tokens, last) and decodes of these contexts."""
+    return StepWork(
+        [ChunkWork(*chunk) for chunk in chunks],
+        len(contexts),
+        sum(contexts),
+        sum(context * context for context in contexts),
+        **others,
+    )
+
+
+# -- devices and models -----------------------------------------------------------------------------------------------
+
+H100 = Device("H100", 81559 << 20, 3.35e12, {"bf16": 989e12, "fp32": 67e12}, 0.8, 0.7, 450e9, 1e-5, 1e-3)
+SLOW_LINK = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7, 1e9, 1e-5, 1e-3)  # 1 ns a byte
+
+
+def load_model(name: str) -> ModelShape:
+    """A model of the configuration, in bfloat16."""
+    fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2})
+
+
+QWEN, MOE = load_model("qwen3-8b"), load_model("qwen3-30b-a3b")
+
+# -- a profile whose times follow simple formulas ---------------------------------------------------------------------
+
+MODEL = ModelShape("test", 3, 64, 4, 2, 16, 128, 1000, False, 4096, "bf16", 2)
+LAYERS = MODEL.num_layers
+OPERATORS = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
+META = ProfileMeta("device", "test", 1, LAYERS, {**dict.fromkeys(OPERATORS, LAYERS), "lm_head": 1})
+
+
+def by_tokens(token_us: float, sizes: tuple[int, ...] = (1, 8, 64, 512)) -> pd.DataFrame:
+    """The operators of a layer take 10 us and `token_us` per token each."""
+    rows = [(name, n, 10 + token_us * n) for name in OPERATORS for n in sizes]
+    return pd.DataFrame(rows, columns=["operator", "num_tokens", "time_us"])
+
+
+def attention_us(chunk: int, start: int, num_decodes: int, context: float) -> float:
+    """A kernel that is linear in pairs and contexts, and slower for decodes beside a chunk."""
+    pairs = chunk * start + chunk * (chunk + 1) / 2
+    mixing = 2e-3 * num_decodes * context if chunk and num_decodes else 0.0
+    return 5.0 + 1e-4 * pairs + 1e-2 * num_decodes * context + mixing
+
+
+def attention() -> pd.DataFrame:
+    """The attention table of `attention_us`."""
+    batches, contexts = (1, 4, 16, 64), (16, 256, 4096)
+    chunks, starts = (16, 128, 512), (0, 256, 2048)
+    rows: list[tuple[Any, ...]] = [(0, 0, n, c) for n, c in itertools.product(batches, contexts)]
+    rows += [(s, p, 0, 0) for s, p in itertools.product(chunks, starts)]
+    rows += [(s, p, n, c) for s, p, n, c in itertools.product(chunks, starts, batches, contexts)]
+    columns = ["prefill_tokens", "prefill_context", "num_decodes", "decode_context"]
+    return pd.DataFrame(rows, columns=columns).assign(time_us=[attention_us(*row) for row in rows])
+
+
+EXTRA_US = {50: 7.0, 100: 9.0}
+"""What each of a few decodes adds to one layer's attention, by the deviation of the contexts in percent."""
+
+
+def deviations() -> pd.DataFrame:
+    """The deviations table of `EXTRA_US`; the addition is twice as large at a mean context of 400."""
+    rows = [
+        (n, mean, percent, attention_us(0, 0, n, mean) + n * extra_us * (2 if mean == 400 else 1))
+        for n, mean, (percent, extra_us) in itertools.product((2, 4), (100, 400), EXTRA_US.items())
+    ]
+    return pd.DataFrame(rows, columns=["num_decodes", "decode_context", "deviation_pct", "time_us"])
+
+
+@functools.cache
+def _unchanged() -> Profile:
+    heads = pd.DataFrame({"operator": "lm_head", "num_sequences": [1, 64, 256], "time_us": [20.0, 30.0, 70.0]})
+    return Profile(META, {"tokens": by_tokens(0.5), "sequences": heads, "attention": attention()})
+
+
+def profile(**changes: Any) -> Profile:
+    """A profile of `MODEL`; keys of the metadata are changed as given."""
+    return replace(_unchanged(), meta=replace(META, **changes)) if changes else _unchanged()
+
+
+def with_tables(measured: Profile, **tables: pd.DataFrame) -> Profile:
+    return Profile(measured.meta, {**measured.tables, **tables})
+
+
+def cost(measured: Profile | None = None, tensor_parallel_size: int = 1, **values: float) -> ProfiledCost:
+    """The cost model of `profile()` or another profile of `MODEL`; constants not given have their defaults."""
+    constants = profiled_constants(SLOW_LINK, tensor_parallel_size)
+    defaults = {name: constant.default for name, constant in constants.items()}
+    return ProfiledCost(measured or profile(), MODEL, tensor_parallel_size, {**defaults, **values})
+
+
+# -- a model that the profiler measures within a test -----------------------------------------------------------------
+
+SHAPE: dict[str, Any] = {
+    "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 256,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+EXPERTS = {"num_experts": 2, "num_experts_per_token": 2, "moe_intermediate_size": 32}  # all run, whatever the input
+FAMILIES = {
+    "qwen3": ModelConfig.from_shape(SHAPE),
+    "qwen3_moe": ModelConfig.from_shape(SHAPE | EXPERTS),
+    "llama": ModelConfig.from_shape(SHAPE | {"name": "Llama"}),
+}
+MODEL_SHAPE = ModelShape(**SHAPE | {"dtype": "fp32", "dtype_bytes": 4})
+ENGINE = EngineConfig(
+    num_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=96, load_format="random"
+)
+
+
+class TickingClock:
+    """A clock that every reading advances by `tick_ns`, whatever the time."""
+
+    def __init__(self, tick_ns: int = 1_000_000) -> None:
+        self.now_ns = 0
+        self._tick_ns = tick_ns
+
+    def __call__(self) -> int:
+        self.now_ns += self._tick_ns
+        return self.now_ns
