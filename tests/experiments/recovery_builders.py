@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
+from experiments.recovery.step_search import Chunk, Step
 from numpy.typing import NDArray
 
 from engine.core.plan import StepPlan
 from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import queued_times, series_table
-from experiments.recovery.step_search import Chunk, Step
-from harness.runs.simulated import SimulatedEngine, cost_model
+from harness.runs.simulated import SimulatedEngine
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace

@@ -8,20 +8,19 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from experiments.recovery.step_search import Step, Tolerance, priced_by
 
-from harness.runs import fitted as calibration
-from harness.errors import ConfigError, TwinServeError
 from experiments.recovery import LogError, RecoveredRun, mixed, recover
+from experiments.recovery.recovered_run import summary
 from experiments.recovery.replay import replay
 from experiments.recovery.request_log import read_client_log, read_engine_log
-from experiments.recovery.recovered_run import summary
-from experiments.recovery.step_search import Step, Tolerance, priced_by
+from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CALIBRATION, VALIDATION
 from harness.runs import fitted
 from harness.runs.system import resolve
+from tests.experiments.recovery_builders import EARLY, early_run, real_run
 from tests.harness.builders import config, execute_in
 from tests.harness.measured_builders import pretend_measured, write_distserve
-from tests.experiments.recovery_builders import EARLY, early_run, real_run
 
 CACHING = {"enable_prefix_caching": True}
 # Requests wait for KV blocks, but none is preempted.

@@ -1,4 +1,4 @@
-"""Writes records of measured runs in their public formats, and lets a simulated run pass for a measured one."""
+"""Made-up records of measured runs, simulated runs that pass for measured ones, and the tasks on measured runs."""
 
 from __future__ import annotations
 
@@ -9,13 +9,25 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pytest
 
 from harness.config import RunConfig
+from harness.measured import load_measured
 from harness.measured.measured_run import requests_table
-from tests.harness.builders import config, execute_in
+from harness.results.files import CALIBRATION, VALIDATION
+from harness.results.tables import Floats
+from harness.runs import fitted
+from harness.runs.fitted import Calibration
+from tests.harness.builders import GROUND_TRUTH, config, execute_in
 
-CLOCKS = 1000.0  # how far the engine's clock is ahead of the client's in `write_llmservingsim`
-# client sends, then on the engine's clock less CLOCKS: queued, scheduled, first token, last token; prompt, output
+needs_ground_truth = pytest.mark.skipif(
+    not GROUND_TRUTH.exists(), reason=f"needs the public measurements at {GROUND_TRUTH}"
+)
+# Preempts requests.
+STARVED = ["trace.num_requests=40", "num_blocks=190", "arrival.rate=30", "max_num_seqs=32", "max_num_batched_tokens=64"]
+
+CLOCKS = 1000.0  # offset of the engine's clock to the client's in `write_llmservingsim`
+# sent by the client; on the engine's clock minus CLOCKS: queued, scheduled, first token, last token; prompt, output
 REQUESTS: list[tuple[float, float, float, float, float, int, int]] = [
     (5.0, 5.0, 5.0, 5.2, 5.6, 100, 5),
     (5.1, 5.2, 5.4, 5.5, 5.5, 40, 1),
@@ -24,7 +36,7 @@ REQUESTS: list[tuple[float, float, float, float, float, int, int]] = [
 
 
 def write_llmservingsim(folder: Path, kv_cache_pct: float = 0.0) -> tuple[Path, Path]:
-    """A folder of LLMServingSim's bench with `REQUESTS`, last come first, and the workload behind it."""
+    """A folder of LLMServingSim's bench with `REQUESTS` in reverse order of arrival, and its workload."""
     folder.mkdir(parents=True, exist_ok=True)
     lines, workload = [], []
     for i, (sent, queued, scheduled, first, last, prompt, output) in enumerate(REQUESTS):
@@ -87,3 +99,34 @@ def made_up() -> pd.DataFrame:
             "num_preemptions": [0, 2, 0, 1],
         }
     )
+
+
+def compare(measured: str, out: Path, *overrides: str) -> dict[str, Any]:
+    """Run task=validate; returns the content of validation.json."""
+    execute_in(out, config("progress=false", "task=validate", f"validation.measured={measured}", *overrides))
+    document: dict[str, Any] = json.loads((out / VALIDATION).read_text())
+    return document
+
+
+def calibrate(out: Path, measured: str, *overrides: str) -> Calibration:
+    """Run task=calibrate; returns the calibration file."""
+    execute_in(out, config("progress=false", "task=calibrate", f"validation.measured={measured}", *overrides))
+    return fitted.read(out / CALIBRATION)
+
+
+def fitted_on(path: Path, **on: Any) -> Path:
+    """Write a calibration file for cost=roofline whose `fitted_on` has the entries `on`."""
+    known = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 2}
+    fitted.write(path, {"constants": {"flops_efficiency": 0.5}, "cost": "roofline", "fitted_on": known | on})
+    return path
+
+
+def write_executions(run: Path, folder: Path, *durations_s: Floats) -> Path:
+    """Write step times of further executions of `run`, as task=retime does."""
+    folder.mkdir()
+    repeat, step = np.indices((len(durations_s), len(durations_s[0])))
+    table = pd.DataFrame({"repeat": repeat.ravel(), "step": step.ravel(), "duration": np.concatenate(durations_s)})
+    table.to_parquet(folder / "step_times.parquet", index=False)
+    measured = {"source": str(run), "data_sha256": load_measured(f"run:{run}").data_sha256()}
+    (folder / "retimed.json").write_text(json.dumps({"measured": measured}))
+    return folder

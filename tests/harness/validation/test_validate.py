@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +13,18 @@ from rich.console import Console
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import load_measured
 from harness.results.files import read_results
-from harness.runs import fitted as calibration
 from harness.validation.validate import validate
 from tests.harness.builders import config, execute_in
-from tests.harness.measured_builders import change_summary, made_up, pretend_measured, write_distserve, write_llmservingsim
-
-STARVED = ["trace.num_requests=80", "num_blocks=260", "arrival.rate=30", "max_num_seqs=32", "max_num_batched_tokens=64"]
-
-
-def compare(measured: str, out: Path, *overrides: str) -> dict[str, Any]:
-    execute_in(out, config("progress=false", "task=validate", f"validation.measured={measured}", *overrides))
-    document: dict[str, Any] = json.loads((out / "validation.json").read_text())
-    return document
+from tests.harness.measured_builders import (
+    STARVED,
+    change_summary,
+    compare,
+    fitted_on,
+    made_up,
+    pretend_measured,
+    write_distserve,
+    write_llmservingsim,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,11 +32,11 @@ def compare(measured: str, out: Path, *overrides: str) -> dict[str, Any]:
     [
         STARVED,
         [*STARVED, "engine.compress=false"],
-        ["trace=shared_prefix", "trace.num_requests=80", "arrival.rate=60", "num_blocks=700"],
-        ["trace=sharegpt_multiturn", "trace.num_requests=80", "arrival=sessions", "arrival.rate=5"],
-        ["trace.num_requests=60", "arrival=closed_loop", "arrival.concurrency=6"],
-        ["trace.num_requests=80", "arrival.rate=30", "max_model_len=300"],
-        ["trace.num_requests=80", "arrival.rate=20", "engine.max_lookahead_steps=6"],
+        ["trace=shared_prefix", "trace.num_requests=40", "arrival.rate=60", "num_blocks=700"],
+        ["trace=sharegpt_multiturn", "trace.num_requests=40", "arrival=sessions", "arrival.rate=5"],
+        ["trace.num_requests=30", "arrival=closed_loop", "arrival.concurrency=6"],
+        ["trace.num_requests=40", "arrival.rate=30", "max_model_len=300"],
+        ["trace.num_requests=40", "arrival.rate=20", "engine.max_lookahead_steps=6"],
     ],
     ids=["starved", "starved, by step", "prefixes", "sessions", "closed loop", "refused and cut short", "lookahead"],
 )
@@ -52,7 +51,7 @@ def test_a_run_with_the_cost_model_itself_has_no_error(overrides: list[str], tmp
     assert steps["errors"]["all"]["count"] == steps["num_steps"] > 50
     assert steps["errors"]["all"]["mape_pct"] < 1e-6
     values = {(row["metric"], row["statistic"]): row["measured"] for row in found["errors"]}
-    assert values["preemptions", "total"] > 0 or "num_blocks=260" not in overrides
+    assert values["preemptions", "total"] > 0 or "num_blocks=190" not in overrides
     assert values["cached_tokens", "total"] > 0 or "trace=shared_prefix" not in overrides
     refused = [note for note in found["warnings"] if "requests that were refused are left out" in note]
     assert bool(refused) == ("max_model_len=300" in overrides)
@@ -96,7 +95,7 @@ def test_a_part_is_scored_on_its_own(tmp_path: Path) -> None:
         compare(f"run:{tmp_path / 'a'}", tmp_path / part, f"validation.score={part}")
         for part in ("first_half", "second_half")
     ]
-    assert [half["num_scored"] for half in halves] == [40, 40]
+    assert [half["num_scored"] for half in halves] == [20, 20]
     counts = [half["steps"]["errors"]["all"]["count"] for half in halves]
     assert sum(counts) == halves[0]["steps"]["num_steps"] and min(counts) > 0
     means = [next(row["measured"] for row in half["errors"] if row["metric"] == "ttft") for half in halves]
@@ -169,8 +168,7 @@ def test_constants_fitted_on_what_is_scored_are_called_so(tmp_path: Path) -> Non
 
     def scored(name: Path, part: str, score: str) -> bool:
         sha = compare(f"distserve:{path}", tmp_path / "out")["measured"]["data_sha256"]
-        on = {"measured": "x", "data_sha256": sha, "part": part, "num_requests": 2}
-        calibration.write(fitted, {"constants": {"flops_efficiency": 0.5}, "cost": "roofline", "fitted_on": on})
+        fitted_on(fitted, data_sha256=sha, part=part)
         found = compare(f"distserve:{name}", tmp_path / "out", *overrides, f"validation.score={score}")
         assert found["calibration"]["part"] == part
         return bool(found["scored_on_fitted_data"])
@@ -178,13 +176,6 @@ def test_constants_fitted_on_what_is_scored_are_called_so(tmp_path: Path) -> Non
     assert scored(path, "all", "all") and scored(path, "first_half", "first_half")
     assert scored(path, "first_half", "all") and scored(path, "all", "second_half")
     assert not scored(path, "first_half", "second_half") and not scored(other, "all", "all")
-
-
-def fitted_on(path: Path, **on: Any) -> Path:
-    """A calibration file that says to have been fitted on this."""
-    known = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 2}
-    calibration.write(path, {"constants": {"flops_efficiency": 0.5}, "cost": "roofline", "fitted_on": known | on})
-    return path
 
 
 def test_a_repeat_that_was_fitted_on_is_scored_too(tmp_path: Path) -> None:

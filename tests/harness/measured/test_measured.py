@@ -15,13 +15,15 @@ from harness.errors import MeasuredRunError
 from harness.measured import READERS, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.validation.metrics import statistics
-from tests.harness.builders import ROOT
-from tests.harness.measured_builders import change_summary, pretend_measured, write_distserve, write_llmservingsim
-
-GROUND_TRUTH = ROOT.parent / "shared" / "ground_truth"
-needs_ground_truth = pytest.mark.skipif(
-    not GROUND_TRUTH.exists(), reason=f"needs the public measurements at {GROUND_TRUTH}"
+from tests.harness.builders import GROUND_TRUTH
+from tests.harness.measured_builders import (
+    change_summary,
+    needs_ground_truth,
+    pretend_measured,
+    write_distserve,
+    write_llmservingsim,
 )
+
 BENCH: dict[str, Any] = {
     "backend": "vllm", "model_id": "m", "num_prompts": 2, "max_concurrency": None, "input_lens": [30, 20],
     "output_lens": [3, 1], "ttfts": [0.5, 0.25], "itls": [[0.1, 0.3], []], "start_times": [11.0, 10.0],

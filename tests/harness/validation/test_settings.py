@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,8 +10,8 @@ import pytest
 from harness.measured import load_measured
 from harness.validation.settings import different_device, different_settings
 from simulator.profile.files import load_profile
-from tests.harness.builders import config
-from tests.harness.test_measured import GROUND_TRUTH, needs_ground_truth
+from tests.harness.builders import GROUND_TRUTH, ROOT, config
+from tests.harness.measured_builders import needs_ground_truth
 
 
 @needs_ground_truth
@@ -62,7 +61,7 @@ def test_formats_of_eight_bits_are_alike() -> None:
 
 
 def test_a_run_of_another_device_or_other_threads_than_the_profile_is_told() -> None:
-    profile = load_profile(Path(__file__).parents[2] / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1")
+    profile = load_profile(ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1")
     assert different_device("AMD EPYC, 1 thread", profile) == []
     (line,) = different_device("AMD EPYC, 2 threads", profile)
     assert line == "the profile is of AMD EPYC, 1 thread, the run of AMD EPYC, 2 threads"

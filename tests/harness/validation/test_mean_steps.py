@@ -11,10 +11,7 @@ import yaml
 from harness.results.files import read_results
 from harness.runs.profiling import PROFILES
 from simulator.profile.files import load_profile, save_profile
-from tests.harness.measured_builders import pretend_measured
-from tests.harness.test_calibrate import calibrate
-from tests.harness.test_median_times import write_executions
-from tests.harness.test_validate import compare
+from tests.harness.measured_builders import calibrate, compare, pretend_measured, write_executions
 
 TINY = ["device=laptop-cpu", "cost=profiled"]
 FACTOR = 1.3
