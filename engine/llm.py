@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections import abc
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from engine.core.sequence import RequestRefusedError, Sequence
+from engine.core.sequence import RequestRefusedError
+from engine.core.sequence import Sequence as EngineSequence
 from engine.engine_config import EngineConfig, SamplingParams
 from engine.llm_engine import FinishReason, LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.executor import longest_sequence
 from engine.runner.tensor_parallel import make_executor
 
-Prompt = str | abc.Sequence[int]
-Params = SamplingParams | abc.Sequence[SamplingParams] | None
+Prompt = str | Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -44,10 +43,7 @@ class LLM:
     """
 
     def __init__(
-        self,
-        model: str | Path | ModelConfig | Mapping[str, Any],
-        config: EngineConfig | None = None,
-        **settings: Any,
+        self, model: str | Path | ModelConfig | Mapping[str, Any], config: EngineConfig | None = None, **settings: Any
     ) -> None:
         config = replace(config or EngineConfig(), **settings)
         if isinstance(model, str | Path):
@@ -68,29 +64,25 @@ class LLM:
         self._num_requests = 0
 
     def generate(
-        self,
-        prompts: abc.Sequence[Prompt],
-        sampling_params: Params = None,
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> list[RequestOutput]:
         """Generate for all prompts, texts or token ids; outputs are in the order of the prompts.
 
         Raises:
             RequestRefusedError: a prompt can never run.
-            ModelError: a text without a tokenizer, or another number of parameters than of prompts.
+            ModelError: a text without a tokenizer, or as many parameters as not prompts.
         """
         outputs = {output.index: output for output in self.stream(prompts, sampling_params) if output.finish_reason}
         return [outputs[i] for i in range(len(prompts))]
 
     def stream(
-        self,
-        prompts: abc.Sequence[Prompt],
-        sampling_params: Params = None,
+        self, prompts: Sequence[Prompt], sampling_params: SamplingParams | Sequence[SamplingParams] | None = None
     ) -> Generator[RequestOutput, None, None]:
         """Like `generate`, but yields each request's output whenever it has grown."""
         params = self._params_of(prompts, sampling_params)
         sequences = [self._sequence(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         indices = {sequence: i for i, sequence in enumerate(sequences)}
-        added: list[Sequence] = []
+        added: list[EngineSequence] = []
         try:
             for sequence, each in zip(sequences, params, strict=True):
                 self.engine.add(sequence, each)
@@ -98,8 +90,10 @@ class LLM:
             while report := self.engine.step(time.perf_counter_ns()):
                 for output in report.outputs:
                     yield self._output(indices[output.sequence], output.sequence, output.finish_reason)
-        except (GeneratorExit, RequestRefusedError):
-            # The caller stopped early, or a prompt was refused: the other requests leave the engine.
+        except (
+            GeneratorExit,
+            RequestRefusedError,
+        ):  # a caller that stops early, or a bad prompt, leaves nothing behind
             for sequence in added:
                 if sequence.finish_time is None:
                     self.engine.abort(sequence.request_id)
@@ -109,23 +103,25 @@ class LLM:
         """Free the model's memory."""
         self.engine.close()
 
-    def _params_of(self, prompts: abc.Sequence[Prompt], params: Params) -> list[SamplingParams]:
+    def _params_of(
+        self, prompts: Sequence[Prompt], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * len(prompts)
         if len(params) != len(prompts):
             raise ModelError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
         return list(params)
 
-    def _sequence(self, prompt: Prompt, params: SamplingParams) -> Sequence:
+    def _sequence(self, prompt: Prompt, params: SamplingParams) -> EngineSequence:
         if isinstance(prompt, str):
             if self.tokenizer is None:
                 raise ModelError("the model has no tokenizer: give prompts as token ids")
             prompt = self.tokenizer.encode(prompt)
         token_ids = [int(token) for token in prompt]
         self._num_requests += 1
-        return Sequence(self._num_requests, len(token_ids), params.max_tokens, token_ids=token_ids)
+        return EngineSequence(self._num_requests, len(token_ids), params.max_tokens, token_ids=token_ids)
 
-    def _output(self, index: int, sequence: Sequence, reason: FinishReason | None) -> RequestOutput:
+    def _output(self, index: int, sequence: EngineSequence, reason: FinishReason | None) -> RequestOutput:
         assert sequence.token_ids is not None
         new = sequence.token_ids[sequence.num_prompt_tokens :]
         text = self.tokenizer.decode(new) if self.tokenizer is not None else None

@@ -196,7 +196,7 @@ class LLMEngine:
 
 
 def _with_reasons(executed: ExecutedPlan, finished: set[Sequence]) -> list[NewTokens]:
-    """The plan's tokens, with a finish reason where the sequence ended."""
+    """The plan's tokens, with the reason for each sequence that ended."""
     if not finished:
         return executed.outputs
     return [

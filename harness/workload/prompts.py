@@ -17,7 +17,7 @@ Tokens = NDArray[np.int64]
 
 
 class PromptSource:
-    """Makes the `Sequence` of each row; `on_finish` hands it the finished turn of a conversation."""
+    """Makes the `Sequence` of each row; `on_finish` tells it what a turn of a conversation led to."""
 
     def __init__(self, trace: Trace, vocab_size: int, seed: int) -> None:
         table = trace.table
@@ -45,7 +45,7 @@ class PromptSource:
         )
 
     def on_finish(self, sequence: Sequence) -> None:
-        """Keep the tokens of the finished turn: the next turn of the session starts with them."""
+        """Remember what was said, for the next turn of the session."""
         if self._sessions is not None:
             assert sequence.token_ids is not None
             self._histories[self._sessions[sequence.request_id]] = sequence.token_ids

@@ -69,7 +69,10 @@ def test_the_warm_up_computes_a_decode_beside_a_prompt(monkeypatch: pytest.Monke
 def test_a_multi_turn_conversation_hits_what_was_really_generated(tmp_path: Path) -> None:
     path = tmp_path / "turns.csv"
     path.write_text("session_id,turn,num_prompt_tokens,num_output_tokens\n0,0,40,20\n0,1,70,10\n0,2,90,5\n")
-    summary = run(config("trace=csv", f"trace.path={path}", "arrival=sessions", *TINY), tmp_path / "out")
+    summary = run(
+        config("trace=csv", f"trace.path={path}", "arrival=sessions", "arrival.think_time=0.05", *TINY),
+        tmp_path / "out",
+    )
     requests = read_results(tmp_path / "out")[0].requests
     # Of a turn's tokens all but the last were computed: 59 and 79 of them, in blocks of 16.
     assert requests["num_cached_tokens"].tolist() == [0, 48, 64]
