@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request
 from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
@@ -74,7 +74,7 @@ class Ours:
         engine = self.llm.engine
         for i, (prompt, output) in enumerate(requests):
             params = SamplingParams(output, temperature=TEMPERATURE, ignore_eos=True)
-            engine.add(Sequence(i, len(prompt), output, token_ids=list(prompt)), params)
+            engine.add(Request(i, len(prompt), output, token_ids=list(prompt)), params)
         started = time.perf_counter_ns()
         while report := engine.step(time.perf_counter_ns()):
             now = time.perf_counter_ns()

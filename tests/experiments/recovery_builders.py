@@ -1,4 +1,4 @@
-"""Runs whose steps are known, as logs of vLLM would tell of them."""
+"""Simulated runs with known steps, as logs of vLLM would record them."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import numpy as np
 import pandas as pd
-from experiments.recovery.step_search import Chunk, Step
 from numpy.typing import NDArray
 
-from engine.core.plan import StepPlan
+from engine.core.work import StepWork
+from experiments.recovery.steps import Chunk, Step
 from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import queued_times, series_table
@@ -26,11 +26,15 @@ EARLY = [
 ]  # fmt: skip
 
 
-class Uneven:
-    """A cost model whose steps take up to `noise` more or less, decodes of 9 to 16 `slow` times as long, and the 300th
-    `stall_ns` more; it keeps what it was asked for."""
+ANYONE = -1
 
-    prices_scattered = False
+
+class Uneven:
+    """A cost model that adds noise to another one, and records the steps that it prices and their times.
+
+    Steps take up to the share `noise` more or less, steps of 9 to 16 decodes `slow` times as long, and the 300th step
+    `stall_ns` more. The chunks of recorded steps have `ANYONE` as their request: work does not name it.
+    """
 
     def __init__(self, cost: CostModel, noise: float, slow: float = 1.0, stall_ns: int = 0) -> None:
         self._cost, self._noise, self._slow, self._stall_ns = cost, noise, slow, stall_ns
@@ -38,22 +42,22 @@ class Uneven:
         self.steps: list[Step] = []
         self.times: list[int] = []
 
-    def step_ns(self, plan: StepPlan) -> int:
-        chunks = tuple(Chunk(chunk.sequence.request_id, *chunk[1:]) for chunk in plan.prefills)
-        self.steps.append(Step(plan.num_decodes, plan.num_context_tokens, plan.num_squared_context_tokens, chunks))
+    def step_ns(self, work: StepWork) -> int:
+        chunks = tuple(Chunk(ANYONE, *chunk) for chunk in work.chunks)
+        self.steps.append(Step(work.num_decodes, work.num_context_tokens, work.num_squared_context_tokens, chunks))
         factor = 1 + self._rng.uniform(-self._noise, self._noise)
-        if not chunks and 8 < plan.num_decodes <= 16:
+        if not chunks and 8 < work.num_decodes <= 16:
             factor *= self._slow
         stall = self._stall_ns if len(self.steps) == 300 else 0
-        self.times.append(round(factor * self._cost.step_ns(plan)) + stall)
+        self.times.append(round(factor * self._cost.step_ns(work)) + stall)
         return self.times[-1]
 
-    def decode_ns(self, plan: StepPlan, num_steps: int) -> NDArray[np.int64]:
+    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         raise AssertionError
 
 
 def served_run(settings: RunConfig, trace: Trace, cost: Uneven) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Tables of requests and of steps of an engine with such steps."""
+    """The tables of requests and steps of a simulation that `cost` prices."""
     arrivals = make_arrivals(trace, settings.arrival, np.random.default_rng(settings.seed))
     engine = SimulatedEngine(resolve(settings), trace, arrivals, cost)
     engine.run()
@@ -62,14 +66,14 @@ def served_run(settings: RunConfig, trace: Trace, cost: Uneven) -> tuple[pd.Data
 
 
 def as_measured(settings: RunConfig, trace: Trace, requests: pd.DataFrame) -> tuple[RunConfig, MeasuredRun]:
-    """The run that a log of `requests` tells of, and what to simulate it with."""
+    """The run that a log with `requests` records, and the configuration of its simulation."""
     sent = replace(trace, table=trace.table.assign(arrival_time=requests["arrival_time"].to_numpy()))
     settings = settings.model_copy(update={"arrival": config("arrival=trace").arrival})
     return settings, MeasuredRun("", "", "", (), sent, requests, series_table({}), {}, ())
 
 
 def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[RunConfig, MeasuredRun, Uneven]:
-    """A run of vLLM's rules, of which the log tells what vLLM's would, and what its steps were."""
+    """A run by vLLM's rules whose log has the times of a log of vLLM, and its steps."""
     settings = config(
         "engine=sim", "scheduler=vllm", "model=llama-3.1-8b", "device=h100-80gb", "engine.compress=false",
         "max_num_batched_tokens=1024", "trace.num_requests=60", "arrival.rate=25", "max_num_seqs=24", *overrides,
@@ -84,7 +88,7 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[R
 
 
 def early_run(*overrides: str, stall_ns: int = 0) -> tuple[RunConfig, MeasuredRun, Uneven]:
-    """A run of an early vLLM's rules, as a client sees it, and what its steps were."""
+    """A run by an early vLLM's rules, as a client sees it, and its steps."""
     settings = config(*EARLY, "engine.compress=false", "trace.num_requests=30", "arrival.rate=3", *overrides)
     trace, cost = (
         load_trace(settings.trace, seed=settings.seed),

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.recovery.step_search import Chunk, Span, Step
-from experiments.vllm_steps import errors
+from experiments.recovery.batches import errors
+from experiments.recovery.steps import Chunk, Span, Step
 
 
 def test_errors_are_those_of_spans_of_one_kind() -> None:

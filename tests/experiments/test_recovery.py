@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from experiments.recovery.step_search import Step, Tolerance, priced_by
 
-from experiments.recovery import LogError, RecoveredRun, mixed, recover
-from experiments.recovery.recovered_run import summary
+from experiments.recovery import mixed
+from experiments.recovery.constants import fit_to_recovered_steps
+from experiments.recovery.path_search import Tolerance
+from experiments.recovery.recovered_run import RecoveredRun, recover, summary
 from experiments.recovery.replay import replay
-from experiments.recovery.request_log import read_client_log, read_engine_log
-from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, VALIDATION
+from experiments.recovery.request_log import LogError, read_client_log, read_engine_log
+from experiments.recovery.steps import Step, priced_by
 from harness.runs import fitted
 from harness.runs.system import resolve
-from tests.experiments.recovery_builders import EARLY, early_run, real_run
-from tests.harness.builders import config, execute_in
-from tests.harness.measured_builders import pretend_measured, write_distserve
+from tests.experiments.recovery_builders import ANYONE, EARLY, early_run, real_run
+from tests.harness.builders import config
+from tests.harness.measured_builders import write_distserve
 
 CACHING = {"enable_prefix_caching": True}
 # Requests wait for KV blocks, but none is preempted.
@@ -28,7 +27,9 @@ CROWDED = ["arrival.rate=20", "num_blocks=900", "scheduler.watermark=0.25"]
 
 
 def steps_of(found: RecoveredRun) -> list[Step]:
-    return [step for span in found.spans for step in span.steps]
+    """The recovered steps; their chunks name no request, as those of `Uneven`."""
+    steps = [step for span in found.spans for step in span.steps]
+    return [step._replace(chunks=tuple(chunk._replace(request=ANYONE) for chunk in step.chunks)) for step in steps]
 
 
 def largest_ms(found: RecoveredRun) -> float:
@@ -112,30 +113,15 @@ def test_recovered_steps_give_back_the_constants_they_were_made_with(tmp_path: P
     settings, run, _ = early_run(*(f"device.{name}={value}" for name, value in true.items()))
     assert run.requests["finish_time"].max() > 10
     measured = f"validation.measured=distserve:{write_distserve(tmp_path / 'm.exp', run.requests)}"
-    fit = ["task=calibrate", measured, "calibration.objective=steps", "calibration.max_evaluations=600"]
-    execute_in(tmp_path / "fit", config(*EARLY, "progress=false", *fit))
-    found = fitted.read(tmp_path / "fit" / CALIBRATION)
+    fit = ["calibration.max_evaluations=300", "progress=false"]
+    found = fitted.read(fit_to_recovered_steps(tmp_path / "fit", *EARLY, measured, *fit))
     expected = {name: constant.default for name, constant in resolve(settings).constants().items()}
     assert found.constants == pytest.approx(expected, rel=0.05)
     assert 400 < found.fitted_on["num_steps"] < 500
-    all_at_once = run.requests.assign(arrival_time=0.0)
-    measured_at_once = write_distserve(tmp_path / "n.exp", all_at_once)
-    part = [f"validation.measured=distserve:{measured_at_once}", "calibration.part=first_half"]
-    with pytest.raises(TwinServeError, match="no recovered steps to fit to|no steps of vLLM agree"):
-        execute_in(tmp_path / "none", config(*EARLY, "progress=false", *fit, *part))
-
-    scored = [f"cost.calibration={found.path}", "task=validate", measured, "validation.recover_steps=true"]
-    execute_in(tmp_path / "scored", config(*EARLY, "progress=false", "plots=false", *scored))
-    steps = json.loads((tmp_path / "scored" / VALIDATION).read_text())["recovered_steps"]
-    assert steps["errors"]["all"]["mape_pct"] < 5 and abs(steps["errors"]["decode"]["total_error_pct"]) < 1
-    assert steps["largest_deviation_ms"].keys() == {"first_token", "last_token"}
-
-
-def test_steps_of_our_own_runs_are_known_and_not_recovered(tmp_path: Path) -> None:
-    pretend_measured(tmp_path / "a", "trace.num_requests=5")
-    measured = ["task=validate", f"validation.measured=run:{tmp_path / 'a'}", "validation.recover_steps=true"]
-    with pytest.raises(ConfigError, match="validation.recover_steps: has no effect on a run of our own engine"):
-        execute_in(tmp_path / "out", config("progress=false", *measured))
+    at_once = write_distserve(tmp_path / "n.exp", run.requests.assign(arrival_time=0.0))
+    part = [f"validation.measured=distserve:{at_once}", "calibration.part=first_half"]
+    with pytest.raises(LogError, match="no recovered steps to fit to|no steps of vLLM agree"):
+        fit_to_recovered_steps(tmp_path / "none", *EARLY, *part, *fit)
 
 
 def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +150,7 @@ def test_logs_that_do_not_tell_enough_are_refused() -> None:
     with pytest.raises(LogError, match="no finish_time of some requests"):
         read_client_log(without)
     turned = replace(run, requests=run.requests.assign(queued_time=run.requests["queued_time"].to_numpy()[::-1]))
-    with pytest.raises(LogError, match="in another order than they came"):
+    with pytest.raises(LogError, match="in another order than they arrived"):
         read_engine_log(turned)
     with pytest.raises(LogError, match="5 requests are refused or cut short in the simulation"):
         recover(settings.model_copy(update={"max_model_len": 20}), run)
@@ -178,7 +164,7 @@ def test_logs_that_do_not_tell_enough_are_refused() -> None:
     with pytest.raises(LogError, match="no request has tokens that came one after the other"):
         recover(settings, replace(run, requests=once, trace=trace))
     quick = run.requests.assign(first_token_time=run.requests["arrival_time"] + 0.004)
-    with pytest.raises(LogError, match="no steps of vLLM agree with the log beyond its moment"):
+    with pytest.raises(LogError, match="no steps of vLLM agree with the log beyond moment"):
         recover(settings, replace(run, requests=quick))
 
 
@@ -231,7 +217,7 @@ def test_misfits_grow_with_the_distance_and_absurd_ones_are_infinite() -> None:
     assert np.isinf(near.misfit(186, 100, 20))
 
 
-def test_requests_are_taken_in_with_the_tokens_before_or_as_much_earlier_than_noted_as_is_usual() -> None:
+def test_requests_are_received_with_the_tokens_before_them_or_at_the_usual_delay_before_their_queue_time() -> None:
     _, run, _ = real_run("trace.num_requests=3")
     times = {
         "queued_time": [1.00015, 2.00015, 3.5],

@@ -25,7 +25,7 @@ def measured(tmp_path: Path) -> list[str]:
         save_profile(replace(profile, meta=replace(profile.meta, mean_over_median=factor)), tmp_path / name)
     pretend_measured(
         tmp_path / "a", *TINY, f"cost.profile={tmp_path / 'medians'}", "model=tiny", "max_num_batched_tokens=1024",
-        "trace.num_requests=20", "arrival.rate=0.02",  # one at a time
+        "trace.num_requests=8", "arrival.rate=0.02",  # one at a time
     )  # fmt: skip
     return [*TINY, f"cost.profile={tmp_path / 'means'}"]
 
@@ -46,7 +46,7 @@ def test_steps_are_scored_at_medians_and_latencies_at_means(measured: list[str],
 def test_constants_are_fitted_to_medians_of_steps_and_to_means_of_latencies(
     measured: list[str], tmp_path: Path
 ) -> None:
-    one = ["calibration.constants=[step_overhead_us]", "calibration.max_evaluations=40"]
+    one = ["calibration.constants=[step_overhead_us]", "calibration.max_evaluations=20"]
     of_steps = calibrate(tmp_path / "s", f"run:{tmp_path / 'a'}", *measured, *one)
     assert of_steps.constants["step_overhead_us"] == pytest.approx(0, abs=1)
     document = yaml.safe_load((tmp_path / "s" / "calibration.yaml").read_text())
