@@ -10,7 +10,6 @@ from experiments.published_runs import DISTSERVE_POOL, DISTSERVE_RATES, distserv
 from experiments.recovery.constants import fit_to_recovered_steps, recovered
 from experiments.recovery.recovered_run import summary
 from experiments.recovery.steps import priced_by
-from harness.runs.system import resolve
 
 
 def distserve(lab: Lab, data: Path) -> None:
@@ -43,5 +42,5 @@ def fit(lab: Lab, name: str, settings: list[str]) -> Path:
 
 def recovered_steps(*settings: str) -> dict[str, Any]:
     """The errors of single steps at the prices of `settings`."""
-    config, _, found = recovered("task=validate", *settings)
-    return summary(found, priced_by(resolve(config).cost_model()), "all")
+    system, _, found = recovered(*settings)
+    return summary(found, priced_by(system.cost_model()), "all")

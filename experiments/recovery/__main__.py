@@ -30,17 +30,16 @@ from experiments.recovery.early_vllm import decided_otherwise, fixed_parts, padd
 from experiments.recovery.recovered_run import RecoveredRun, summary
 from experiments.recovery.steps import priced_by
 from harness.calibration.fit import minimise
-from harness.runs.system import System, resolve
+from harness.runs.system import System
 from simulator.importers.llmservingsim import graph_sizes
 
 POOLS = range(3360, 3421)  # KV blocks to try
 
 
 def study_vllm(data: Path, case: str, console: Console) -> dict[str, Any]:
-    config, _, found = recovered("task=validate", *vllm_settings(data, case), constants(f"vllm/{case}_constants.yaml"))
-    system = resolve(config)
+    system, _, found = recovered(*vllm_settings(data, case), constants(f"vllm/{case}_constants.yaml"))
     price = priced_by(system.cost_model())
-    table = errors(found.spans[1:], price, graph_sizes(config.max_num_seqs))
+    table = errors(found.spans[1:], price, graph_sizes(system.max_num_seqs))
     shown = Table(*table.columns, box=None, title=case)
     for row in table.itertuples(index=False):
         shown.add_row(*(f"{value:,.2f}" if isinstance(value, float) else str(value) for value in row))
@@ -63,19 +62,17 @@ def fitted_without_prior(system: System, found: RecoveredRun) -> dict[str, float
 
 
 def study_distserve(data: Path, rate: str, console: Console) -> dict[str, Any]:
-    settings = [*distserve_settings(data, rate), constants("distserve/constants.yaml")]
-    config, run, found = recovered("task=validate", *settings)
-    system = resolve(config)
+    system, run, found = recovered(*distserve_settings(data, rate), constants("distserve/constants.yaml"))
     assert system.calibration is not None
     record: dict[str, Any] = {"summary": summary(found, priced_by(system.cost_model()), "all")}
     record["padding_of_batches"] = paddings(found)
     record["fixed_part_of_decodes"] = fixed_parts(found, system.calibration.constants["context_token_s"])
     if rate == DISTSERVE_RATES[-1]:
-        same = [pool for pool in POOLS if not decided_otherwise(config, run, found, pool)]
+        same = [pool for pool in POOLS if not decided_otherwise(system, run, found, pool)]
         pool = system.pool.num_blocks
         record["pools"] = {
             "of_the_formula": pool,
-            "decided_otherwise_with_it": decided_otherwise(config, run, found, pool),
+            "decided_otherwise_with_it": decided_otherwise(system, run, found, pool),
             "decided_as_measured": same,
         }
     console.print(rate, record)

@@ -11,7 +11,6 @@ from experiments.recovery.request_log import LogError
 from experiments.recovery.steps import priced_by
 from harness.calibration.calibrate import fit_constants
 from harness.calibration.objective import Objective
-from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.measured import MeasuredRun
 from harness.results.files import CALIBRATION
@@ -19,12 +18,12 @@ from harness.runs.system import System, resolve
 from harness.validation.simulation import load_run, simulation_config
 
 
-def recovered(*overrides: str) -> tuple[RunConfig, MeasuredRun, RecoveredRun]:
-    """The run that `overrides` of run.py name, with its recovered steps and the configuration of its simulation."""
-    config = composed(*overrides)
+def recovered(*overrides: str) -> tuple[System, MeasuredRun, RecoveredRun]:
+    """The run that `overrides` of run.py name, with its recovered steps and the system that simulates it."""
+    config = composed("task=validate", *overrides)
     run = load_run(config.validation)
-    config = simulation_config(config, run)
-    return config, run, recover(config, run)
+    system = resolve(simulation_config(config, run))
+    return system, run, recover(system, run)
 
 
 def recovered_objective(system: System, found: RecoveredRun, part: Part) -> Objective:
@@ -47,8 +46,11 @@ def recovered_objective(system: System, found: RecoveredRun, part: Part) -> Obje
 def fit_to_recovered_steps(folder: Path, *overrides: str) -> Path:
     """Fit the cost model that `overrides` of run.py name to the recovered steps of their run, as task=calibrate fits
     other objectives; returns the calibration file, which is written to `folder`."""
-    config, run, found = recovered("task=calibrate", *overrides)
+    config = composed("task=calibrate", *overrides)
+    run = load_run(config.validation)
+    config = simulation_config(config, run)
     system = resolve(config)
+    found = recover(system, run)
     objective = recovered_objective(system, found, config.calibration.part)
     folder.mkdir(parents=True, exist_ok=True)
     fit_constants(config, system, run, objective, folder)

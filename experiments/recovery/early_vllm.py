@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 
 from experiments.recovery.recovered_run import RecoveredRun
 from experiments.recovery.replay import replay
-from harness.config import RunConfig
 from harness.measured import MeasuredRun
+from harness.runs.system import System
 
 WINDOW_S, WINDOW_STEPS = 20, 50
 DECISION_MS = 10.0  # no step is as short: a token that is off by more comes from another step
@@ -39,8 +41,8 @@ def paddings(found: RecoveredRun) -> list[int]:
     return sorted(max(each) * len(each) - sum(each) for each in sizes if len(each) > 1)
 
 
-def decided_otherwise(config: RunConfig, run: MeasuredRun, found: RecoveredRun, num_blocks: int) -> int:
+def decided_otherwise(system: System, run: MeasuredRun, found: RecoveredRun, num_blocks: int) -> int:
     """The number of requests that our core serves in other steps than measured, with a KV pool of `num_blocks`."""
-    resized = config.model_copy(update={"num_blocks": num_blocks})
+    resized = dataclasses.replace(system, pool=dataclasses.replace(system.pool, num_blocks=num_blocks))
     late = replay(resized, run, found.log, found.spans, found.price)
     return int((np.max(np.abs([*late.values()]), axis=0) > DECISION_MS * 1e6).sum())

@@ -13,11 +13,11 @@ from experiments.recovery.prefill_first import recover_prefill_first, with_recei
 from experiments.recovery.replay import replay
 from experiments.recovery.request_log import Ints, LogError, RequestLog, read_client_log, read_engine_log
 from experiments.recovery.steps import Price, Span, priced_by
-from harness.config import RunConfig
+from harness.config import TraceArrival
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import resolve
+from harness.runs.system import System
 from harness.validation.steps import relative_errors
 from harness.workload.arrivals import make_arrivals
 from simulator.importers.llmservingsim import graph_sizes
@@ -80,20 +80,19 @@ class RecoveredRun:
         return pd.DataFrame(rows, columns=["kind", "num_steps", "measured", "predicted"])
 
 
-def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
-    """The steps of `run`, a run of vLLM with the limits of `config`, whose cost model prices the steps.
+def recover(system: System, run: MeasuredRun) -> RecoveredRun:
+    """The steps of `run`, a run of vLLM with the limits of `system`, whose cost model prices the steps.
 
     Raises:
         LogError: the log lacks data, no steps agree with it, the simulation refuses a request, or the scheduler is
             neither that of vLLM 1 nor that of its early versions.
     """
-    scheduler = config.scheduler
+    scheduler = system.scheduler
     asynchronous = scheduler.policy == "mixed" and scheduler.async_scheduling
     early = scheduler.policy == "prefill_first" and not (scheduler.async_scheduling or scheduler.enable_prefix_caching)
     if not (asynchronous or early):
         raise LogError("steps are recovered by the rules of scheduler=vllm and scheduler=vllm_v0: choose one of them")
-    system = resolve(config)
-    arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+    arrivals = make_arrivals(run.trace, TraceArrival(), np.random.default_rng(0))
     engine = SimulatedEngine(system, run.trace, arrivals)
     engine.run()
     served = engine.recorder.tables(run.trace, engine.unfinished()).requests
@@ -106,12 +105,12 @@ def recover(config: RunConfig, run: MeasuredRun) -> RecoveredRun:
             found = recover_prefill_first(log, pads_prompts=scheduler.max_padding is not None)
             log = with_receipt_times(log, found)
         else:
-            limits = config.max_num_seqs, config.max_num_batched_tokens
+            limits = system.max_num_seqs, system.max_num_batched_tokens
             cached = served["num_cached_tokens"].astype(int).tolist()
-            found = recover_mixed(log, cached, limits, price, graph_sizes(config.max_num_seqs))
+            found = recover_mixed(log, cached, limits, price, graph_sizes(system.max_num_seqs))
     except LogError as error:
         raise LogError(f"{run.source}: {error}; steps cannot be recovered with these settings") from None
-    late = replay(config, run, log, found.spans, found.price)
+    late = replay(system, run, log, found.spans, found.price)
     return RecoveredRun(log, found.spans, found.price, found.margin, late)
 
 

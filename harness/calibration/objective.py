@@ -15,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig
+from harness.config.validation import Part
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
@@ -55,7 +56,7 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objec
     """
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
-        return _of_steps(config, run)
+        return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
     if config.validation.retimed:
         raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
     return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", _misfit_of_latencies(config, system, run))
@@ -92,18 +93,16 @@ def _misfit_of_latencies(config: RunConfig, system: System, run: MeasuredRun) ->
     return misfit
 
 
-def _of_steps(config: RunConfig, run: MeasuredRun) -> Objective:
-    part = config.calibration.part
+def _of_steps(system: System, run: MeasuredRun, part: Part) -> Objective:
     if run.own is None:
         raise ConfigError(
             f"calibration.objective=steps: {run.source} does not record step times, runs of our own engine do; use "
             "calibration.objective=statistics"
         )
-    priced = resolve(priced_at_medians(config))
-    kept = _kept(priced)
+    kept = _kept(system)
 
     def replay(constants: Mapping[str, float]) -> StepReplay:
-        return replay_steps(run, config, priced.cost_model({**kept, **constants}), part)
+        return replay_steps(run, system, system.cost_model({**kept, **constants}), part)
 
     def misfit(constants: Mapping[str, float]) -> float:
         steps = replay(constants).steps

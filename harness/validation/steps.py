@@ -17,13 +17,12 @@ import numpy.typing as npt
 import pandas as pd
 
 from engine.core.work import StepWork
-from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
 from harness.results.tables import Floats
 from harness.runs.recorder import RecordedRun
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import resolve
+from harness.runs.system import System
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
@@ -100,8 +99,8 @@ class _PricedReplay(GivenTimes):
         return super().step_ns(work)
 
 
-def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: Part) -> StepReplay:
-    """Replay `run`, of our own engine, under `config` with its measured step times; `priced` prices the steps.
+def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part) -> StepReplay:
+    """Replay `run`, of our own engine, on `system` with its measured step times; `priced` prices the steps.
 
     The steps of the first half of the requests are those before the first arrival of the second half.
     """
@@ -109,7 +108,7 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     measured = run.own.result.steps
     trace, delivered_ns = as_delivered(run)
     cost = _PricedReplay(whole_ns(measured["duration"]), priced)
-    replayed = serve_at(config, trace, delivered_ns, cost)
+    replayed = serve_at(system, trace, delivered_ns, cost)
     different = first_difference(measured, replayed.steps)
     num_same = len(measured) if different is None else different
     in_order = replayed.requests.assign(row=trace.table["row"].to_numpy()).sort_values("row")
@@ -134,11 +133,10 @@ def replay_steps(run: MeasuredRun, config: RunConfig, priced: CostModel, part: P
     return StepReplay(steps, len(executions), len(measured), different, same_preemptions, same_cache_hits)
 
 
-def serve_at(config: RunConfig, trace: Trace, seen_ns: npt.NDArray[np.int64], times: GivenTimes) -> RecordedRun:
+def serve_at(system: System, trace: Trace, seen_ns: npt.NDArray[np.int64], times: GivenTimes) -> RecordedRun:
     """Simulate `trace` with requests that reach the scheduler at `seen_ns` (ascending) and steps that take `times`."""
-    one_by_one = config.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
-    stepwise = config.model_copy(update={"engine": one_by_one})
-    engine = SimulatedEngine(resolve(stepwise), trace, OpenLoop(seen_ns), times)
+    one_by_one = system.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
+    engine = SimulatedEngine(replace(system, engine=one_by_one), trace, OpenLoop(seen_ns), times)
     engine.run()
     return engine.recorder.tables(trace, engine.unfinished())
 

@@ -70,7 +70,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
 def _replays(config: RunConfig, runs: list[MeasuredRun], priced: CostModel) -> list[StepReplay]:
     score = config.validation.score
-    return [replay_steps(run, simulation_config(config, run), priced, score) for run in runs]
+    return [replay_steps(run, resolve(simulation_config(config, run)), priced, score) for run in runs]
 
 
 def _draw(validation: Validation, folder: Path) -> None:

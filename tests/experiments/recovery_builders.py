@@ -14,7 +14,7 @@ from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import queued_times, series_table
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import resolve
+from harness.runs.system import System, resolve
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
@@ -66,14 +66,13 @@ def served_run(settings: RunConfig, trace: Trace, cost: Uneven) -> tuple[pd.Data
     return served.requests, served.steps
 
 
-def as_measured(settings: RunConfig, trace: Trace, requests: pd.DataFrame) -> tuple[RunConfig, MeasuredRun]:
-    """The run that a log with `requests` records, and the configuration of its simulation."""
+def as_measured(settings: RunConfig, trace: Trace, requests: pd.DataFrame) -> tuple[System, MeasuredRun]:
+    """The run that a log with `requests` records, and the system that simulates it."""
     sent = replace(trace, table=trace.table.assign(arrival_time=requests["arrival_time"].to_numpy()))
-    settings = settings.model_copy(update={"arrival": config("arrival=trace").arrival})
-    return settings, MeasuredRun("", "", "", (), sent, requests, series_table({}), {}, ())
+    return resolve(settings), MeasuredRun("", "", "", (), sent, requests, series_table({}), {}, ())
 
 
-def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[RunConfig, MeasuredRun, Uneven]:
+def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[System, MeasuredRun, Uneven]:
     """A run by vLLM's rules whose log has the times of a log of vLLM, and its steps."""
     settings = config(
         "engine=sim", "scheduler=vllm", "model=llama-3.1-8b", "device=h100-80gb", "engine.compress=false",
@@ -88,7 +87,7 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[R
     return *as_measured(settings, trace, requests.assign(queued_time=noted)), cost
 
 
-def early_run(*overrides: str, stall_ns: int = 0) -> tuple[RunConfig, MeasuredRun, Uneven]:
+def early_run(*overrides: str, stall_ns: int = 0) -> tuple[System, MeasuredRun, Uneven]:
     """A run by an early vLLM's rules, as a client sees it, and its steps."""
     settings = config(*EARLY, "engine.compress=false", "trace.num_requests=30", "arrival.rate=3", *overrides)
     trace, cost = (

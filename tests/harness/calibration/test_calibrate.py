@@ -17,7 +17,7 @@ from harness.runs.system import resolve
 from tests.harness.builders import config
 from tests.harness.measured_builders import calibrate, made_up, pretend_measured, write_distserve, write_llmservingsim
 
-WORK = ["trace.num_requests=30", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
+WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
 TRUTH = {"memory_efficiency": 0.61, "flops_efficiency": 0.43, "step_overhead_s": 0.0031}
 TRUE = [f"device.{name}={value}" for name, value in TRUTH.items()]
 
@@ -115,7 +115,7 @@ def test_requests_that_the_simulation_does_not_serve_end_the_fit(tmp_path: Path)
     for limit in (refusing, cutting):
         settings = [f"max_model_len={limit}", "calibration.objective=statistics"]
         unserved = int((prompts + outputs > limit).sum())
-        with pytest.raises(ConfigError, match=f"{unserved} of 30 requests .* are refused or cut short"):
+        with pytest.raises(ConfigError, match=f"{unserved} of 40 requests .* are refused or cut short"):
             calibrate(tmp_path / "out", f"distserve:{path}", *WORK, *settings)
 
 

@@ -33,8 +33,8 @@ def predicted_s(run: Path) -> np.ndarray:
     """The times that the cost model of the default device predicts for the steps of a run."""
     settings = config("task=validate", f"validation.measured=run:{run}")
     measured = load_run(settings.validation)
-    settings = simulation_config(settings, measured)
-    replay = replay_steps(measured, settings, resolve(settings).cost_model(), "all")
+    system = resolve(simulation_config(settings, measured))
+    replay = replay_steps(measured, system, system.cost_model(), "all")
     assert replay.first_difference is None
     return replay.steps["predicted"].to_numpy()
 
