@@ -141,13 +141,13 @@ class Lab:
         path.write_text(json.dumps(record, indent=1) + "\n")
 
 
-def print_errors(title: str, columns: dict[str, Scored], theirs: dict[str, dict[str, float]] | None = None) -> None:
+def print_errors(title: str, columns: dict[str, Scored], published: dict[str, dict[str, float]] | None = None) -> None:
     """Errors in percent, a row per latency and statistic, a column per validation."""
-    table = Table("", *columns, *(theirs or {}), box=None, title=title)
+    table = Table("", *columns, *(published or {}), box=None, title=title)
     for metric in LATENCIES:
         for statistic in STATISTICS:
             row = [f"{scored.error(metric, statistic):+.2f} %" for scored in columns.values()]
-            row += [f"{errors[f'{metric} {statistic}']:+.1f} %" for errors in (theirs or {}).values()]
+            row += [f"{errors[f'{metric} {statistic}']:+.1f} %" for errors in (published or {}).values()]
             table.add_row(f"{metric.upper()} {statistic}", *row)
     Console().print(table)
 

@@ -19,7 +19,7 @@ def published_errors(path: Path) -> dict[str, float]:
 def vllm(lab: Lab, data: Path) -> None:
     """Llama-3.1-8B: constants fitted on it. Qwen3-32B on two GPUs: all-reduce times fitted on its first half."""
     settings = {case: vllm_settings(data, case) for case in ("llama", "qwen")}
-    theirs = {
+    published = {
         case: published_errors(vllm_folder(data, case) / "llmservingsim_vs_vllm_summary.txt") for case in settings
     }
     all_reduce = "calibration.constants=[all_reduce_0mib_us,all_reduce_1mib_us,all_reduce_16mib_us]"
@@ -52,5 +52,5 @@ def vllm(lab: Lab, data: Path) -> None:
         }
         print_errors(f"from the arrival, fitted with a width of {width} us for step_overhead_us", wider)
     for case, scored in queued.items():
-        print_errors(f"{case}, from the queue", {"TwinServe": scored}, {"LLMServingSim": theirs[case]})
-    lab.write(llmservingsim=theirs)
+        print_errors(f"{case}, from the queue", {"TwinServe": scored}, {"LLMServingSim": published[case]})
+    lab.write(llmservingsim=published)
