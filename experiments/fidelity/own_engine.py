@@ -53,7 +53,7 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
     at_medians: dict[str, Scored] = {}
     medians = "validation.step_times=median"
     for i, (name, folders) in enumerate(runs.items()):
-        of_runs[name] = lab.validate(f"workload{i}_runs", *predicted(name), _repeats(folders), figures=True)
+        of_runs[name] = lab.validate(f"workload{i}", *predicted(name), _repeats(folders), figures=True)
         at_medians[name] = lab.validate(f"workload{i}_median", *predicted(name), medians)
     print_steps("step times, median of the executions of each", at_medians)
     print_errors("latencies, each step at the median of its executions", at_medians)

@@ -90,11 +90,11 @@ def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: 
     assert lengths == [8, 24] and {lab.jobs[f"run{i}_0"].num_blocks for i in (3, 4)} == {300}
     assert lab.published == ["profile"]
     for i, turns in turns_of.items():
-        for name, step_times in (("_runs", "measured"), ("_median", "median")):
+        for name, step_times in (("", "measured"), ("_median", "median")):
             settings = lab.jobs[f"workload{i}{name}"].validation
             assert settings.measured == f"run:{lab.scratch}/run{i}_0" and settings.step_times == step_times
             assert len(settings.retimed) == len(turns)
-            assert settings.repeats == ((f"run:{lab.scratch}/run{i}_2",) if name == "_runs" else ())
+            assert settings.repeats == ((f"run:{lab.scratch}/run{i}_2",) if name == "" else ())
     longer = FakeLab(keep=True)
     arguments.turns = 4
     own_engine.cpu(longer, arguments)
