@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from experiments import command_of
 from experiments.fidelity.lab import Lab, print_errors
 from experiments.published_runs import DISTSERVE_POOL, DISTSERVE_RATES, distserve_settings
 from experiments.recovery.constants import fit_to_recovered_steps, recovered
@@ -36,7 +37,8 @@ def distserve(lab: Lab, data: Path) -> None:
 
 def fit(lab: Lab, name: str, settings: list[str]) -> Path:
     """Fit the cost model to the recovered steps of a run; the file is kept beside the figures."""
-    path = fit_to_recovered_steps(lab.scratch / name, "calibration.max_evaluations=1000", "progress=false", *settings)
+    how = ["calibration.max_evaluations=1000", "progress=false"]
+    path = fit_to_recovered_steps(lab.scratch / name, command_of("experiments.fidelity"), *how, *settings)
     return lab.keep(path, name)
 
 

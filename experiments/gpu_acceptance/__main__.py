@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import shlex
 import signal
 import subprocess
 import sys
@@ -38,7 +37,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments import RESULTS, ROOT
+from experiments import RESULTS, ROOT, command_of
 from experiments.gpu_acceptance.common import Context, Outcome
 from experiments.gpu_acceptance.kernels import odd_shapes, real_shapes
 from experiments.gpu_acceptance.rates import attention, gemm, rates
@@ -81,7 +80,7 @@ def run(device: torch.device, names: list[str], folder: Path, quick: bool) -> in
     label = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"gpu_acceptance_{label.lower().replace(' ', '_')}{'_quick' if quick else ''}.json"
-    command = shlex.join(["python", "-m", "experiments.gpu_acceptance", *sys.argv[1:]])
+    command = command_of("experiments.gpu_acceptance")
     record: dict[str, Any] = {"command": command, "device": label, "environment": _environment(device)}
     record["sections"] = {}
     table = Table("section", "what", "value", "goal", "", title=f"GPU acceptance: {label}", box=None)

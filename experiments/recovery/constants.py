@@ -43,9 +43,9 @@ def recovered_objective(system: System, found: RecoveredRun, part: Part) -> Obje
     return Objective("relative absolute error of recovered steps", misfit, count)
 
 
-def fit_to_recovered_steps(folder: Path, *overrides: str) -> Path:
+def fit_to_recovered_steps(folder: Path, command: str, *overrides: str) -> Path:
     """Fit the cost model that `overrides` of run.py name to the recovered steps of their run, as task=calibrate fits
-    other objectives; returns the calibration file, which is written to `folder`."""
+    other objectives; returns the calibration file, which is written to `folder` and names `command`."""
     config = composed("task=calibrate", *overrides)
     run = load_run(config.validation)
     config = simulation_config(config, run)
@@ -53,5 +53,5 @@ def fit_to_recovered_steps(folder: Path, *overrides: str) -> Path:
     found = recover(system, run)
     objective = recovered_objective(system, found, config.calibration.part)
     folder.mkdir(parents=True, exist_ok=True)
-    fit_constants(config, system, run, objective, folder)
+    fit_constants(config, system, run, objective, folder, command)
     return folder / CALIBRATION

@@ -45,13 +45,15 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     system = resolve(config)
     chosen_constants(system, config.calibration)  # raises before the objective replays the run
     objective = make_objective(config, system, run)
-    return fit_constants(config, system, run, objective, output_dir)
+    return fit_constants(config, system, run, objective, output_dir, command_line())
 
 
 def fit_constants(
-    config: RunConfig, system: System, run: MeasuredRun, objective: Objective, output_dir: Path
+    config: RunConfig, system: System, run: MeasuredRun, objective: Objective, output_dir: Path, command: str
 ) -> dict[str, Any]:
     """Minimise `objective`, starting from the calibration of `system`; write calibration.yaml and return its content.
+
+    `command` is what the file names as the command that made it.
 
     Raises:
         ConfigError: `config.calibration` names constants that cannot be fitted.
@@ -81,7 +83,7 @@ def fit_constants(
             "evaluations": fit.num_evaluations,
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command_line(),
+        "command": command,
     }
     fitted.write(output_dir / CALIBRATION, document)
     _print(console, constants, fit)

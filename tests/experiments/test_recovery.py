@@ -115,14 +115,14 @@ def test_recovered_steps_give_back_the_constants_they_were_made_with(tmp_path: P
     assert run.requests["finish_time"].max() > 10
     measured = f"validation.measured=distserve:{write_distserve(tmp_path / 'm.exp', run.requests)}"
     fit = ["calibration.max_evaluations=600", "progress=false"]
-    found = fitted.read(fit_to_recovered_steps(tmp_path / "fit", *EARLY, measured, *fit))
+    found = fitted.read(fit_to_recovered_steps(tmp_path / "fit", "made up", *EARLY, measured, *fit))
     expected = {name: constant.default for name, constant in system.constants().items()}
     assert found.constants == pytest.approx(expected, rel=0.05)
     assert 400 < found.fitted_on["num_steps"] < 500
     at_once = write_distserve(tmp_path / "n.exp", run.requests.assign(arrival_time=0.0))
     part = [f"validation.measured=distserve:{at_once}", "calibration.part=first_half"]
     with pytest.raises(LogError, match="no recovered steps to fit to|no steps of vLLM agree"):
-        fit_to_recovered_steps(tmp_path / "none", *EARLY, *part, *fit)
+        fit_to_recovered_steps(tmp_path / "none", "made up", *EARLY, *part, *fit)
 
 
 def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,13 @@ def test_a_run_that_is_planned_otherwise_now_is_refused(tmp_path: Path) -> None:
 
 
 def test_turns_of_sessions_are_executed_again(tmp_path: Path) -> None:
-    trace = ["trace=sharegpt_multiturn", "trace.num_requests=12", "arrival=sessions", "arrival.rate=20"]
+    trace = [
+        "trace=sharegpt_multiturn",
+        "trace.num_requests=12",
+        "arrival=sessions",
+        "arrival.rate=20",
+        "arrival.think_time=0.1",
+    ]
     execute_in(tmp_path / "run", config("progress=false", "plots=false", *ENGINE, *trace, "max_model_len=256"))
     assert retime(tmp_path / "run", tmp_path / "more", 1).to_numpy().min() > 0
 
