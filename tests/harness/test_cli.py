@@ -124,8 +124,6 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
     out = capsys.readouterr().out
     lines = ("Usage: python run.py", "\n  scheduler\n", "\n  * mixed ", "block_size=16")
     assert all(line in out for line in lines)
-        "Usage: python run.py" in out and "\n  scheduler\n" in out and "\n  * mixed " in out and "block_size=16" in out
-    )
 
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
