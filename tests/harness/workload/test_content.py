@@ -67,8 +67,8 @@ def test_a_turn_finds_what_its_session_said_before_and_nobody_else_does() -> Non
     columns = {"num_prompt_tokens": [10, 30, 30], "num_output_tokens": [9, 1, 1], "session_id": [0, 0, 1]}
     trace = Trace("t", trace_table(columns), "made")
     make = request_factory(trace, 4)
-    limits = {"num_blocks": 99, "block_size": 4, "max_num_seqs": 4, "max_num_batched_tokens": 99}
-    scheduler = make_scheduler(SchedulerOptions(watermark=0.0), **limits)
+    options = SchedulerOptions(watermark=0.0)
+    scheduler = make_scheduler(options, num_blocks=99, block_size=4, max_num_seqs=4, max_num_batched_tokens=99)
     cached = []
     for row in range(3):
         request = make(row, 0)
