@@ -122,7 +122,8 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
         launch("--help")
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert "Usage: python run.py" in out and "\n  scheduler\n  * mixed " in out and "block_size=16" in out
+    lines = ("Usage: python run.py", "\n  scheduler\n", "\n  * mixed ", "block_size=16")
+    assert all(line in out for line in lines)
 
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

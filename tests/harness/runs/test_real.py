@@ -166,10 +166,10 @@ def test_prompts_are_equal_where_their_hash_ids_are() -> None:
     ids = [np.array([5, 6, 7]), np.array([5, 6, 9])]
     table = trace_table({"num_prompt_tokens": [20, 24], "num_output_tokens": [1, 1], "hash_ids": ids})
     source = PromptSource(Trace("t", table, "made", 8), vocab_size=1000, seed=3)
-    one, two = source.make(0, 0).token_ids, source.make(1, 0).token_ids
+    one, two = (source.make(row, 0).sequences[0].token_ids for row in (0, 1))
     assert one is not None and two is not None
     assert one[:16] == two[:16] and one[16:] != two[16:20] and (len(one), len(two)) == (20, 24)
-    other_seed = PromptSource(Trace("t", table, "made", 8), vocab_size=1000, seed=4).make(0, 0).token_ids
+    other_seed = PromptSource(Trace("t", table, "made", 8), vocab_size=1000, seed=4).make(0, 0).sequences[0].token_ids
     assert other_seed != one
 
 

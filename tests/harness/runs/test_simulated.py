@@ -33,7 +33,6 @@ def told(folder: Path, profile: str, *overrides: str) -> list[str]:
     [
         ([], None),
         (["block_size=64"], "ran with block_size=16, this run has 64"),
-        (["engine.cache_outputs=false"], "KV blocks lie: as in the real engine with engine.cache_outputs=true"),
         (["device=h100-80gb"], "microseconds, and was NVIDIA H100 80GB HBM3 profiled?"),
     ],
 )

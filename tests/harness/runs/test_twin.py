@@ -12,9 +12,10 @@ import simpy
 
 torch = pytest.importorskip("torch")
 
-from engine.core.policy import POLICIES  # noqa: E402
+from engine.core.hashing import extend_hashes  # noqa: E402
+from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
-from engine.core.sequence import Sequence, extend_hashes  # noqa: E402
+from engine.core.sequence import Request  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
@@ -26,6 +27,7 @@ from harness.workload.arrivals import OpenLoop  # noqa: E402
 from harness.workload.prompts import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402
 from simulator.replica import Replica  # noqa: E402
+from simulator.router import RoundRobin  # noqa: E402
 
 SHAPE = {
     "name": "twin", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -47,7 +49,7 @@ class LoggingRecorder(Recorder):
         super().__init__()
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
-        self.sequences: dict[int, Sequence] = {}
+        self.requests: dict[int, Request] = {}
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         super().on_issued(issued, now_ns)
@@ -58,7 +60,7 @@ class LoggingRecorder(Recorder):
     def on_report(self, report: StepReport) -> None:
         super().on_report(report)
         self.durations.append(report.end_ns - report.start_ns)
-        self.sequences |= {sequence.request_id: sequence for sequence in report.outcome.finished}
+        self.requests |= {request.request_id: request for request in report.outcome.finished}
 
 
 class MeasuredCost:
@@ -107,18 +109,19 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, 
     env = simpy.Environment(initial_time=0)
     scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
 
-    def make(order: int, arrival_ns: int) -> Sequence:
+    def make(order: int, arrival_ns: int) -> Request:
         row = real.issued[order][1]
-        before = real.sequences[row]
-        tokens = before.token_ids or []
+        before = real.requests[row]
+        tokens = before.sequences[0].token_ids or []
         hashes: list[int] = []
         extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
-        return Sequence(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
+        return Request(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
 
     recorder = Recorder()
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
-    Replica(env, scheduler, cost, arrivals, make, recorder, compress=False, max_lookahead_steps=lookahead)
+    router = RoundRobin(arrivals, make)
+    router.connect(Replica(env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead))
     env.run()
     return recorder
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 import pytest
-from engine.core.block_manager import BlockManager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.core.policy import POLICIES
-from engine.core.scheduler import Scheduler
-from engine.core.sequence import Sequence
-from harness.workload.content import block_identities, sequence_factory
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Request
+from harness.workload.content import block_identities, request_factory
 from harness.workload.trace import Trace, trace_table
 
 
@@ -22,6 +20,11 @@ def shared_blocks(trace: Trace, block_size: int) -> int:
     assert identities is not None
     one, two = identities(0), identities(1)
     return next((i for i, (a, b) in enumerate(zip(one, two, strict=False)) if a != b), min(len(one), len(two)))
+
+
+def hashes(request: Request) -> list[int] | None:
+    """Identities of the request's full blocks."""
+    return request.sequences[0].block_hashes
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(0, 6), st.integers(1, 33))
@@ -55,7 +58,7 @@ def test_token_ids_hash_as_the_engine_hashes_them() -> None:
     tokens = np.arange(10, dtype=np.int32)
     table = trace_table({"num_prompt_tokens": [10], "num_output_tokens": [1], "token_ids": [tokens]})
     identities = block_identities(Trace("t", table, "made"), 4)
-    engine_side = Sequence(0, 10, 1, token_ids=tokens.tolist())
+    (engine_side,) = Request(0, 10, 1, token_ids=tokens.tolist()).sequences
     engine_side.hash_blocks(4, 2)
     assert identities is not None and identities(0) == engine_side.block_hashes
 
@@ -63,37 +66,38 @@ def test_token_ids_hash_as_the_engine_hashes_them() -> None:
 def test_a_turn_finds_what_its_session_said_before_and_nobody_else_does() -> None:
     columns = {"num_prompt_tokens": [10, 30, 30], "num_output_tokens": [9, 1, 1], "session_id": [0, 0, 1]}
     trace = Trace("t", trace_table(columns), "made")
-    make = sequence_factory(trace, 4)
-    scheduler = Scheduler(BlockManager(99, 4), POLICIES["mixed"](), max_num_seqs=4, max_num_batched_tokens=99)
+    make = request_factory(trace, 4)
+    options = SchedulerOptions(watermark=0.0)
+    scheduler = make_scheduler(options, num_blocks=99, block_size=4, max_num_seqs=4, max_num_batched_tokens=99)
     cached = []
     for row in range(3):
-        sequence = make(row, 0)
-        scheduler.add(sequence)
+        request = make(row, 0)
+        scheduler.add(request)
         while plan := scheduler.schedule(0):
             scheduler.commit(plan, 1)
-        cached.append(sequence.num_cached_tokens)
+        cached.append(request.num_cached_tokens)
     assert cached == [0, 16, 0]  # 18 of the first turn's 19 tokens were computed: four full blocks
 
 
 def test_requests_without_contents_share_nothing() -> None:
     table = trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1]})
     assert block_identities(Trace("t", table, "made"), 4) is None
-    assert not sequence_factory(Trace("t", table, "made"), 4)(0, 5).has_content
+    assert hashes(request_factory(Trace("t", table, "made"), 4)(0, 5)) is None
 
 
-def test_priorities_reach_the_sequence() -> None:
+def test_priorities_reach_the_request() -> None:
     table = trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1], "priority": [3]})
-    assert sequence_factory(Trace("t", table, "made"), 4)(0, 5).priority == pytest.approx(3)
+    assert request_factory(Trace("t", table, "made"), 4)(0, 5).priority == pytest.approx(3)
 
 
 def test_generated_blocks_can_have_identities_of_their_own() -> None:
     table = pd.DataFrame({"num_prompt_tokens": [9, 9], "num_output_tokens": [8, 3], "hash_ids": [[5, 6], [5, 6]]})
     trace = Trace("t", table, "made", hash_block_size=8)
-    plain, named = sequence_factory(trace, 4), sequence_factory(trace, 4, cache_outputs=True)
-    one, other = named(0, 0).block_hashes, named(1, 0).block_hashes
+    plain, named = request_factory(trace, 4), request_factory(trace, 4, cache_outputs=True)
+    one, other = hashes(named(0, 0)), hashes(named(1, 0))
     assert one is not None and other is not None
-    assert one[:2] == other[:2] == plain(0, 0).block_hashes
+    assert one[:2] == other[:2] == hashes(plain(0, 0))
     assert (len(one), len(other)) == (17 // 4, 12 // 4) and len({*one, *other}) == 2 + 2 + 1
     bare = Trace("t", table.drop(columns="hash_ids"), "made")
-    first, second = (sequence_factory(bare, 4, cache_outputs=True)(row, 0).block_hashes for row in (0, 1))
+    first, second = (hashes(request_factory(bare, 4, cache_outputs=True)(row, 0)) for row in (0, 1))
     assert first is not None and second is not None and not {*first} & {*second} and len(first) == 4

@@ -184,9 +184,9 @@ def test_sessions_without_turns_count_them(path: Path) -> None:
         ),
         (
             "num_prompt_tokens,num_output_tokens,num_prompt_tokens\n1,1,1\n",
-            "column 'num_prompt_tokens' stands there twice",
+            "two columns are named 'num_prompt_tokens'",
         ),
-        ("num_prompt_tokens,num_output_tokens,priority,priority\n1,1,1,1\n", "column 'priority' stands there twice"),
+        ("num_prompt_tokens,num_output_tokens,priority,priority\n1,1,1,1\n", "two columns are named 'priority'"),
         ("num_prompt_tokens,num_output_tokens,turn\n1,1,1\n", "turn without session_id"),
     ],
 )
