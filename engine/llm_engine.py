@@ -1,4 +1,4 @@
-"""The real engine: the scheduling core in front, a model runner behind, and the tokens of every request in between."""
+"""The real engine: the scheduling core plans, a model runner executes, and this keeps the tokens of every request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FinishReason = Literal["stop", "length"]
 
 
 class Executor(Protocol):
-    """Where plans are executed: one rank in this process, or several in others."""
+    """Executes plans, on one rank in this process or on several ranks in processes of their own."""
 
     num_blocks: int
     backend_name: str
@@ -30,7 +30,7 @@ class Executor(Protocol):
 
 
 class NewTokens(NamedTuple):
-    """Tokens that a step gave to a request, and why it ended, if it did."""
+    """Tokens that a plan gave to a request, and why the request ended, None while it goes on."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -39,7 +39,7 @@ class NewTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Where the time of a plan went, in ns: deciding, building and sending inputs, the model, logits and sampling."""
+    """Time of a plan by phase, in ns: scheduling, building and sending inputs, the model, and logits with sampling."""
 
     schedule_ns: int
     prepare_ns: int
@@ -49,7 +49,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ExecutedPlan:
-    """A plan that ran but is not accounted for; `stopped` as `Scheduler.commit` takes it."""
+    """A plan that ran and is not committed yet; `stopped` as `Scheduler.commit` takes it."""
 
     plan: StepPlan
     start_ns: int
@@ -60,7 +60,7 @@ class ExecutedPlan:
 
 @dataclass(frozen=True)
 class StepReport:
-    """One executed plan: when it ran (ns, the caller's clock), what it gave, and what it brought about."""
+    """One executed plan: its start and end in ns on the caller's clock, its tokens, and the outcome of its commit."""
 
     plan: StepPlan
     start_ns: int
@@ -136,7 +136,7 @@ class LLMEngine:
         return None if executed is None else self.commit(executed, now_ns + time.perf_counter_ns() - started)
 
     def execute(self, now_ns: int) -> ExecutedPlan | None:
-        """Plan what to do at `now_ns` and do it; None when no request is left."""
+        """Plan at `now_ns` and execute the plan; None when no request is left."""
         started = time.perf_counter_ns()
         plan = self.scheduler.schedule(now_ns)
         if plan is None:
@@ -159,7 +159,7 @@ class LLMEngine:
         return ExecutedPlan(plan, now_ns, times, outputs, stopped)
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> StepReport:
-        """Account for an executed plan that ended at `now_ns`; between the two, requests may only be collected."""
+        """Commit an executed plan that ended at `now_ns`; between `execute` and `commit` no request may be added."""
         outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped)
         self._forget(outcome.finished)
         outputs = _with_reasons(executed, set(outcome.finished))
@@ -170,7 +170,7 @@ class LLMEngine:
         self._executor.close()
 
     def _collect(self, plan: StepPlan, tokens: StepTokens) -> tuple[list[NewTokens], dict[Sequence, int]]:
-        """Append the plan's tokens to their sequences, up to a stop; returns them and what came after stops."""
+        """Append the plan's tokens to their sequences, up to a stop; returns them, and how many were cut off."""
         columns = tokens.decode.T.tolist()
         given = list(zip(self._builder.sequences, columns, strict=True)) if columns else []
         last_chunks = [chunk.sequence for chunk in plan.prefills if chunk.is_last]

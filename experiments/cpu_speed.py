@@ -1,11 +1,12 @@
-"""Output tokens/s of the real engine on the CPU, beside transformers' `generate` and its continuous batching.
+"""How fast is the real engine on the CPU, beside transformers' `generate` and its continuous batching?
 
-    python experiments/cpu_speed.py [--requests 128] [--repeats 3] [--dtypes float32,bfloat16] [--threads 2]
+    python -m experiments.cpu_speed [--requests 128] [--repeats 3] [--dtypes float32,bfloat16] [--threads 2]
 
-One process, one set of random weights for a small Qwen3 (42 million), requests with ShareGPT's length statistics,
-greedy, outputs of forced lengths; the engines take turns, and the medians count. `generate` runs in static batches in
-the order of arrival: a batch lasts as long as its longest output, and what shorter ones generate past their end is not
-counted. Results go to experiments/results/cpu_speed.json, which keeps the last of each dtype.
+All engines run in one process with the same random weights of a small Qwen3 (42 million) and serve requests with
+ShareGPT's lengths, greedily, with outputs of forced lengths. The engines take turns; medians are reported. `generate`
+runs static batches in the order of arrival: a batch lasts as long as its longest output, and tokens that shorter
+outputs generate past their end do not count. Results go to experiments/results/cpu_speed.json, which keeps the last of
+each dtype.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -25,15 +25,12 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+from engine.engine_config import SamplingParams
+from engine.llm import LLM
+from experiments import RESULTS, ROOT, provenance
+from harness.workload.sampling import sharegpt
 
-from engine.engine_config import SamplingParams  # noqa: E402
-from engine.llm import LLM  # noqa: E402
-from harness.results.environment import environment  # noqa: E402
-from harness.workload.sampling import sharegpt  # noqa: E402
-
-MAX_PROMPT, MAX_OUTPUT = 1024, 512  # so that a run takes minutes; longer ones are cut
+MAX_PROMPT, MAX_OUTPUT = 1024, 512  # longer ones are cut, so that a run takes minutes
 STATIC_BATCH = 32
 
 Requests = list[tuple[list[int], int]]  # prompt and number of output tokens
@@ -70,7 +67,7 @@ def ours(folder: Path, dtype: str) -> Runner:
         params = [SamplingParams(output, temperature=0.0, ignore_eos=True) for _, output in requests]
         outputs = llm.generate([prompt for prompt, _ in requests], params)
         assert [len(output.token_ids) for output in outputs] == [output for _, output in requests]
-        llm.engine.reset()  # the prefix cache must not help the next repeat
+        llm.engine.reset()  # an empty prefix cache for the next repeat
 
     return run
 
@@ -92,7 +89,7 @@ def static_batches(model: Any) -> Runner:
 
 
 def continuous_batching(model: Any) -> Runner:
-    """`generate_batch`, which takes one output length: requests go in groups of similar lengths of output."""
+    """transformers' continuous batching."""
     from transformers import GenerationConfig
 
     def run(requests: Requests) -> None:
@@ -150,9 +147,8 @@ def main() -> None:
             table.add_row(dtype, name, f"{statistics.median(speeds):,.0f}", f"{statistics.median(ratios):.2f}x")
     console.print(table)
     lengths = {"prompt_tokens": sum(len(p) for p, _ in requests), "output_tokens": sum(o for _, o in requests)}
-    command = " ".join(["python", "experiments/cpu_speed.py", *sys.argv[1:]])
-    record = {"command": command, "environment": environment(), "requests": lengths}
-    path = ROOT / "experiments" / "results" / "cpu_speed.json"
+    record = {**provenance("experiments.cpu_speed"), "requests": lengths}
+    path = ROOT / RESULTS / "cpu_speed.json"
     document = json.loads(path.read_text()) if path.exists() else {}
     document |= {dtype: {**record, "output_tokens_per_s": speeds} for dtype, speeds in results.items()}
     path.write_text(json.dumps(document, indent=2) + "\n")

@@ -79,7 +79,7 @@ def run_job(cfg: DictConfig) -> None:
 
 
 def execute(config: RunConfig, folder: Path) -> None:
-    """Does what `config.task` says and leaves the resolved configuration and the results in `folder`.
+    """Runs `config.task` and leaves the resolved configuration and the results in `folder`.
 
     Raises:
         TwinServeError: the configuration, the trace or an input folder cannot be used.
@@ -90,7 +90,7 @@ def execute(config: RunConfig, folder: Path) -> None:
     if config.task == "report":
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
-    # Results of an earlier run here belong to another configuration from the moment config.yaml is replaced.
+    # Results of an earlier run here do not belong to the new config.yaml.
     for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
         (folder / stale).unlink(missing_ok=True)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
@@ -98,7 +98,7 @@ def execute(config: RunConfig, folder: Path) -> None:
 
 
 def _check_output(config: RunConfig, folder: Path) -> None:
-    """Refuses to put results where those are that they are made of."""
+    """Refuses an output folder that the task reads."""
     settings = config.validation
     measured = [settings.measured, *settings.repeats]
     for name in [*(name.partition(":")[2] for name in measured if name), *settings.retimed]:
@@ -107,7 +107,7 @@ def _check_output(config: RunConfig, folder: Path) -> None:
 
 
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
-    """What does the task; imported late: --help and errors answer without it."""
+    """The function of the task; imported late, so that --help and errors are fast."""
     if config.task == "profile":
         return importlib.import_module("harness.runs.profiling").profile
     if config.task == "validate":

@@ -1,9 +1,9 @@
 """Derivative-free minimisation in a box: SciPy's Nelder-Mead on the unit cube, restarted, deterministic.
 
-Statistics of a simulation are a jagged function of its constants, with several basins and steps on which a simplex
-comes to rest too early: it starts at each of the best of some points spread over the box, and then again around the
-best so far with edges of other lengths and directions. Points outside the box are mirrored at the limit: moved to it,
-simplices would go flat.
+The statistics of a simulation are a jagged function of its constants, with several basins, and with plateaus on which a
+simplex stops too early. So the search first evaluates points spread over the box and starts a simplex at each of the
+best of them; then it restarts around the best point so far with edges of other lengths and directions. Points outside
+the box are mirrored at its limits; a simplex whose points were moved to the limit would lose a dimension.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from scipy.stats.qmc import Halton
 from harness.results.tables import Floats
 from simulator.costs.constants import Constant
 
-_POWER = 3  # of a side of the cube: fine steps near the lower limit, as the limits of a time may span decades
-_LOOKS = 8  # points per constant at which to look first
-_STARTS = 4  # of these points, the best, from which to descend
-_EDGES = (0.1, 0.04, 0.1, 0.01)  # of the simplices to start with, in the unit cube
-_SIZE = 2e-3  # a simplex is done when it is this small beside the one that it started as
-_GAIN = 1e-3  # a round over all edges is the last when it lowers the objective by less, relatively
+_POWER = 3  # a constant is low + x**3 * (high - low): fine steps near the lower limit, for ranges of several decades
+_LOOKS = 8  # points per constant that are evaluated first
+_STARTS = 4  # of these points, how many of the best start a simplex
+_EDGES = (0.1, 0.04, 0.1, 0.01)  # lengths of the edges of the first simplices, in the unit cube
+_SIZE = 2e-3  # a simplex is done when it has shrunk to this fraction of its first size
+_GAIN = 1e-3  # the search ends when a round over all edges lowers the objective by less than this fraction
 
 
 class Fit(NamedTuple):
-    """The best values found, their objective, that of the start, and how often the objective was evaluated."""
+    """The best values found, the objective there and at the start, and the number of evaluations."""
 
     values: dict[str, float]
     objective: float
@@ -43,7 +43,7 @@ def minimise(
 ) -> Fit:
     """Minimise `objective` over the constants, from their defaults, within their limits.
 
-    `progress` is told the number of evaluations and the lowest value after each.
+    `progress` is called after each evaluation with the number of evaluations and the lowest value so far.
     """
     names = list(constants)
     low, high = (np.array([getattr(constants[name], key) for name in names]) for key in ("low", "high"))
@@ -53,7 +53,7 @@ def minimise(
 
     def evaluate(point: Floats) -> float:
         nonlocal best
-        # the defaults themselves, free of rounding, so that the first value is that of the model as it is
+        # the first point is the defaults themselves, without the rounding of the mapping to the cube and back
         given = start if not seen else low + _mirrored(point) ** _POWER * (high - low)
         seen.append(objective(dict(zip(names, given.tolist(), strict=True))))
         if len(seen) == 1 or seen[-1] < best[0]:
@@ -81,7 +81,7 @@ def _mirrored(point: Floats) -> Floats:
 
 
 def _descend(evaluate: Callable[[Floats], float], start: Floats, edge: float, max_evaluations: int) -> None:
-    """Evaluate points of the unit cube until the simplex, at first of edges `edge` from `start`, has shrunk to one."""
+    """Nelder-Mead in the unit cube, from a simplex with a corner at `start` and edges of length `edge`."""
     edges = np.where((start + edge >= 0) & (start + edge <= 1), edge, -edge)
     options = {
         "initial_simplex": np.vstack([start, start + np.diag(edges)]),

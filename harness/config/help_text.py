@@ -94,7 +94,7 @@ def _defaults(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _keys(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Key, default and comment of every value outside Hydra's own; the comment is on the lines above."""
+    """Key, default and comment of every value that is not Hydra's; the comment is on the lines above."""
     group, comment = "", ""
     for line in path.read_text(encoding="utf-8").splitlines():
         if line == "hydra:":

@@ -6,7 +6,7 @@ from harness.config.base import ConfigModel, PositiveFloat, PositiveInt, Text
 class ProfileConfig(ConfigModel):
     """`out` is the profile's folder, None for one named after device, model and ranks in `simulator/profiles`;
     `time_budget_s` is how long to measure; `max_context` the longest context, None for `max_model_len`; `repeats` how
-    often every point can be measured in the time that refining the grids leaves; `overwrite` replaces a profile of
+    often every point is measured in the time that refining the grids leaves; `overwrite` replaces a profile of
     another model or format."""
 
     out: Text | None = None

@@ -116,11 +116,8 @@ class RunConfig(ConfigModel):
             )
         if not simulates and (key := _changed(self.validation, but="measured" if measures else None)):
             raise ValueError(f"validation.{key}: task={self.task} does not read it, task=validate does")
-        of_steps = self.validation.step_times
-        if of_steps != "measured" and (self.task != "validate" or self.validation.repeats):
-            raise ValueError(
-                f"validation.step_times={of_steps}: for task=validate, of a single run (validation.repeats=[])"
-            )
+        if self.validation.step_times == "median" and (self.task != "validate" or self.validation.repeats):
+            raise ValueError("validation.step_times=median: only task=validate reads it, and only of a single run")
         if self.task != "calibrate" and (key := _changed(self.calibration)):
             raise ValueError(f"calibration.{key}: read by task=calibrate only")
         if self.task != "retime" and (key := _changed(self.retiming)):

@@ -46,7 +46,7 @@ def tag_of(model: type[BaseModel]) -> str | None:
 
 
 def item_type(annotation: Any) -> Any:
-    """Type of what a list or dict holds, None for anything that holds no items."""
+    """Type of the items of a list or dict, None for any other annotation."""
     arguments = {tuple: 0, dict: 1}
     for member in union_members(annotation):
         if get_origin(member) in arguments:

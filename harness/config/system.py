@@ -77,7 +77,7 @@ class ModelConfig(ConfigModel):
 
     Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
     layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
-    `learned_positions` is the length of a table of position embeddings, which only the simulator knows.
+    `learned_positions` is the length of a table of position embeddings; only the simulator knows such models.
     """
 
     name: Text
@@ -131,7 +131,7 @@ class DeviceConfig(ConfigModel):
     bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
     device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
     is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
-    many streaming multiprocessors a GPU has, for profiles whose kernels share them out.
+    many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
     """
 
     name: Text
@@ -163,7 +163,7 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
 
 
 class RooflineCost(ConfigModel):
-    """Step times from the device's datasheet rates and efficiencies, or those of a `calibration` file."""
+    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file."""
 
     kind: Literal["roofline"] = "roofline"
     calibration: Text | None = None
@@ -171,7 +171,7 @@ class RooflineCost(ConfigModel):
 
 class ProfiledCost(ConfigModel):
     """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic`: `mean` prices decode steps at their
+    another tool measured; `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
     mean, which is what latencies add up; `median` prices all steps at their median."""
 
     kind: Literal["profiled"] = "profiled"
@@ -181,8 +181,8 @@ class ProfiledCost(ConfigModel):
 
 
 class LinearCost(ConfigModel):
-    """Step times linear in contexts and prompt tokens, with the four constants of a `calibration` file, or what the
-    device's rates make of them."""
+    """Step times linear in contexts and prompt tokens, with the four constants of a `calibration` file, or
+    derived from the device's rates."""
 
     kind: Literal["linear"] = "linear"
     calibration: Text | None = None

@@ -1,4 +1,4 @@
-"""Configuration of the tasks on measured runs: which run, which part of it, which constants."""
+"""Configuration of the tasks on measured runs: which run, which part of its requests, which constants to fit."""
 
 from typing import Annotated, Literal
 
@@ -7,19 +7,18 @@ from pydantic import Field
 from harness.config.base import ConfigModel, PositiveFloat, PositiveInt, Text
 
 Part = Literal["all", "first_half", "second_half"]
-StepStatistic = Literal["median", "fastest"]
-Objective = Literal["steps", "statistics", "requests"]
+LatencyFrom = Literal["arrival", "queued"]
+Objective = Literal["steps", "statistics"]
 
 
 class ValidationConfig(ConfigModel):
-    """The measured run that a simulation is compared with, as `<kind>:<path>`; kinds are those of `harness.measured`.
+    """The measured run to compare with, as `<kind>:<path>`; `harness.measured` has the kinds.
 
-    `workload` is the file that was replayed, for formats whose log lacks the prompts; `repeats` are more runs of the
-    same, as `measured`; `retimed` are folders of task=retime with more executions of its steps; `score` is the part of
-    the requests, by order of arrival, that is compared; `step_times` says whether its latencies are those of the run or
-    as if each step had taken the median of its executions, or the fastest of them, a profile's too;
-    `latency_from` is where TTFT and E2EL start: at the arrival, or when the scheduler first saw the request;
-    `recover_steps` finds the steps of another engine's run from its log and compares them one by one.
+    `workload` is the file of replayed requests, for formats whose log lacks the prompts. `repeats` are more measured
+    runs of the same configuration. `retimed` are folders of task=retime with more executions of the run's steps.
+    `score` selects the requests to compare, by order of arrival. `step_times=median` computes the run's latencies as if
+    each step had taken the median of its executions. `latency_from` is where TTFT and E2EL start: at the arrival, or
+    when the scheduler first saw the request.
     """
 
     measured: Text | None = None
@@ -27,9 +26,8 @@ class ValidationConfig(ConfigModel):
     repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     retimed: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
-    step_times: Literal["measured"] | StepStatistic = "measured"
-    latency_from: Literal["arrival", "queued"] = "arrival"
-    recover_steps: bool = False
+    step_times: Literal["measured", "median"] = "measured"
+    latency_from: LatencyFrom = "arrival"
 
 
 class RetimingConfig(ConfigModel):
@@ -39,11 +37,13 @@ class RetimingConfig(ConfigModel):
 
 
 class CalibrationConfig(ConfigModel):
-    """What is fitted to the measured run of `validation.measured`: `constants` of the cost model, all it has when
-    empty, to the `part` of the requests, with at most `max_evaluations` simulations. `objective` is what counts: the
-    errors of the "steps" one by one, known of our own engine and recovered from logs of vLLM, of "statistics" of the
-    latencies, or of the latencies of "requests" one by one. None takes steps where they are known, and else statistics.
-    `widths` replaces how far from their defaults constants may well be, which a fit weighs against the misfit."""
+    """What task=calibrate fits to the run of `validation.measured`.
+
+    `constants` names the constants of the cost model to fit; empty means all. `part` selects the requests. `objective`
+    is the error to minimise: that of single `steps`, known for runs of our own engine, or that of the `statistics` of
+    the latencies; None takes steps where they are known. `widths` replaces, for some constants, how far from its
+    default the fitted value is expected to be. `max_evaluations` bounds the number of simulations.
+    """
 
     constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     part: Part = "all"

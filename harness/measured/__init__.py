@@ -1,4 +1,4 @@
-"""Runs that were really measured, in the formats they come in, as one `MeasuredRun`."""
+"""Readers of measured runs: every format becomes a `MeasuredRun`."""
 
 from __future__ import annotations
 

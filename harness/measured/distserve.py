@@ -1,7 +1,7 @@
 """Reads the measured runs of DistServe's `alignment/data-ground-truth`: measured-*.exp beside workload-*.exp.
 
-A measured file opens with one line, a Python list of a dict per request in order of completion. Requests have no ids,
-but `issue_time` puts them in the order of the workload, and their lengths say whether it is the one given.
+The first line of a measured file is a Python list with one dict per request, in order of completion. Requests have no
+ids; sorted by `issue_time` they are in the order of the workload, which is checked by their lengths.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FIELDS = ("prompt_len", "output_len", "issue_time", "first_token_time", "comple
 
 
 def read(path: Path, workload: Path | None) -> MeasuredRun:
-    """Read the file `path`; `workload`, if given, is checked to be what was replayed.
+    """Read the file `path`; a given `workload` must have the lengths of the measured requests.
 
     Raises:
-        MeasuredRunError: the file cannot be read or lacks fields, a request failed, or the workload is another one.
+        MeasuredRunError: the file cannot be read or lacks fields, a request failed, or the workload is of another run.
     """
     if not path.is_file():
         raise MeasuredRunError(f"{path}: no such file; distserve:<file> is a measured-*.exp")

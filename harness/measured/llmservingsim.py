@@ -1,12 +1,12 @@
 """Reads vLLM runs in the format of LLMServingSim's `bench`: a folder with requests.jsonl, timeseries.csv, meta.json.
 
-requests.jsonl has two clocks. `arrival_time` is the wall clock of the client, when the request was sent; `queued_ts`,
-`scheduled_ts`, `first_token_ts` and `last_token_ts` are the monotonic clock of the engine core. The engine takes
-requests in between two steps, so queued_ts - arrival_time is the offset of the clocks plus a wait of up to a step; the
-least of it over all requests is taken as the offset, which counts the shortest way from client to scheduler as none.
+requests.jsonl has two clocks. `arrival_time`, when the client sent the request, is in the client's wall clock;
+`queued_ts`, `scheduled_ts`, `first_token_ts` and `last_token_ts` are in the monotonic clock of the engine core. The
+engine receives requests between two steps, so queued_ts - arrival_time is the offset of the clocks plus a wait of up to
+one step. The smallest difference over all requests counts as the offset, so the fastest delivery counts as instant.
 
-LLMServingSim's own summary counts TTFT and latency from `queued_ts` (`latency_from=queued`): that way, and not from the
-arrival, its vLLM column comes out to the last digit.
+LLMServingSim's own summary counts TTFT and latency from `queued_ts`: with `latency_from=queued` its vLLM column is
+reproduced to the last digit, with `latency_from=arrival` it is not.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _SERIES = ("t", "running", "waiting", "kv_cache_pct")
 
 
 def read(path: Path, workload: Path | None) -> MeasuredRun:
-    """Read the folder `path`; `workload` is the JSON-lines file that was replayed, which has the tokens of the prompts.
+    """Read the folder `path`; `workload` is the replayed JSON-lines file, which has the prompts' tokens.
 
     Raises:
-        MeasuredRunError: a file is missing or unreadable, a request failed, or the workload is another one.
+        MeasuredRunError: a file is missing or unreadable, a request failed, or the workload is of another run.
     """
     if not path.is_dir():
         raise MeasuredRunError(f"{path}: no such folder; llmservingsim:<folder> holds requests.jsonl and meta.json")
@@ -83,7 +83,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
 
 
 def _tokens(workload: Path, requests: pd.DataFrame) -> list[Any]:
-    """The prompts' token ids in order of arrival; the log numbers the requests in the order of the workload."""
+    """The prompts' token ids in order of arrival; request ids in the log are line numbers of the workload."""
     records = read_json_lines(workload)
     fields = number_columns(workload, records, ("input_toks", "output_toks"))
     rows = requests["row"].to_numpy()
@@ -109,9 +109,9 @@ def _is_token_id(value: Any) -> bool:
 
 
 def _series(path: Path, meta: Mapping[str, Any], first_arrival: float) -> tuple[pd.DataFrame, list[str]]:
-    """What the engine said of itself each tick: the state at wall-clock time started_at + t."""
+    """The state that the engine logged every tick, at wall-clock time started_at + t; and notes on what is missing."""
     if not path.is_file():
-        return series_table({}), [f"no {path.name}: nothing known over time"]
+        return series_table({}), [f"no {path.name}: the state over time is unknown"]
     try:
         table = pd.read_csv(path)
         started = datetime.fromisoformat(str(meta.get("started_at"))).timestamp()

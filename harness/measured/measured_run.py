@@ -1,4 +1,4 @@
-"""A run that was really measured, whatever engine it was and whatever it was recorded by."""
+"""A measured run of any engine, in the one form that every reader produces."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from harness.workload.trace import Trace, trace_table
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
-    from harness.config.validation import StepStatistic
     from harness.results.tables import RunResult
 
 TIMES = ("arrival_time", "queued_time", "first_scheduled_time", "first_token_time", "finish_time")
 _SERIES = ("num_running", "num_waiting", "kv_cache_usage")
 _CHUNK = 1 << 20
-_NS_DIGITS = 9  # times in s are meant to the ns: equal ones must compare equal after arithmetic
+_NS_DIGITS = 9  # times in s are exact to the ns: rounding keeps equal times equal after arithmetic
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,20 +32,20 @@ class MeasuredRun:
     """What is known about a measured run. Times are in s since its first arrival.
 
     Attributes:
-        kind: the format it was read from.
-        source: the path it was read from.
+        kind: the format of the record.
+        source: the path of the record.
         engine: name and version of the engine.
-        data_files: what the requests were read from; their hash tells one data set from another.
-        trace: what was asked, in order of arrival, at the measured times of arrival.
-        requests: a row per row of `trace`, named as in the requests table of `harness.results.tables`, all finished:
-            `TIMES`, ttft, tpot, e2el, queue_time (s); num_prompt_tokens, num_requested_tokens, num_output_tokens,
-            num_cached_tokens, num_preemptions. `queued_time` is when the scheduler first saw the request, between two
-            steps. NaN throughout where a format does not tell.
-        series: time, and num_running, num_waiting, kv_cache_usage (share) at that time, NaN throughout where a format
-            does not tell; empty where it tells nothing over time.
-        settings: the engine's, as far as the format tells.
+        data_files: the files that hold the requests; their hash identifies the data.
+        trace: the requests that clients sent, in order of arrival, at the measured arrival times.
+        requests: one row per row of `trace`, all finished, with columns as in the requests table of
+            `harness.results.tables`: `TIMES`, ttft, tpot, e2el, queue_time (s); num_prompt_tokens,
+            num_requested_tokens, num_output_tokens, num_cached_tokens, num_preemptions. `queued_time` is when the
+            scheduler first saw the request, between two steps. A column that the format lacks is NaN.
+        series: time, and num_running, num_waiting, kv_cache_usage (share) at that time. A column that the format lacks
+            is NaN; the table is empty where the format records nothing over time.
+        settings: settings of the engine that the format records.
         notes: what a reader of the comparison must know.
-        own: configuration and tables of a run of this project's own engine.
+        own: configuration and tables of a run of this project's own engine; None for other engines.
     """
 
     kind: str
@@ -70,17 +69,20 @@ class MeasuredRun:
         return digest.hexdigest()
 
     def requests_sha256(self) -> str:
-        """Hash of the requests' lengths in order of arrival, by which another run of the same requests is known."""
+        """Hash of the requests' lengths in order of arrival, equal in another run of the same requests."""
         lengths = self.requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy(dtype="<i8")
         return hashlib.sha256(lengths.tobytes()).hexdigest()
 
 
 @dataclass(frozen=True, eq=False)
 class OwnRun:
-    """A measured run of this project's own engine: its configuration and tables, times since its replay's start.
+    """A measured run of this project's own engine. Times count from the start of its replay.
 
-    rows: int64[n], the row of `result.requests` behind each row of `MeasuredRun.trace`.
-    retimed: float64[k, steps], what each step took in later executions, in s.
+    Attributes:
+        config: its configuration.
+        result: its tables.
+        rows: int64[n], the row of `result.requests` for each row of `MeasuredRun.trace`.
+        retimed: float64[k, steps], the time in s of each step in k later executions; None without any.
     """
 
     config: RunConfig
@@ -89,26 +91,21 @@ class OwnRun:
     retimed: Floats | None = None
 
     def executions(self) -> Floats:
-        """float64[1 + k, steps]: what each step took in s, in the run itself and in later executions."""
+        """float64[1 + k, steps]: the time in s of each step, in the run itself and in its later executions."""
         measured = self.result.steps["duration"].to_numpy(dtype=np.float64)[None]
         return measured if self.retimed is None else np.concatenate([measured, self.retimed])
 
 
 def halves_of(executions: Floats) -> tuple[Floats, Floats]:
-    """Every other of the executions [executions, steps] of steps, and those in between."""
+    """Split executions [executions, steps] into the even-numbered and the odd-numbered ones."""
     return executions[::2], executions[1::2]
 
 
-def time_of(executions: Floats, statistic: StepStatistic) -> Floats:
-    """float64[steps]: the median of the executions [executions, steps] of each step, or the fastest."""
-    return np.min(executions, axis=0) if statistic == "fastest" else np.median(executions, axis=0)
-
-
 def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
-    """Assemble `MeasuredRun.requests` from what a format has: times in s from any origin, of requests in any order.
+    """Assemble `MeasuredRun.requests` from columns with times in s from any origin and requests in any order.
 
-    `arrival_time`, `first_token_time`, `finish_time`, `num_prompt_tokens` and `num_output_tokens` are required. Rows
-    come out in order of arrival, with their position in the input as `row`.
+    `arrival_time`, `first_token_time`, `finish_time`, `num_prompt_tokens` and `num_output_tokens` are required. The
+    returned rows are in order of arrival; `row` is their position in the input.
     """
     arrival = np.asarray(columns["arrival_time"], dtype=np.float64)
     order = np.argsort(arrival, kind="stable")
@@ -139,7 +136,7 @@ def with_latencies(requests: pd.DataFrame, latency_from: str) -> pd.DataFrame:
 
 
 def trace_of(name: str, source: str, requests: pd.DataFrame, token_ids: Sequence[Any] | None = None) -> Trace:
-    """The trace that a run in `requests` was asked to serve; token_ids in the order of its rows."""
+    """The trace behind `requests`; token_ids are in the order of their rows."""
     columns: dict[str, Any] = {
         "arrival_time": requests["arrival_time"].to_numpy(),
         "num_prompt_tokens": requests["num_prompt_tokens"].to_numpy(),
@@ -151,7 +148,7 @@ def trace_of(name: str, source: str, requests: pd.DataFrame, token_ids: Sequence
 
 
 def series_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
-    """Assemble `MeasuredRun.series`; what is missing is NaN."""
+    """Assemble `MeasuredRun.series`; missing columns are NaN."""
     table = pd.DataFrame({"time": np.asarray(columns.get("time", []), dtype=np.float64)})
     for name in _SERIES:
         table[name] = np.asarray(columns.get(name, np.full(len(table), np.nan)), dtype=np.float64)
@@ -159,7 +156,8 @@ def series_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
 
 
 def queued_times(arrival_s: Floats, steps: pd.DataFrame) -> Floats:
-    """When the scheduler first saw requests that came at `arrival_s`: at once if idle, else when the step ended."""
+    """When the scheduler first saw requests that arrived at `arrival_s`: at once when it was idle, else at the end of
+    the step under way."""
     starts = steps["start_time"].to_numpy(dtype=np.float64)
     if not len(starts):
         return arrival_s
@@ -172,7 +170,8 @@ def queued_times(arrival_s: Floats, steps: pd.DataFrame) -> Floats:
 def seen_times(issued_s: Floats, finish_s: Floats, steps: pd.DataFrame) -> Floats:
     """When the scheduler of our own engine, real or simulated, first saw requests that were issued at `issued_s`.
 
-    It gets them in order of issue. Those that it refused, which have no finish time, it saw when they were issued.
+    The scheduler gets requests in order of issue. Refused requests have no finish time; the scheduler saw them when
+    they were issued.
     """
     seen, served = issued_s.copy(), np.flatnonzero(~np.isnan(finish_s))
     order = served[np.argsort(issued_s[served], kind="stable")]
@@ -183,7 +182,8 @@ def seen_times(issued_s: Floats, finish_s: Floats, steps: pd.DataFrame) -> Float
 def handover_steps(steps: pd.DataFrame, finish_s: Floats) -> npt.NDArray[np.int64]:
     """The step at whose start the scheduler got the 1st, 2nd, ... of the requests that finished at `finish_s`.
 
-    How many it had got by then follows from the step: those that run or wait in it, and those that had finished before.
+    The number of requests that the scheduler has got at the start of a step is the number that run or wait in the step
+    plus the number that finished before it.
     """
     start_ns, finish_ns = whole_ns(steps["start_time"]), np.sort(whole_ns(finish_s))
     handed = np.searchsorted(finish_ns, start_ns, side="right")
@@ -193,12 +193,12 @@ def handover_steps(steps: pd.DataFrame, finish_s: Floats) -> npt.NDArray[np.int6
 
 
 def whole_ns(seconds: npt.ArrayLike) -> npt.NDArray[np.int64]:
-    """Whole ns: they were, before the tables turned them into s."""
+    """Times in whole ns, as they were recorded before the tables converted them to s."""
     return np.rint(np.asarray(seconds, dtype=np.float64) * 1e9).astype(np.int64)
 
 
 def read_text(path: Path) -> str:
-    """The text of a file that must be there and hold something; raises MeasuredRunError."""
+    """The text of a file; raises MeasuredRunError if the file is missing or empty."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -236,8 +236,7 @@ def number_columns(path: Path, records: Sequence[Mapping[str, Any]], names: Sequ
     """The named fields of all records as float64[n].
 
     Raises:
-        MeasuredRunError: a record lacks a field or has no finite number there, as a failed request has; or there is no
-            record at all.
+        MeasuredRunError: there is no record, or a record has no finite number in a field, as a failed request has.
     """
     if not records:
         raise MeasuredRunError(f"{path}: holds no request")

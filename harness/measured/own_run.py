@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig, load
-from harness.config.validation import StepStatistic
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     TIMES,
@@ -22,7 +21,6 @@ from harness.measured.measured_run import (
     requests_table,
     seen_times,
     series_table,
-    time_of,
     whole_ns,
     with_latencies,
 )
@@ -31,15 +29,15 @@ from harness.results.tables import Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 
-SAMPLES = 500  # of the state over time
+SAMPLES = 500  # points in time at which the state is sampled
 _LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
 
 def read(path: Path, workload: Path | None) -> MeasuredRun:
-    """Read the result folder `path`. The trace is made again from its configuration, so a workload is refused.
+    """Read the result folder `path`. Its configuration names the trace, so a workload is refused.
 
     Raises:
-        MeasuredRunError: the folder holds a simulation, was interrupted, or does not belong to its trace any more.
+        MeasuredRunError: the folder holds a simulation or an interrupted run, or its trace has changed.
         TwinServeError: a file of the folder, or the trace, cannot be read.
     """
     if workload is not None:
@@ -62,7 +60,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
 
 
 def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:
-    """The state at `times` (s, on the clock of the steps) as in `MeasuredRun.series`; idle counts as zero."""
+    """The state at `times` (s, on the clock of the steps) as in `MeasuredRun.series`; all zero while idle."""
     if steps.empty:
         return series_table({"time": times, **dict.fromkeys(_LEVELS, np.zeros(len(times)))})
     starts = steps["start_time"].to_numpy(dtype=np.float64)
@@ -75,10 +73,10 @@ def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.Data
 
 
 def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
-    """`run` with the step times that task=retime left in `folders`.
+    """`run` with the step times that task=retime wrote to `folders`.
 
     Raises:
-        MeasuredRunError: a folder holds none, or those of another run.
+        MeasuredRunError: a folder holds no step times, or the step times of another run.
     """
     if run.own is None:
         raise MeasuredRunError(f"validation.retimed: {run.source} is not a run of this project's own engine")
@@ -95,27 +93,29 @@ def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
     return replace(run, own=replace(run.own, retimed=np.concatenate(times)))
 
 
-def at_step_times(run: MeasuredRun, statistic: StepStatistic) -> tuple[MeasuredRun, list[MeasuredRun]]:
-    """`run` as if each of its steps had taken what `time_of` says of its executions, and of either half of them.
+def at_median_times(run: MeasuredRun) -> tuple[MeasuredRun, list[MeasuredRun]]:
+    """`run` as if each step had taken the median of its executions; the same with each half of the executions.
 
     Raises:
-        MeasuredRunError: its steps were not executed again.
+        MeasuredRunError: the steps were not executed again.
     """
     if run.own is None or run.own.retimed is None:
         raise MeasuredRunError(
-            f"validation.step_times={statistic}: needs more executions of the steps of {run.source} "
-            "(validation.retimed)"
+            f"validation.step_times=median: needs more executions of the steps of {run.source} (validation.retimed)"
         )
     executions = run.own.executions()
     whole, *halves = (
-        _with_durations(run, run.own, time_of(part, statistic)) for part in (executions, *halves_of(executions))
+        _with_durations(run, run.own, np.median(part, axis=0)) for part in (executions, *halves_of(executions))
     )
     return whole, halves
 
 
 def _with_durations(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> MeasuredRun:
-    """`run` as if its steps had taken so long: what happened during a step, as an arrival, then happens at the same
-    share of it, and an engine without work is so for as long as it was. `own` stays what was measured."""
+    """`run` as if its steps had taken `durations_s`.
+
+    An event during a step, such as an arrival, moves to the same fraction of the step's new duration; idle times keep
+    their length. `own` keeps the measured tables.
+    """
     steps = own.result.steps
     starts, before = whole_ns(steps["start_time"]), whole_ns(steps["duration"])
     now = whole_ns(durations_s)

@@ -1,11 +1,11 @@
-"""Reads the JSON that `vllm bench serve --save-result --save-detailed` leaves, of any server it was pointed at.
+"""Reads the JSON that `vllm bench serve --save-result --save-detailed` writes, of any server.
 
-Its clock for a request starts when the client sends it, after any wait for its own `--max-concurrency`. TPOT there and
-here is (last - first token) / (n - 1).
+The clock of a request starts when the client sends it, after any wait for the client's own `--max-concurrency`. TPOT is
+(last - first token) / (n - 1), as in vLLM.
 
-`itls` holds the gaps between the chunks in which the tokens of a request came: fewer gaps than tokens where a chunk has
-several. A request that came in one chunk has none and a TPOT of 0, there too; but where all of them did, the backend
-does not stream, and nothing is known of decoding.
+`itls` holds the gaps between the chunks of a streamed answer: fewer gaps than tokens where a chunk has several tokens.
+An answer in a single chunk has no gaps and, as in vLLM, a TPOT of 0. If every answer came in a single chunk, the
+backend did not stream, and the run is refused: nothing is known about decoding.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _SETTINGS = ("model_id", "tokenizer_id", "request_rate", "burstiness", "max_conc
 
 
 def read(path: Path, workload: Path | None) -> MeasuredRun:
-    """Read the file `path`. The format says all there is to know, so a workload is refused.
+    """Read the file `path`. The file itself holds the workload, so a separate one is refused.
 
     Raises:
-        MeasuredRunError: the file cannot be read, has no details, or holds failed requests.
+        MeasuredRunError: the file cannot be read, lacks details, or holds failed requests.
     """
     if workload is not None:
-        raise MeasuredRunError("validation.workload: vllm_bench files say themselves what was asked; leave it out")
+        raise MeasuredRunError("validation.workload: vllm_bench files hold the workload themselves; leave it out")
     document = read_json(path)
     if not isinstance(document, dict):
         raise MeasuredRunError(f"{path}: not a JSON object, as `vllm bench serve` writes")
@@ -103,7 +103,7 @@ def _details(path: Path, document: dict[str, Any]) -> dict[str, list[Any]]:
 
 
 def _decode_times(path: Path, itls: list[Any]) -> Floats:
-    """The time in s from the first to the last token of each request; raises MeasuredRunError where gaps are none."""
+    """The time in s from the first to the last token of each request; raises MeasuredRunError for an invalid gap."""
     for number, gaps in enumerate(itls, 1):
         if not isinstance(gaps, list):
             raise MeasuredRunError(f"{path}: itls of request {number}: {reprlib.repr(gaps)} is not a list of gaps")
@@ -116,7 +116,7 @@ def _decode_times(path: Path, itls: list[Any]) -> Floats:
 
 
 def _count_at_once(path: Path, num_output_tokens: Floats, itls: list[Any]) -> int:
-    """How many requests of several tokens came in one piece; raises MeasuredRunError where all of them did."""
+    """How many answers of several tokens came in one chunk; raises MeasuredRunError where all of them did."""
     several = num_output_tokens > 1
     at_once = several & ~np.array([bool(gaps) for gaps in itls])
     if at_once.any() and (at_once == several).all():

@@ -1,4 +1,4 @@
-"""The headline metrics of a set of runs against what was varied: lines where that is numbers, else sorted dots."""
+"""The headline metrics of a set of runs: lines over a numeric parameter, sorted dots over any other."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def draw_metrics(runs: pd.DataFrame, parameters: Sequence[str]) -> Figure | None
 
 
 def headline_metrics(columns: Sequence[str]) -> list[Metric]:
-    """What is compared, with the highest latency percentile that the summaries hold (p99 unless set otherwise)."""
+    """The metrics that are compared; tail latencies are p99, or the highest percentile in the summaries."""
     tail = tail_percentile(columns)
     wanted = [
         Metric("output_throughput", "Output throughput", "tok/s"),
@@ -79,17 +79,17 @@ def tail_percentile(columns: Sequence[str]) -> str:
 
 
 def parameter_title(parameters: Sequence[str]) -> str:
-    """What the parts of a `parameter_label` are."""
+    """Names of the parameters in a `parameter_label`."""
     return " · ".join(short_name(name, parameters) for name in parameters) or "run"
 
 
 def parameter_label(row: Mapping[Any, Any], parameters: Sequence[str]) -> str:
-    """What tells a run from the others, such as `16 · mixed`; its name where nothing does."""
+    """The values of the parameters of a run, such as `16 · mixed`; its name without parameters."""
     return " · ".join(value_label(row[name]) for name in parameters) or str(row["run"])
 
 
 def short_name(parameter: str, parameters: Sequence[str]) -> str:
-    """The last part of a dotted name, unless another parameter ends in it too or it says nothing by itself."""
+    """The last part of a dotted name, or its group where the last part is `kind`, `name` or not unique."""
     group, _, last = parameter.rpartition(".")
     if group and last in ("kind", "name"):
         return group
@@ -112,7 +112,7 @@ def is_numeric(values: pd.Series[Any]) -> bool:
 
 
 def _has_data(runs: pd.DataFrame, metric: Metric) -> bool:
-    """A metric that is undefined everywhere gets no panel, nor do events that never happened."""
+    """Whether a metric is defined, and not 0, for at least one run; others get no panel."""
     values = _values(runs, metric)
     return bool(np.isfinite(values).any()) and bool(np.nan_to_num(values).any())
 
@@ -196,7 +196,7 @@ def _metric_axis(axes: Axes, which: str, metric: Metric, values: np.ndarray) -> 
 
 
 def _parameter_axis(axes: Axes, name: str, values: np.ndarray) -> None:
-    """Ticks at the values that were run, where they fit; logarithmic where they were chosen so."""
+    """Ticks at the values of the runs, where they fit; a logarithmic axis where the values are spread that way."""
     axes.set_xlabel(name)
     distinct = np.unique(values)
     if distinct.min() > 0 and distinct.max() >= 8 * distinct.min():

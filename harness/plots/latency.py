@@ -57,7 +57,7 @@ def latency_curves(requests: pd.DataFrame, summary: Mapping[Any, Any]) -> dict[s
 
 
 def _counted(requests: pd.DataFrame, summary: Mapping[Any, Any]) -> dict[str, Floats]:
-    """By latency: its values in s, of the requests inside the window that finished. What nobody has is left out."""
+    """By latency: its values in s, of finished requests inside the window. Latencies without values are left out."""
     # both are undefined where no request ever arrived, and a window of NaN cuts nothing
     start, end = (np.float64(summary[key]) for key in ("window_start_s", "window_end_s"))
     inside = Window(float(start), float(end)).contains(requests["arrival_time"].to_numpy(dtype=np.float64))

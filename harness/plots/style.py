@@ -1,4 +1,4 @@
-"""What all figures share: colours, header, tick labels, and how they are saved."""
+"""Colours, header, tick labels and saving of all figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLoca
 
 from harness.results.files import write_whole
 
-# Okabe and Ito's palette, told apart with any kind of colour vision, without its yellow, too light for lines
+# Okabe and Ito's palette, which any colour vision can tell apart; its yellow is left out, as too light for lines
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A", "#333333")
 INK, GREY, LIGHT = "#222222", "#6F6F6F", "#BDBDBD"
 LOG_SPREAD = 20
@@ -107,7 +107,7 @@ def known(summary: Mapping[str, Any], key: str) -> str:
 
 
 def comparison_subtitle(runs: pd.DataFrame, *notes: str) -> str:
-    """What all runs share, how many there are, and which marker means what where both kinds are on one figure."""
+    """Model, device and trace of the runs, their number, and the markers of simulated and measured runs."""
     alive = runs[runs["status"] != "failed"]
     simulated = alive["simulated"].astype(bool)
     kinds = (

@@ -1,4 +1,4 @@
-"""One run over time: throughput, queues, KV cache, preemptions, and what the prefix cache gave."""
+"""One run over time: throughput, queues, KV cache, preemptions and prefix-cache hits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class _Bins:
         return float(self.edges[1] - self.edges[0])
 
     def total(self, amount: npt.NDArray[Any]) -> Floats:
-        """float64[bins]: what of each step's amount falls into each bin."""
+        """float64[bins]: sum of the steps' amounts in each bin; a step that crosses bins is divided by time."""
         return np.diff(step_integral(self.starts, self.durations, amount, self.edges))
 
     def mean(self, level: npt.NDArray[Any]) -> Floats:
@@ -41,7 +41,7 @@ class _Bins:
 
 @dataclass(frozen=True)
 class _Panel:
-    """What to draw per bin. absent: what to say instead where it is zero throughout. top: of the y axis, if fixed."""
+    """One panel. absent: the text that replaces it where all values are zero. top: of the y axis, None to fit it."""
 
     title: str
     unit: str
@@ -52,7 +52,7 @@ class _Panel:
 
 
 def draw_timeline(result: RunResult, summary: Mapping[str, Any]) -> Figure | None:
-    """Stacked panels on one time axis; None without steps. What never happened gets a word instead of a panel."""
+    """Stacked panels on one time axis; None without steps. A text replaces the panel of events that never happened."""
     bins = _bins(result)
     if bins is None:
         return None
@@ -118,8 +118,8 @@ def _bins(result: RunResult) -> _Bins | None:
 
 
 def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
-    # each decode gives a token, and so does the end of a prefill: counted where a request's first token is, which
-    # leaves out one token per resumption after a preemption
+    # Each decode gives a token, and so does the end of a prefill, which is counted at a request's first token time.
+    # The token at the end of a prefill that repeats preempted work is therefore left out.
     first_tokens = np.sort(result.requests["first_token_time"].dropna().to_numpy(dtype=np.float64))
     firsts = np.diff(np.searchsorted(first_tokens, bins.edges, side="right"))
     output = (bins.total(_column(result, "num_decode_seqs")) + firsts) / bins.width

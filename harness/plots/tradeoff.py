@@ -34,11 +34,11 @@ from harness.results.metrics import Bools
 from harness.results.tables import Floats
 
 _MAX_NAMED = 12
-_LABEL_SIZE = np.array([0.035, 0.05])  # of a number, as shares of the axes
+_LABEL_SIZE = np.array([0.035, 0.05])  # of a number in the figure, as shares of the axes
 
 
 def draw_pareto(runs: pd.DataFrame, parameters: Sequence[str]) -> Figure | None:
-    """Output throughput against tail TTFT and tail TPOT; the runs that none of their kind beats in both are joined."""
+    """Output throughput against tail TTFT and tail TPOT; a line joins the Pareto-optimal runs of a kind."""
     alive = runs[runs["status"] != "failed"].reset_index(drop=True)
     tail = tail_percentile(list(runs.columns))
     columns = [name for name in (f"{tail}_ttft_ms", f"{tail}_tpot_ms") if name in alive]
@@ -105,7 +105,7 @@ class _Plane:
 def draw_curves(
     runs: pd.DataFrame, parameters: Sequence[str], curves: Mapping[str, Mapping[str, Floats]]
 ) -> Figure | None:
-    """Distributions of all runs on top of each other; with many runs, some on the TTFT frontier stand out."""
+    """Distributions of all runs on top of each other; with many runs, some of the TTFT frontier are in colour."""
     alive = runs[(runs["status"] != "failed") & runs["run"].isin([run for run, found in curves.items() if found])]
     alive = alive.reset_index(drop=True)
     names = [name for name in NAMES if any(name in curves[run] for run in alive["run"])]
@@ -134,8 +134,8 @@ def draw_curves(
 
 
 def _named(planes: Sequence[_Plane]) -> list[int]:
-    """Rows to be numbered, by throughput: on some frontier, and there not too close to another such row to be told
-    apart; if there are still too many, evenly chosen with both ends."""
+    """Rows to be numbered, by throughput: rows on a frontier whose numbers would not overlap; if these are too many,
+    evenly spaced ones with both ends."""
     rows: list[int] = []
     throughput = planes[0].throughput
     on_any = np.logical_or.reduce([plane.front for plane in planes])

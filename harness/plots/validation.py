@@ -2,91 +2,87 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
+from harness.measured.names import NAMES
 from harness.plots.latency import CURVE_PERCENTILES, seconds_axis, share_axis
 from harness.plots.latency import NAMES as LATENCY_NAMES
 from harness.plots.style import COLORS, GREY, head, log_axis, panels, plain_numbers, save
+from harness.results.metrics import LATENCIES
 from harness.results.tables import Floats
-from harness.validation.metrics import LATENCIES
-from harness.validation.report import NAMES
-from harness.validation.steps import KINDS, StepReplay
-
-if TYPE_CHECKING:
-    from harness.validation.validate import Validation
 
 _MEASURED, _SIMULATED = COLORS[7], COLORS[1]
 _LINES: dict[str, dict[str, Any]] = {
     "MEASURED": {"color": _MEASURED, "linewidth": 1.8},
     "SIMULATED": {"color": _SIMULATED, "linestyle": "--"},
 }
-_TITLES = {**LATENCY_NAMES, "queue_time": "Queue time"}
+_TITLES = {name: LATENCY_NAMES.get(name, NAMES[name]) for name in LATENCIES}
 _MAX_POINTS = 4000  # of a scatter plot
 
 
-def write_validation_plots(validation: Validation, folder: Path) -> list[Path]:
-    """Draw validation_latency.png, validation_levels.png and, where step times are known, validation_steps.png."""
-    figures = {
-        "validation_latency.png": draw_latencies(validation),
-        "validation_levels.png": draw_levels(validation),
-        "validation_steps.png": draw_steps(validation),
-    }
+def write_figures(figures: Mapping[str, Figure | None], folder: Path) -> list[Path]:
+    """Write the figures for which there was data; keys are file names."""
     return [save(figure, folder / name) for name, figure in figures.items() if figure is not None]
 
 
-def draw_latencies(validation: Validation) -> Figure | None:
-    """Cumulative distributions over the scored requests, a panel per latency that was measured; repeats in grey."""
+def draw_latencies(
+    measured: pd.DataFrame,
+    simulated: pd.DataFrame,
+    repeats: Sequence[pd.DataFrame],
+    errors: pd.DataFrame,
+    subtitle: str,
+) -> Figure | None:
+    """Cumulative distributions over requests, a panel for each measured latency; repeats in grey.
+
+    Tables have a row per request with its latencies in s; `errors` has columns metric, statistic, error_pct.
+    """
     curves = {}
-    for name in LATENCIES:
-        measured, simulated = (
-            table[name].dropna().to_numpy(dtype=np.float64) for table in (validation.measured, validation.simulated)
-        )
-        if len(measured) and len(simulated):
-            others = [table[name].dropna().to_numpy(dtype=np.float64) for table in validation.repeats]
-            curves[name] = [np.percentile(values, CURVE_PERCENTILES) for values in (measured, simulated, *others)]
+    for name in _TITLES:
+        values = [table[name].dropna().to_numpy(dtype=np.float64) for table in (measured, simulated, *repeats)]
+        if len(values[0]) and len(values[1]):
+            curves[name] = [np.percentile(each, CURVE_PERCENTILES) for each in values]
     if not curves:
         return None
     size = (3.1 * len(curves), 2.9)
-    subtitle = _subtitle(validation)
-    step_times = validation.config.validation.step_times
-    if step_times != "measured":
-        subtitle += f" · steps at the {step_times} of their executions, grey: of half of them"
-    elif validation.repeats:
-        subtitle += f" · grey: {len(validation.repeats)} repeats, errors from the median of all"
     figure, grid = panels("Latencies, measured and simulated", subtitle, 1, len(curves), size)
     for axes, (name, drawn) in zip(grid[0], curves.items(), strict=True):
         _draw_curves(axes, *drawn)
-        head(axes, _TITLES[name], _error_facts(validation, name))
+        head(axes, _TITLES[name], _error_facts(errors, name))
     grid[0][0].set_ylabel("share of requests")
     _legend(grid[0][-1], "lower right")
     return figure
 
 
-def draw_levels(validation: Validation) -> Figure | None:
-    """Running, waiting and KV use over time, as far as they were measured."""
-    if not validation.levels:
+def draw_levels(
+    measured: pd.DataFrame, simulated: pd.DataFrame, levels: Mapping[str, Mapping[str, float]], subtitle: str
+) -> Figure | None:
+    """Running, waiting and KV use over time, a panel for each of `levels`, which has its mean absolute difference.
+
+    Both tables have the same column `time`, in s, and a column per level.
+    """
+    if not levels:
         return None
-    times = validation.measured_levels["time"].to_numpy()
-    size = (9.0, 1.35 * len(validation.levels) + 0.3)
-    figure, grid = panels(
-        "The run over time, measured and simulated", _subtitle(validation), len(validation.levels), 1, size, sharex=True
-    )
-    for axes, (name, level) in zip(grid[:, 0], validation.levels.items(), strict=True):
+    times = measured["time"].to_numpy()
+    size = (9.0, 1.35 * len(levels) + 0.3)
+    title = "The run over time, measured and simulated"
+    figure, grid = panels(title, subtitle, len(levels), 1, size, sharex=True)
+    for axes, (name, level) in zip(grid[:, 0], levels.items(), strict=True):
         scale = 100 if name == "kv_cache_usage" else 1
-        tables = (validation.measured_levels, validation.simulated_levels)
-        for table, style in zip(tables, _LINES.values(), strict=True):
+        for table, style in zip((measured, simulated), _LINES.values(), strict=True):
             axes.plot(times, table[name] * scale, drawstyle="steps-post", **style)
         difference = level["mean_abs_difference"] * scale
         unit = "% of blocks" if scale == 100 else "requests"
         head(axes, f"{NAMES[name]}: mean absolute difference {difference:.3g} {unit}")
         axes.set_ylabel(unit)
-        highest = max(float(table[name].max()) for table in tables) * scale
+        highest = max(float(table[name].max()) for table in (measured, simulated)) * scale
         axes.set_ylim(0, 1.3 * highest or 1.0)  # room for the legend
         axes.locator_params(axis="y", nbins=3)
         plain_numbers(axes, "y")
@@ -98,19 +94,21 @@ def draw_levels(validation: Validation) -> Figure | None:
     return figure
 
 
-def draw_steps(validation: Validation) -> Figure | None:
-    """Predicted over measured step times, a panel per kind of step; None without step times."""
-    replay = next(iter(validation.steps), None)
-    if replay is None or replay.steps.empty:
+def draw_steps(
+    steps: pd.DataFrame, errors: Mapping[str, Mapping[str, float]], num_executions: int, subtitle: str
+) -> Figure | None:
+    """Predicted over measured step times, a panel per kind of step; None without steps.
+
+    `steps` has columns kind, measured, predicted (s); `errors` has count, mape_pct and bias_pct by kind.
+    """
+    kinds = [kind for kind in errors if kind != "all"]
+    if not kinds:
         return None
-    errors = replay.summary()["errors"]
-    kinds = [kind for kind in KINDS if kind in errors]
     size = (max(8.0, 3.2 * len(kinds)), 3.5)
-    title = "Step times of the measured plans, predicted and measured"
-    figure, grid = panels(title, _subtitle(validation), 1, len(kinds), size)
+    figure, grid = panels("Step times of the measured plans, predicted and measured", subtitle, 1, len(kinds), size)
     for axes, kind in zip(grid[0], kinds, strict=True):
-        _draw_scatter(axes, *_points(replay, kind))
-        more = f", {replay.statistic} of {replay.num_executions}" if replay.num_executions > 1 else ""
+        _draw_scatter(axes, *_points(steps[steps["kind"] == kind]))
+        more = f", median of {num_executions}" if num_executions > 1 else ""
         axes.set_xlabel(f"measured{more}, ms")
         found = errors[kind]
         counted = f"{found['count']:,} step" + ("" if found["count"] == 1 else "s")
@@ -129,9 +127,8 @@ def _draw_curves(axes: Axes, measured: Floats, simulated: Floats, *repeats: Floa
         axes.plot(curve * scale, CURVE_PERCENTILES / 100, **style)
 
 
-def _points(replay: StepReplay, kind: str) -> tuple[Floats, Floats]:
-    """Measured and predicted times in ms, evenly thinned out where there are too many to be told apart."""
-    steps = replay.steps[replay.steps["kind"] == kind]
+def _points(steps: pd.DataFrame) -> tuple[Floats, Floats]:
+    """Measured and predicted times in ms, evenly thinned out to at most `_MAX_POINTS`."""
     steps = steps.iloc[:: -(-len(steps) // _MAX_POINTS)]
     return steps["measured"].to_numpy() * 1e3, steps["predicted"].to_numpy() * 1e3
 
@@ -148,22 +145,10 @@ def _draw_scatter(axes: Axes, measured: Floats, predicted: Floats) -> None:
     axes.set_aspect("equal")
 
 
-def _error_facts(validation: Validation, name: str) -> str:
-    rows = validation.errors[validation.errors["metric"] == name].set_index("statistic")["error_pct"]
+def _error_facts(errors: pd.DataFrame, name: str) -> str:
+    rows = errors[errors["metric"] == name].set_index("statistic")["error_pct"]
     shown = {"mean": "mean", "median": "p50", "p99": "p99"}
     return "   ".join(f"{label} {rows[key]:+.1f}%" for key, label in shown.items() if not np.isnan(rows[key]))
-
-
-def _subtitle(validation: Validation) -> str:
-    run, config = validation.run, validation.config
-    parts = [f"MEASURED: {run.engine}, {Path(run.source).name}"]
-    parts.append(f"SIMULATED: {config.model.name} on {config.device.name}, cost {config.cost.kind}")
-    part = config.validation.score
-    if part != "all":
-        parts.append(f"{part.replace('_', ' ')} of the requests")
-    if validation.on_fitted_data:
-        parts.append("SCORED ON FITTED DATA")
-    return " · ".join(parts)
 
 
 def _legend(axes: Axes, place: Literal["lower right", "upper right"]) -> None:

@@ -32,7 +32,7 @@ def environment() -> dict[str, Any]:
 
 
 def command_line() -> str:
-    """The command of this process, without what names places on this machine."""
+    """The command of this process, without arguments that name folders of this machine."""
     arguments = [each for each in sys.argv[1:] if not each.startswith(("profile.out=", "hydra."))]
     return shlex.join(["python", "run.py", *arguments])
 
@@ -53,7 +53,7 @@ def cpu_with_threads(name: str | None, num_threads: int) -> str:
 
 
 def slug(name: str) -> str:
-    """In lower case, with what is neither letter, digit nor dot as single hyphens, and without trademark signs."""
+    """`name` in lower case, without trademark signs; other characters than letters, digits and dots become hyphens."""
     return re.sub(r"[^a-z0-9.]+", "-", re.sub(r"\((r|tm)\)", "", name.lower())).strip("-")
 
 
@@ -65,7 +65,7 @@ def _version(package: str) -> str | None:
 
 
 def _transparent_hugepage() -> str | None:
-    """Who gets huge pages on Linux: always, madvise (who asks) or never."""
+    """Which memory gets huge pages on Linux: always, madvise (on request) or never."""
     try:
         choices = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text(encoding="utf-8")
     except OSError:

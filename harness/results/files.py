@@ -33,7 +33,7 @@ _ALWAYS = {"block_size", "complete", "num_blocks"}
 def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:
     """Write the tables and the summary; each file is whole or absent, and the summary comes last.
 
-    What an earlier run left in the folder stops counting first: no mix of two runs can look whole.
+    The summary of an earlier run is removed first, so that a mix of two runs cannot look whole.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for stale in (SUMMARY, FAILED):

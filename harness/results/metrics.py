@@ -78,7 +78,7 @@ def step_integral(start_s: Floats, duration_s: Floats, amount: npt.NDArray[Any],
     """Sum of `amount` over all steps up to each time in `at_s`, a step's amount spread evenly over its duration.
 
     start_s, duration_s, amount: [num_steps], steps in time order, not overlapping. Returns float64 of the shape of
-    `at_s`. The difference between two times is what happened in between, also where they cut a step.
+    `at_s`. The difference between two times is the amount between them, also where they cut a step.
     """
     times = np.asarray(at_s, dtype=np.float64)
     if not len(start_s):
@@ -179,7 +179,7 @@ def _goodput(finished: pd.DataFrame, offered: int, duration: float, config: Metr
         return {"request_goodput": None, "goodput_share": None}
     good = np.ones(len(finished), dtype=bool)
     for name, limit in given.items():
-        # written so that a TPOT that does not exist (n = 1) breaks no promise
+        # an undefined TPOT (NaN, of n = 1) meets every limit
         good &= ~(_floats(finished, name) * 1e3 > limit)
     met = int(good.sum())
     return {"request_goodput": _ratio(met, duration), "goodput_share": _ratio(met, offered)}
@@ -220,7 +220,7 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
 
 
 def _replay_lag(requests: pd.DataFrame) -> dict[str, float]:
-    """How late arrivals were handed over; nothing to say where there is no wall clock to be late by."""
+    """How late requests were issued; empty for a simulation, which issues them on time."""
     lag_ms = _floats(requests, "replay_lag") * 1e3
     lag_ms = lag_ms[~np.isnan(lag_ms)]
     if not lag_ms.any():

@@ -15,7 +15,7 @@ _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
-    """Print what `summarize` found: whether it was simulated, latencies, throughput, memory, and what to beware of."""
+    """Print what `summarize` found: whether the run was simulated, latencies, throughput, memory, and warnings."""
     for part in (_headline(summary), _latency_table(summary), _facts_table(summary)):
         console.print(part)
         console.print()

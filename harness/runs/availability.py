@@ -1,4 +1,4 @@
-"""What the machine can run."""
+"""Whether this machine can run an engine."""
 
 import importlib
 import importlib.util
@@ -8,10 +8,10 @@ from harness.errors import ConfigError
 
 
 def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
-    """Says what is missing for the engine asked for.
+    """Checks that the configured engine can run here.
 
     Raises:
-        ConfigError: it is torch or CUDA.
+        ConfigError: torch or a CUDA device is missing.
     """
     if kind == "sim":
         return

@@ -1,11 +1,11 @@
-"""Constants of a cost model that were fitted to a measured run, in a file that says to which run and which part.
+"""Calibration files: constants of a cost model that task=calibrate fitted, and the measured runs they were fitted to.
 
 constants     name: value
-cost          the cost model they belong to
-fitted_on     measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
-              model, device, profile and ranks that were simulated
-kept          the same of earlier fits, where constants of theirs were kept
-objective     what was minimised, before and after, and in how many evaluations; widths of the constants
+cost          the cost model to which the constants belong
+fitted_on     the measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
+              the simulated model, device, profile and number of ranks
+kept          `fitted_on` of earlier fits whose constants were kept
+objective     what was minimised, its value before and after, number of evaluations; widths of the constants
 date, command
 """
 
@@ -24,13 +24,21 @@ from harness.errors import ConfigError
 from harness.results.files import CALIBRATION, write_whole
 from simulator.profile.checks import base_name
 
-_DTYPES = {"half": "float16", "float": "float32"}  # other names that vLLM takes
+_DTYPES = {"half": "float16", "float": "float32"}  # names that vLLM also accepts
 _FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """A calibration file: the constants, the kind of cost model they belong to, and what they were fitted on."""
+    """The content of a calibration file.
+
+    Attributes:
+        path: the file.
+        cost: kind of the cost model to which the constants belong.
+        constants: name to value.
+        fitted_on: the run to which they were fitted.
+        kept: the same for earlier fits whose constants were kept.
+    """
 
     path: Path
     cost: str
@@ -39,11 +47,11 @@ class Calibration:
     kept: tuple[Mapping[str, Any], ...] = ()
 
     def was_fitted_on(self, data_sha256: str, part: str) -> bool:
-        """Whether any of its constants was fitted on requests of this part of the data."""
+        """Whether a constant was fitted to requests in this part of the data."""
         return any(data["data_sha256"] == data_sha256 and parts_overlap(data["part"], part) for data in self._fits)
 
     def was_fitted_on_another_run(self, requests_sha256: str, data_sha256: str, part: str) -> bool:
-        """Whether any was fitted on other data of these requests and on this part of them, as far as the file tells."""
+        """Whether a constant was fitted to another run of the same requests, and to requests in this part of them."""
         return any(
             data.get("requests_sha256") == requests_sha256
             and data["data_sha256"] != data_sha256
@@ -52,7 +60,7 @@ class Calibration:
         )
 
     def other_systems(self, system: Mapping[str, Any]) -> list[str]:
-        """One line for each fit of another system than `system`, a `System.fitted_for`, as far as the file tells."""
+        """One line for each fit that the file records with another system than `system`, as of `System.fitted_for`."""
         lines = []
         for data in self._fits:
             here = {
@@ -80,10 +88,10 @@ class Calibration:
 
 
 def read(path: Path) -> Calibration:
-    """Read a file of `write`.
+    """Read a calibration file.
 
     Raises:
-        ConfigError: it cannot be read, or is no calibration file.
+        ConfigError: the file cannot be read, or is no calibration file.
     """
     try:
         document = OmegaConf.load(path)
@@ -129,6 +137,6 @@ def _plain(name: str, value: Any) -> Any:
     if name == "dtype":
         dtype = str(value).removeprefix("torch.")
         return _DTYPES.get(dtype, dtype)
-    if name == "kv_cache_dtype":  # fp8_e4m3 and its like take as much room; any other is the model's own
+    if name == "kv_cache_dtype":  # fp8_e4m3 and fp8_e5m2 take as much memory as fp8; any other value is the model's own
         return str(value).startswith("fp8")
     return value

@@ -120,8 +120,8 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"profile of {meta.model} on {meta.device}, {meta.tensor_parallel_size} rank(s), block size {meta.block_size}",
         f"{outcome.num_points} points in {outcome.spent_s:,.0f} s; rows: {rows}",
         f"noise: half the interquartile range is {outcome.noise:.1%} of the median at half of the points",
-        f"decode steps take {meta.mean_over_median:.3f} times their median in the mean; simulations price them at the "
-        "mean (cost.statistic=median: at the median, with less of what other processes did meanwhile)",
+        f"the mean of decode steps is {meta.mean_over_median:.3f} times their median; simulations take the mean "
+        "(with cost.statistic=median the median, which other processes disturb less)",
         *(f"not measured: {hole}, which do not fit" for hole in outcome.profile.holes()),
         f"use it with: cost=profiled cost.profile={folder}",
     ]

@@ -1,4 +1,4 @@
-"""Records a run as it happens, in flat integer buffers, and turns it into the result tables.
+"""Records a run in flat integer buffers while it goes on, and turns them into the result tables.
 
 Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row.
 A million steps take about 100 MB and no Python objects. Any engine that reports plans can be recorded.

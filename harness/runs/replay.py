@@ -1,7 +1,7 @@
 """Replays a trace on a real clock: requests are issued when they are due, however busy the engine is.
 
-Or on the clock of an earlier run (`replay_paced`), so that the engine meets the same requests at the same times, makes
-the same plans, and each of its steps can be timed once more.
+`replay_paced` runs on the clock of an earlier run instead: the engine receives the same requests at the same times and
+makes the same plans, so that each of its steps can be timed once more.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAP_S = 0.5  # longest wait between two looks at whether to stop
 
 
 class Issued(NamedTuple):
-    """A request that was issued: its row, when it was meant to come and when it did, in ns."""
+    """An issued request: its row, its intended arrival and the time at which it was issued, in ns."""
 
     row: int
     arrival_ns: int
@@ -31,7 +31,7 @@ class Issued(NamedTuple):
 
 
 class LiveObserver(Protocol):
-    """Sees all that happens to a replay."""
+    """Is told of every event of a replay."""
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         """The engine was handed a request at `now_ns`, between two plans."""
@@ -68,13 +68,13 @@ class IssueThread:
         self._thread.start()
 
     def collect(self) -> tuple[int, list[Issued]]:
-        """The time, and what was issued up to it since the last call."""
+        """The time, and the requests that were issued since the last call."""
         with self._changed:
             issued, self._issued = self._issued, []
             return self._clock.now_ns(), issued
 
     def wait(self) -> bool:
-        """Wait until something is issued; False when nothing will be, or when it takes long."""
+        """Wait until a request is issued, half a second at most; False when no request is left to issue."""
         with self._changed:
             if not self._issued and self._arrivals.next_ns == NEVER:
                 return False
@@ -106,7 +106,11 @@ class IssueThread:
 
 @dataclass(frozen=True)
 class Intake:
-    """How requests reach an engine, and who sees it; `params` are the parameters of one of so many tokens."""
+    """Hands requests to an engine and reports them to an observer.
+
+    Attributes:
+        params: sampling parameters of a request with `num_tokens` output tokens.
+    """
 
     engine: LLMEngine
     prompts: PromptSource
@@ -161,7 +165,7 @@ class Replay:
                 if not intake.hand_over(each, now):
                     issuer.on_finish(each.row, now)
             executed = intake.engine.execute(now)
-            # What was issued while the plan ran is seen at its end, as in the simulation.
+            # Requests issued while the plan ran are seen at its end, as in the simulation.
             now, issued = issuer.collect()
             if executed is None:
                 if not issued and not issuer.wait():
@@ -182,7 +186,7 @@ def replay_paced(intake: Intake, arrivals: Arrivals, durations_ns: Iterable[int]
         arrivals: when each request reached the engine in that run.
         durations_ns: what its steps took, in order.
 
-    Returns: what each step takes now in ns, counted as `Replay` counts it; the steps of a plan share its time.
+    Returns: the time of each step now, in ns, from the same events as in `Replay`; the steps of a plan share its time.
     """
     measured_ns: list[int] = []
     left = iter(durations_ns)

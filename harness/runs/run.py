@@ -31,7 +31,7 @@ from simulator.arrivals import Arrivals
 
 
 class Engine(Protocol):
-    """What serves a trace: simulated or real. `run` serves it all, `stop` ends that early, from a signal handler."""
+    """An engine that serves a trace, simulated or real. `run` serves it all; a signal handler may call `stop`."""
 
     recorder: Recorder
     num_blocks: int
@@ -44,7 +44,7 @@ class Engine(Protocol):
         """One line on the KV pool."""
 
     def notes(self) -> list[str]:
-        """What a reader of the results must know about their origin, after the run."""
+        """After the run: lines that a reader of the results must know, such as step times outside a profile."""
 
     def run(self) -> None: ...
 
@@ -56,7 +56,7 @@ class Engine(Protocol):
 
 
 class Served(NamedTuple):
-    """What serving a trace led to, and whether an interrupt came in between."""
+    """Result and summary of a served trace; `interrupted` tells whether a signal cut it short."""
 
     result: RunResult
     summary: dict[str, Any]
@@ -68,7 +68,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
     Raises:
         TwinServeError: the trace or the configuration cannot be used.
-        KeyboardInterrupt: the run was interrupted; what it had recorded has been written, marked incomplete.
+        KeyboardInterrupt: the run was interrupted; its tables up to then have been written, marked incomplete.
     """
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
@@ -82,7 +82,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
 
 def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
-    """Serve `trace` and leave everything in `output_dir`; what an interrupted run had recorded is marked incomplete.
+    """Serve `trace` and leave everything in `output_dir`; the tables of an interrupted run are marked incomplete.
 
     Raises:
         TwinServeError: the configuration cannot be used.
@@ -115,9 +115,9 @@ def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
 
 @contextmanager
 def _on_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM calls `stop` and lands in the list; the next one acts as usual.
+    """The first Ctrl-C or SIGTERM calls `stop` and is appended to the list; the next one acts as usual.
 
-    So neither the results of a run cut short nor those being written are lost.
+    So an interrupted run still writes its results, and an interrupt does not stop the writing.
     """
     interrupts: list[int] = []
     if threading.current_thread() is not threading.main_thread():

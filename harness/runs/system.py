@@ -9,7 +9,6 @@ from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
-from harness.config.validation import StepStatistic
 from harness.errors import ConfigError
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
@@ -101,8 +100,6 @@ class System:
         ranks = self.tensor_parallel_size
         try:
             profile = open_profile(cost.profile, self.model, ranks, self.max_num_seqs, self.device)
-            if cost.statistic == "fastest":
-                profile = profile.fastest
             model = profiled.ProfiledCost(profile, self.model, ranks, values, of_means=cost.statistic == "mean")
             check_units(profile, self.model, self.device)
         except ProfileError as error:
@@ -151,16 +148,6 @@ def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
 def device_rates(device: DeviceConfig) -> Device:
     """A device of the configuration as the simulator sees it."""
     return Device(**device.model_dump())
-
-
-def at_statistic(config: RunConfig, statistic: StepStatistic) -> RunConfig:
-    """`config` with steps priced at a statistic, for comparison with the same statistic of measured steps.
-
-    A cost model without a profile has a single price.
-    """
-    if config.cost.kind != "profiled":
-        return config
-    return config.model_copy(update={"cost": config.cost.model_copy(update={"statistic": statistic})})
 
 
 def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:

@@ -38,7 +38,7 @@ def combine(folders: Sequence[Path]) -> pd.DataFrame:
             "status": metrics.pop("status"),
             "error": metrics.pop("error", None),
         }
-        # where both have a name, the summary says what was really used: a configuration may leave num_blocks open
+        # the summary wins over the configuration, which may leave num_blocks open
         rows.append({**head, **swept, **metrics})
     table = pd.DataFrame(rows).infer_objects()
     table.attrs["parameters"] = parameters

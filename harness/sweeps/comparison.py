@@ -39,7 +39,7 @@ def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console
     for index, row in runs[runs["status"] != "failed"].iterrows():
         try:
             requests = read_requests(Path(row["folder"]), wanted)
-        except TwinServeError as error:  # one damaged result does not stand in the way of the others
+        except TwinServeError as error:  # a damaged result does not stop the comparison
             runs.loc[index, ["status", "error"]] = ["failed", str(error)]
         else:
             curves[row["run"]] = latency_curves(requests, row.to_dict())

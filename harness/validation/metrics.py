@@ -1,4 +1,4 @@
-"""The comparison of a simulated run with the measured one: statistics of both, errors, and the noise of repeats."""
+"""Statistics of a measured run and of its simulation, errors between them, and the noise floor of repeated runs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import numpy as np
 import pandas as pd
 
 from harness.config.validation import Part
+from harness.results.metrics import LATENCIES
 
-LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 UNITS = {
     **dict.fromkeys(LATENCIES, "ms"),
@@ -27,15 +27,15 @@ Values = Mapping[tuple[str, str], float]
 
 
 def part_of(num_requests: int, part: Part) -> slice:
-    """The rows, in order of arrival, of a part of the requests."""
+    """The rows of a part of the requests, which are in order of arrival."""
     half = num_requests // 2
     return {"all": slice(None), "first_half": slice(half), "second_half": slice(half, None)}[part]
 
 
 def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """By metric and statistic, of the finished among some requests; NaN what is not known of them.
+    """Values by metric and statistic over the finished requests; NaN where the table lacks the data.
 
-    Latencies in ms, duration in s from the first arrival to the last token. `requests` has the columns of
+    Latencies are in ms; the duration is in s, from the first arrival to the last token. `requests` has the columns of
     `MeasuredRun.requests`.
     """
     finished = requests[(requests["status"] == "finished").to_numpy()]
@@ -51,18 +51,18 @@ def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
 def comparison(
     measured: Values, simulated: Values, repeats: Sequence[Values] = (), *, are_parts: bool = False
 ) -> pd.DataFrame:
-    """One row per statistic that was measured, with both values, the error and the noise.
+    """One row per measured statistic: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct.
 
-    Columns: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct. `measured` is the median of the
-    run and its `repeats`, or if these are parts of its measurements that of the run. error_pct = 100 (simulated -
-    measured) / measured, NaN where nothing was measured to compare to. noise_floor_pct is the largest deviation of a
-    measured run from `measured`; NaN without repeats, and where one deviates from 0.
+    `measured` is the median over the run and its `repeats`. With `are_parts` the repeats are the run with a half of its
+    step executions each, and `measured` is the value of the run with all of them. error_pct is 100 (simulated -
+    measured) / measured, NaN where that is undefined. noise_floor_pct is the largest deviation of a measured run from
+    `measured`; NaN without repeats, and where `measured` is 0 and a repeat is not.
     """
     rows = []
     for (metric, statistic), value in measured.items():
         if math.isnan(value):
             continue
-        ours = simulated.get((metric, statistic), math.nan)
+        predicted = simulated.get((metric, statistic), math.nan)
         runs = np.array([value, *(each.get((metric, statistic), math.nan) for each in repeats)])
         middle = value if are_parts else float(np.median(runs))
         deviations = np.abs([_percent(run, middle) for run in runs.tolist()])
@@ -72,27 +72,27 @@ def comparison(
                 "statistic": statistic,
                 "unit": UNITS[metric],
                 "measured": middle,
-                "simulated": ours,
-                "error_pct": _percent(ours, middle),
-                "noise_floor_pct": float(deviations.max()) if repeats else math.nan,  # NaN if any is
+                "simulated": predicted,
+                "error_pct": _percent(predicted, middle),
+                "noise_floor_pct": float(deviations.max()) if repeats else math.nan,  # NaN if a deviation is NaN
             }
         )
     return pd.DataFrame(rows)
 
 
 def align(measured: pd.DataFrame, simulated: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Per level that was measured over time: its mean measured and simulated, and their mean absolute difference.
+    """For each measured level over time: its measured mean, its simulated mean, and the mean absolute difference.
 
-    Both are `MeasuredRun.series` with the same times.
+    Both tables are as `MeasuredRun.series`, with the same times.
     """
     out = {}
     for name in measured.columns.drop("time"):
-        ours, theirs = simulated[name].to_numpy(), measured[name].to_numpy()
-        if len(theirs) and not np.isnan(theirs).any():
+        of_run, of_simulation = measured[name].to_numpy(), simulated[name].to_numpy()
+        if len(of_run) and not np.isnan(of_run).any():
             out[str(name)] = {
-                "mean_measured": float(theirs.mean()),
-                "mean_simulated": float(ours.mean()),
-                "mean_abs_difference": float(np.abs(ours - theirs).mean()),
+                "mean_measured": float(of_run.mean()),
+                "mean_simulated": float(of_simulation.mean()),
+                "mean_abs_difference": float(np.abs(of_simulation - of_run).mean()),
             }
     return out
 

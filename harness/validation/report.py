@@ -1,4 +1,4 @@
-"""What task=validate leaves: validation.json and errors.csv in the folder, and the table on the terminal."""
+"""The results of task=validate: validation.json and errors.csv in the folder, and tables on the terminal."""
 
 from __future__ import annotations
 
@@ -6,33 +6,23 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.measured.names import NAMES
 from harness.results.files import ERRORS, VALIDATION, write_whole
-from harness.results.metrics import json_ready
-from harness.validation.metrics import LATENCIES
+from harness.results.metrics import LATENCIES, json_ready
+from harness.validation.comparison import Validation
 
-if TYPE_CHECKING:
-    from harness.validation.validate import Validation
-
-NAMES = {
-    "ttft": "TTFT", "tpot": "TPOT", "e2el": "E2EL", "queue_time": "Queue time", "duration": "Duration",
-    "request_throughput": "Request throughput", "output_throughput": "Output throughput",
-    "total_token_throughput": "Total throughput", "preemptions": "Preemptions",
-    "preempted_requests": "Preempted requests", "cached_tokens": "Cached tokens",
-    "prefix_cache_hit_rate": "Cache-hit rate", "num_running": "Running", "num_waiting": "Waiting",
-    "num_unfinished": "In the engine", "kv_cache_usage": "KV use",
-}  # fmt: skip
 _SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")
 
 
 def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
-    """Write validation.json and errors.csv; returns the content of the former."""
+    """Write validation.json and errors.csv; returns the content of validation.json."""
     run, settings, fitted = validation.run, validation.config.validation, validation.fitted
     errors = json_ready(validation.errors.to_dict("records"))
     document = json_ready(
@@ -57,7 +47,6 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "levels": validation.levels,
             "steps": validation.steps[0].summary() if validation.steps else None,
             "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
-            "recovered_steps": validation.recovered,
             "warnings": validation.warnings,
         }
     )
@@ -68,7 +57,7 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
 
 
 def print_validation(validation: Validation, console: Console) -> None:
-    """Print the errors, the levels over time, the step times, and what to beware of."""
+    """Print the errors, the levels over time, the errors of single steps, and the warnings."""
     console.print(_headline(validation), soft_wrap=True)
     for table in (_error_table(validation.errors), _level_table(validation.levels)):
         console.print(table)
@@ -81,10 +70,6 @@ def print_validation(validation: Validation, console: Console) -> None:
         console.print(Text(_replayed(summary), style="dim"), soft_wrap=True)
         for number, other in enumerate(others, 1):
             console.print(Text(f"repeat {number} {_replayed(other)}", style="dim"), soft_wrap=True)
-        console.print()
-    if validation.recovered:
-        console.print(_recovered_table(validation.recovered))
-        console.print(Text(_recovered(validation.recovered), style="dim"), soft_wrap=True)
         console.print()
     if validation.on_fitted_data:
         assert validation.fitted is not None
@@ -103,8 +88,8 @@ def _headline(validation: Validation) -> Text:
     config = validation.config
     text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
     runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
-    if settings.step_times != "measured":
-        runs = f" · measured: each step at the {settings.step_times} of its executions, noise: of half of them"
+    if settings.step_times == "median":
+        runs = " · measured: each step at the median of its executions, noise: with half of the executions"
     text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
     return text
 
@@ -145,29 +130,10 @@ def _step_table(summary: Mapping[str, Any]) -> Table:
     return table
 
 
-def _recovered_table(summary: Mapping[str, Any]) -> Table:
-    table = _plain_table("Recovered steps", "spans", "steps", "MAPE %", "bias %", "total %")
-    for kind, found in summary["errors"].items():
-        table.add_row(
-            kind, f"{found['num_spans']:,}", f"{found['num_steps']:,}", _unsigned(found["mape_pct"]),
-            _error(found["bias_pct"]), _error(found["total_error_pct"]),
-        )  # fmt: skip
-    return table
-
-
-def _recovered(summary: Mapping[str, Any]) -> str:
-    off = ", ".join(f"{name.replace('_', ' ')} {ms:.2f}" for name, ms in summary["largest_deviation_ms"].items())
-    return (
-        f"{summary['num_steps']:,} steps between {summary['num_moments']:,} moments that the log tells; spans: between "
-        f"two of them (margin to other steps: {summary['margin']:.2f}); at their times our scheduler is off by at most "
-        f"(ms): {off}"
-    )
-
-
 def _executions(summary: Mapping[str, Any]) -> str:
     return (
-        f"measured: {summary['statistic']} of {summary['num_executions']} executions of each step; one run: how far a "
-        "single one is from it; halves: how far those of half of them are apart"
+        f"measured: median of {summary['num_executions']} executions of each step; one run: distance of a single "
+        "execution from it; halves: distance between the medians of both halves of the executions"
     )
 
 
@@ -183,7 +149,7 @@ def _replayed(summary: Mapping[str, Any]) -> str:
 def _plain_table(*heads: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for head in heads:
-        number = head not in ("", "Mean over time", "Step times alone", "Recovered steps")
+        number = head not in ("", "Mean over time", "Step times alone")
         table.add_column(head, justify="right" if number else "left", no_wrap=True, min_width=8 if number else None)
     return table
 

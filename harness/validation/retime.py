@@ -1,12 +1,12 @@
-"""task=retime: executes the steps of a measured run again, exactly as they were planned, and times each once more.
+"""task=retime: executes the steps of a measured run again, exactly as they were planned, and times each of them.
 
-A single step takes a different time whenever it is executed, on a shared machine by a tenth and more. No cost model can
-know that, so `task=validate` scores it against the median of all executions (`validation.retimed`), or the fastest. The
-run is served again on its own clock: requests reach the engine at the measured times and the scheduler is told that
-each step took as long as it did then. So it decides the same, which is checked.
+The time of the same step varies from execution to execution, on a shared machine by 10 % and more. No cost model can
+predict that variation, so `task=validate` compares it with the median of all executions (`validation.retimed`). The run
+is served again on its own clock: requests reach the engine at the measured times, and the scheduler is told that each
+step took its measured time. The scheduler then makes the same plans, which is checked.
 
 <folder>/step_times.parquet   repeat, step, duration (s)
-         retimed.json         which run; written last
+         retimed.json         the run that was executed again; written last
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from harness.workload.arrivals import OpenLoop
 
 
 def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
-    """Execute the steps of `validation.measured` as often as `retiming.repeats` says; returns what retimed.json holds.
+    """Execute the steps of `validation.measured` `retiming.repeats` times; returns the content of retimed.json.
 
-    The measured run's own configuration decides how; its model is loaded anew for every repeat. Prompts have the
-    lengths and share the prefixes of the measured ones, but may be other tokens.
+    The engine has the configuration of the measured run; the model is loaded anew for every repeat. Prompts have the
+    lengths and shared prefixes of the measured ones; their token ids may differ.
 
     Raises:
-        TwinServeError: the run is none of our own engine, is of another device, or is planned otherwise now.
-        KeyboardInterrupt: the repeats that were whole by then have been written.
+        TwinServeError: the run is of another engine or device, or the plans differ from the measured ones.
+        KeyboardInterrupt: interrupted; the finished repeats have been written.
     """
     console = Console()
     assert config.validation.measured is not None, "the configuration refuses that"
@@ -67,7 +67,7 @@ def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
 
 def _execute(run: MeasuredRun) -> Floats:
-    """The times in s of one more execution of each step."""
+    """Execute each step once more; returns their times in s."""
     from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
 
     assert run.own is not None
@@ -94,16 +94,18 @@ def _execute(run: MeasuredRun) -> Floats:
 
 def _write(run: MeasuredRun, times: Floats, folder: Path) -> dict[str, Any]:
     assert run.own is not None
-    theirs, ours = run.own.result.meta.get("environment", {}), environment()
+    measured_in, here = run.own.result.meta.get("environment", {}), environment()
     document = {
         "measured": {"kind": run.kind, "source": run.source, "data_sha256": run.data_sha256()},
         "repeats": len(times),
         "num_steps": times.shape[1],
         "device": run.own.result.meta.get("device"),
-        "differs": {name: [theirs.get(name), value] for name, value in ours.items() if theirs.get(name) != value},
+        "differs": {
+            name: [measured_in.get(name), value] for name, value in here.items() if measured_in.get(name) != value
+        },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
-        "environment": ours,
+        "environment": here,
     }
     repeat, step = np.indices(times.shape)
     table = pd.DataFrame({"repeat": repeat.ravel(), "step": step.ravel(), "duration": times.ravel()})

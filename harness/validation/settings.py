@@ -1,4 +1,4 @@
-"""What a measured run tells of its settings, beside those that are simulated."""
+"""Differences between the settings of a measured run and those of its simulation."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _TOP_LEVEL = ("max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size")
 
 
 def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """One line for each of a measured run's `settings` that `config` has otherwise; what is not told is left out."""
-    ours = {
+    """One line for each of a measured run's `settings` with another value in `config`; unrecorded ones do not count."""
+    simulated = {
         "model": config.model.name,
         "dtype": config.model.dtype,
         "kv_cache_dtype": config.engine.kv_cache_dtype,
         "max_model_len": config.max_model_len or config.model.max_position_embeddings,
         **{name: getattr(config, name) for name in _TOP_LEVEL},
     }
-    theirs = {"model": settings.get("model_id"), **settings}
-    if theirs.get("dtype") == "auto":  # what the checkpoint has, which is not told
-        del theirs["dtype"]
+    recorded = {"model": settings.get("model_id"), **settings}
+    if recorded.get("dtype") == "auto":  # the dtype of the checkpoint, which is not recorded
+        del recorded["dtype"]
     return [
-        f"{name}={value} simulated, {theirs[name]} measured"
-        for name, value in ours.items()
-        if theirs.get(name) is not None and not same_setting(name, value, theirs[name])
+        f"{name}={value} simulated, {recorded[name]} measured"
+        for name, value in simulated.items()
+        if recorded.get(name) is not None and not same_setting(name, value, recorded[name])
     ]
 
 

@@ -1,4 +1,4 @@
-"""What fidelity.py asks for on our own engine: valid jobs, in turns, each of them once."""
+"""The jobs of experiments.fidelity on our own engine: valid ones, in turns, each of them once."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from experiments import fidelity_own
-from experiments.fidelity_lab import LATENCIES, RESULTS, STATISTICS, Lab
+from experiments import RESULTS
+from experiments.fidelity import own_engine
+from experiments.fidelity.lab import LATENCIES, STATISTICS, Lab
 from harness.config import RunConfig
 from harness.results.files import RETIMED, SUMMARY
 from simulator.profile.files import load_profile
 from simulator.profile.profile import META
-from tests.test_conf_tree import CONF, compose_and_parse
+from tests.harness.builders import CONF, config
 
 SAME = ("plans_identical", "preemptions_identical", "cache_hits_identical")
 ERRORS = [(metric, statistic, 1.0, 2.0) for metric in LATENCIES for statistic in STATISTICS]
@@ -33,11 +34,11 @@ class FakeLab(Lab):
 
     def run(self, name: str, *settings: str) -> Path:
         assert name not in self.jobs
-        self.jobs[name] = compose_and_parse(*settings)
+        self.jobs[name] = config(*settings)
         folder = self.scratch / name
         folder.mkdir(parents=True, exist_ok=True)
         document = {"errors": {}, **dict.fromkeys(SAME, True)}
-        kept: dict[str, Any] = {"errors": {}, "levels": {}, "recovered_steps": None, "calibration": None}
+        kept: dict[str, Any] = {"errors": {}, "levels": {}, "calibration": None}
         validation = json.dumps({"steps": document, "steps_of_repeats": [document], **kept})
         for path, text in ((SUMMARY, "{}"), (RETIMED, "{}"), ("validation.json", validation)):
             (folder / path).write_text(text)
@@ -46,8 +47,8 @@ class FakeLab(Lab):
         return folder
 
     def profile(self, folder: Path, patience_s: float | None, *settings: str) -> None:
-        config = compose_and_parse("task=profile", *settings, f"profile.out={folder}")
-        assert config.profile.time_budget_s == 60
+        wanted = config("task=profile", *settings, f"profile.out={folder}")
+        assert wanted.profile.time_budget_s == 60
         self.patience.append(patience_s)
         folder.mkdir(parents=True, exist_ok=True)
         if patience_s is None:
@@ -61,7 +62,7 @@ class FakeLab(Lab):
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     monkeypatch.chdir(tmp_path)
     RESULTS.mkdir(parents=True)
-    monkeypatch.setattr(fidelity_own, "RUN_EVERY", 2)
+    monkeypatch.setattr(own_engine, "RUN_EVERY", 2)
     return argparse.Namespace(
         traces=Path("traces"),
         requests=8,
@@ -70,13 +71,13 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
         profiling=60,
         device="h200",
         quick=False,
-        models=list(fidelity_own.GPU_RATES),
+        models=list(own_engine.GPU_RATES),
     )
 
 
 def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: argparse.Namespace) -> None:
     lab = FakeLab(keep=False)
-    fidelity_own.cpu(lab, arguments)
+    own_engine.cpu(lab, arguments)
     measured = [name for name in lab.jobs if name.startswith(("run", "retimed"))]
     turns_of = {i: (0, 2) if i == 2 else (0, 1, 2) for i in range(5)}
     expected = [f"run{i}_{turn}" for i in range(5) for turn in (0, 2)]
@@ -89,21 +90,21 @@ def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: 
     assert lengths == [8, 24] and {lab.jobs[f"run{i}_0"].num_blocks for i in (3, 4)} == {300}
     assert lab.published == ["profile"]
     for i, turns in turns_of.items():
-        for name, step_times in (("_runs", "measured"), ("", "fastest"), ("_median", "median")):
+        for name, step_times in (("", "measured"), ("_median", "median")):
             settings = lab.jobs[f"workload{i}{name}"].validation
             assert settings.measured == f"run:{lab.scratch}/run{i}_0" and settings.step_times == step_times
             assert len(settings.retimed) == len(turns)
-            assert settings.repeats == ((f"run:{lab.scratch}/run{i}_2",) if name == "_runs" else ())
+            assert settings.repeats == ((f"run:{lab.scratch}/run{i}_2",) if name == "" else ())
     longer = FakeLab(keep=True)
     arguments.turns = 4
-    fidelity_own.cpu(longer, arguments)
+    own_engine.cpu(longer, arguments)
     more = [name for name, job in longer.jobs.items() if job.task != "validate"]
     assert more == ["retimed0_3", "retimed1_3", "retimed3_3", "retimed4_3"] and longer.patience == []
 
 
 def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -> None:
     lab = FakeLab(keep=False)
-    fidelity_own.gpu(lab, arguments)
+    own_engine.gpu(lab, arguments)
     assert lab.patience == [None] * 2 and lab.published == ["profile_qwen3-0.6b", "profile_qwen3-8b"]
     predicted = [job for job in lab.jobs.values() if job.task == "validate"]
     assert len(predicted) == 6 and {job.device.name for job in predicted} == {"NVIDIA H200"}
@@ -116,7 +117,7 @@ def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -
     (interrupted / SUMMARY).write_text('{"complete": false}')
     again = FakeLab(keep=True)
     arguments.models = ["qwen3-8b"]
-    fidelity_own.gpu(again, arguments)
+    own_engine.gpu(again, arguments)
     assert [name for name, job in again.jobs.items() if job.task != "validate"] == [interrupted.name]
     assert again.patience == [] and len(again.jobs) == 1 + 3
 

@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
-from experiments import gpu_acceptance  # noqa: E402
-from experiments.acceptance_engines import OUTPUT_TOKENS, PROMPT_TOKENS, workload  # noqa: E402
+from experiments.gpu_acceptance import __main__ as gpu_acceptance  # noqa: E402
+from experiments.gpu_acceptance.engines import OUTPUT_TOKENS, PROMPT_TOKENS, workload  # noqa: E402
 
 CPU = torch.device("cpu")
 

@@ -17,8 +17,8 @@ from harness import cli
 from harness.config import RunConfig, load
 from harness.errors import ConfigError, TraceError
 from harness.runs import availability
+from tests.harness.builders import CONF, ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 Launch = Callable[..., int]
 
 
@@ -34,7 +34,7 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.chdir(tmp_path)
 
-    @hydra.main(version_base=None, config_path=str(ROOT / "conf"), config_name="config")
+    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
     def main(cfg: DictConfig) -> None:
         cli.run_job(cfg)
 
@@ -122,7 +122,8 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
         launch("--help")
     assert stop.value.code == 0
     out = capsys.readouterr().out
-    assert "Usage: python run.py" in out and "\n  scheduler\n  * mixed " in out and "block_size=16" in out
+    lines = ("Usage: python run.py", "\n  scheduler\n", "\n  * mixed ", "block_size=16")
+    assert all(line in out for line in lines)
 
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

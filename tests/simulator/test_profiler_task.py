@@ -14,8 +14,8 @@ from harness.runs import profiling  # noqa: E402
 from simulator.profile.files import save_profile  # noqa: E402
 from simulator.profile.profile import META, Profile, ProfileMeta  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError  # noqa: E402
+from tests.harness.builders import config  # noqa: E402
 from tests.simulator.builders import OPERATORS  # noqa: E402
-from tests.test_conf_tree import compose_and_parse  # noqa: E402
 
 TINY = ("task=profile", "engine=cpu", "model=tiny", "progress=false")
 
@@ -51,29 +51,29 @@ def jobs(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 def test_the_simulation_cannot_be_profiled() -> None:
     with pytest.raises(ConfigError, match="^engine=sim: task=profile measures the real engine"):
-        compose_and_parse("task=profile", "model=tiny")
+        config("task=profile", "model=tiny")
 
 
 def test_keys_of_the_profiler_belong_to_its_task() -> None:
     with pytest.raises(ConfigError, match="^profile.time_budget_s: read by task=profile only"):
-        compose_and_parse("profile.time_budget_s=5")
+        config("profile.time_budget_s=5")
 
 
 def test_a_profile_is_named_after_device_model_and_ranks() -> None:
-    config = compose_and_parse("task=profile", "engine=cpu", "model=qwen3-8b", "tensor_parallel_size=2")
-    folder = profiling.profile_folder(config, "Intel(R) Xeon(R) CPU @ 2.20GHz")
+    wanted = config("task=profile", "engine=cpu", "model=qwen3-8b", "tensor_parallel_size=2")
+    folder = profiling.profile_folder(wanted, "Intel(R) Xeon(R) CPU @ 2.20GHz")
     assert folder.relative_to(profiling.PROFILES).as_posix() == "intel-xeon-cpu-2.20ghz/qwen3-8b/tp2"
-    config = compose_and_parse(*TINY, "profile.out=x/y")
-    assert profiling.profile_folder(config, "any") == Path("x/y")
+    wanted = config(*TINY, "profile.out=x/y")
+    assert profiling.profile_folder(wanted, "any") == Path("x/y")
 
 
 def test_the_job_is_what_was_configured(tmp_path: Path, jobs: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ["run.py", "task=profile", "engine=cpu", "model=tiny", f"profile.out={tmp_path}", "hydra.run.dir=x"]
     monkeypatch.setattr("sys.argv", arguments)
     settings = ("engine.num_threads=1", "profile.time_budget_s=7", "profile.max_context=300", "max_model_len=512")
-    config = compose_and_parse(*TINY, *settings, f"profile.out={tmp_path / 'p'}")
+    wanted = config(*TINY, *settings, f"profile.out={tmp_path / 'p'}")
     with pytest.raises(ConfigError, match="^task=profile: measured nothing$"):
-        profiling.profile(config, tmp_path)
+        profiling.profile(wanted, tmp_path)
     (job,) = jobs
     assert (job.num_threads, job.time_budget_s, job.max_context, job.engine.max_model_len) == (1, 7, 300, 512)
     assert job.shape.num_layers == job.model_config.num_layers == 4
@@ -82,24 +82,24 @@ def test_the_job_is_what_was_configured(tmp_path: Path, jobs: list[Job], monkeyp
 
 
 def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
-    config = compose_and_parse(*TINY, f"engine.weights={tmp_path / 'nowhere'}", f"profile.out={tmp_path / 'p'}")
-    with pytest.raises(ConfigError, match="^task=profile: .*nowhere"):
-        profiling.profile(config, tmp_path)
+    wanted = config(*TINY, f"engine.weights={tmp_path / 'nowhere'}", f"profile.out={tmp_path / 'p'}")
+    with pytest.raises(ConfigError, match="^engine=cpu: .*nowhere"):
+        profiling.profile(wanted, tmp_path)
     assert not (tmp_path / "p").exists()
 
 
 def test_another_profile_is_not_overwritten_unasked(tmp_path: Path, jobs: list[Job]) -> None:
     folder = tmp_path / "p"
     other_profile(folder)
-    config = compose_and_parse(*TINY, f"profile.out={folder}")
+    wanted = config(*TINY, f"profile.out={folder}")
     with pytest.raises(ConfigError, match="holds another profile .profiled for 1 layers.*profile.overwrite=true"):
-        profiling.profile(config, tmp_path)
+        profiling.profile(wanted, tmp_path)
     (folder / META).write_text((folder / META).read_text().replace("format_version: 1", "format_version: 99"))
     with pytest.raises(ConfigError, match="holds another profile .meta.yaml: format_version 99"):
-        profiling.profile(config, tmp_path)
+        profiling.profile(wanted, tmp_path)
     assert not jobs
     with pytest.raises(ConfigError, match="measured nothing"):
-        profiling.profile(compose_and_parse(*TINY, f"profile.out={folder}", "profile.overwrite=true"), tmp_path)
+        profiling.profile(config(*TINY, f"profile.out={folder}", "profile.overwrite=true"), tmp_path)
     assert len(jobs) == 1
 
 
@@ -108,5 +108,5 @@ def test_what_an_interrupted_session_left_is_no_obstacle(tmp_path: Path, jobs: l
     for left in (PARTIAL, "partial.tmp"):  # the second while it was being written
         (tmp_path / "p" / left).write_text("{}")
     with pytest.raises(ConfigError, match="measured nothing"):
-        profiling.profile(compose_and_parse(*TINY, f"profile.out={tmp_path / 'p'}"), tmp_path)
+        profiling.profile(config(*TINY, f"profile.out={tmp_path / 'p'}"), tmp_path)
     assert len(jobs) == 1

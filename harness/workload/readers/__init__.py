@@ -19,7 +19,7 @@ _FILE_READERS = {
 
 
 def load_trace(config: TraceConfig, *, seed: int) -> Trace:
-    """Reads or draws the trace of a configuration; draws depend on nothing but the configuration and the seed.
+    """Reads or draws the trace of a configuration; a drawn trace depends on the configuration and the seed only.
 
     Raises:
         TraceError: the file cannot be read, is of another format, or has no usable row.
@@ -30,7 +30,7 @@ def load_trace(config: TraceConfig, *, seed: int) -> Trace:
 
 
 def _load(config: TraceConfig, seed: int) -> Trace:
-    # A stream of its own: arrivals drawn with the same seed must not repeat the numbers that made the lengths.
+    # A random stream of its own: arrivals are drawn with the same seed and must not repeat these numbers.
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(b"trace")))
     match config:
         case ShareGptTrace():

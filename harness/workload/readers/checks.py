@@ -1,4 +1,4 @@
-"""What a usable row must satisfy. Each check marks bad rows in a RowSieve and returns typed values.
+"""Checks of the values in a trace file. Each check marks bad rows in a RowSieve and returns typed values.
 
 Values of rows that are marked are meaningless, but always of the right type.
 """
@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from harness.workload.readers.sieve import RowSieve
 from harness.workload.trace import MAX_TOKENS
 
-_MAX_EXACT = 2.0**53  # integers up to here survive the way through float64
+_MAX_EXACT = 2.0**53  # every integer up to here is a float64
 
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _TIMESTAMP = r"^(19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?$"
@@ -23,7 +23,7 @@ _TIMESTAMP = r"^(19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\
 
 @dataclass(frozen=True)
 class Numbers:
-    """A column as numbers: `values` float64, NaN where the text is no number; `missing` bool, where nothing stands."""
+    """A column as numbers: `values` float64, NaN where the text is no number; `missing` bool, for empty cells."""
 
     values: npt.NDArray[np.float64]
     missing: npt.NDArray[np.bool_]

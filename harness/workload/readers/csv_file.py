@@ -52,12 +52,12 @@ def require_columns(path: str, wanted: Sequence[str], what: str) -> tuple[str, .
         raise TraceError(f"{path}: not {what}: its first line must name {', '.join(wanted)}; it reads {shown}")
     for name in header:
         if header.count(name) > 1:
-            raise TraceError(f"{path}: column {name!r} stands there twice")
+            raise TraceError(f"{path}: two columns are named {name!r}")
     return header
 
 
 def csv_chunks(path: str, wanted: Sequence[str]) -> Iterator[CsvChunk]:
-    """Yields the wanted columns of a CSV file with a header line. Blank lines are passed over."""
+    """Yields the wanted columns of a CSV file with a header line. Blank lines are skipped."""
     header = csv_header(path)
     line = 2
     with open_trace(path) as file:
@@ -84,14 +84,14 @@ def _csv_chunk(texts: list[bytes], first_line: int, header: tuple[str, ...], wan
         return "skip"
 
     # Decoded with replacement and encoded again: a damaged byte spoils its row, not the file. Quotes are not
-    # interpreted, so that one without its partner cannot swallow the lines after it; nor are lone carriage returns.
+    # interpreted, so that an unpaired quote cannot swallow the lines after it; neither are lone carriage returns.
     data = b"\n".join(texts).replace(b"\r", b" ").decode("utf-8", errors="replace").encode()
     if not data:
         return CsvChunk({name: pa.chunked_array([[]], pa.string()) for name in wanted}, np.empty(0, np.int64), [])
     table = pyarrow.csv.read_csv(
         BytesIO(data),
         read_options=pyarrow.csv.ReadOptions(
-            use_threads=False,  # rows are numbered only so
+            use_threads=False,  # with threads the rows would have no numbers
             column_names=[f"column {i}" for i in range(len(header))],
             block_size=len(data),
         ),

@@ -55,7 +55,7 @@ def file_head(path: str) -> bytes:
 
 
 def json_batches(path: str) -> Iterator[JsonBatch]:
-    """Yields the objects of a JSON-lines file, one a line. Blank lines are passed over."""
+    """Yields the objects of a JSON-lines file, one per line. Blank lines are skipped."""
     with open_trace(path) as file:
         numbered = enumerate(file, 1)
         while texts := list(islice(numbered, _BATCH_LINES)):

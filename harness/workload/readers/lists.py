@@ -12,7 +12,7 @@ ObjectArray = npt.NDArray[np.object_]
 
 
 def integer_lists(values: Sequence[object], name: str, sieve: RowSieve, dtype: type[np.integer]) -> ObjectArray:
-    """Lists of integers as arrays of `dtype`: object[n]. Rejects what is no such list or does not fit the type."""
+    """Lists of integers as arrays of `dtype`: object[n]. Rejects what is no list of integers of that type."""
     arrays = [_integers(value, dtype) for value in values]
     sieve.reject(np.array([value is None for value in values], dtype=bool), f"{name} is missing")
     sieve.reject(np.array([array is None for array in arrays], dtype=bool), f"{name} is not a list of whole numbers")

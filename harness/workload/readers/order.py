@@ -20,14 +20,14 @@ class OrderCheck:
         self._sessions: dict[int, tuple[int, int]] = {}  # session -> turn and total tokens of its last usable row
 
     def check(self, columns: Mapping[str, Any], sieve: RowSieve) -> None:
-        """Marks rows of the sieve's chunk. Runs last, since it goes by which rows are usable otherwise."""
+        """Marks rows of the sieve's chunk. Runs after all other checks, because it compares usable rows only."""
         if "session_id" in columns:
             self._check_sessions(columns, sieve)
         elif "arrival_time" in columns:
             self._check_times(columns["arrival_time"], sieve)
 
     def _check_times(self, times: Any, sieve: RowSieve) -> None:
-        # A row that goes backwards lies below the running maximum, so it cannot raise the bar for later rows:
+        # A row that goes backwards lies below the running maximum, so it does not change that maximum:
         # the maximum over all rows is the maximum over the good ones.
         usable = np.flatnonzero(sieve.usable)
         if not len(usable):
@@ -42,7 +42,7 @@ class OrderCheck:
         sieve.reject(backwards, _BACKWARDS)
 
     def _check_sessions(self, columns: Mapping[str, Any], sieve: RowSieve) -> None:
-        """Row by row: whether a row is usable depends on which rows of its session were, and on their times."""
+        """Row by row, because a row is compared with the usable rows of its session before it."""
         n = len(sieve.usable)
         sessions = columns["session_id"].tolist()
         times = columns["arrival_time"].tolist() if "arrival_time" in columns else [0] * n

@@ -28,7 +28,7 @@ TokenCounter = Callable[[Sequence[str]], npt.NDArray[np.int64]]
 
 
 class _UnusableError(Exception):
-    """Why a conversation gives no request."""
+    """A conversation cannot be made into requests, and why."""
 
 
 def read(
@@ -114,7 +114,7 @@ def _read_conversation(conversation: Any) -> list[Exchange]:
     messages = conversation.get("conversations") if isinstance(conversation, dict) else None
     if not isinstance(messages, list):
         raise _UnusableError("no list under 'conversations'")
-    merged: list[tuple[bool, str]] = []  # neighbours of one speaker make one message, empty ones none
+    merged: list[tuple[bool, str]] = []  # successive messages of one speaker are joined, empty messages dropped
     for is_answer, text in map(_read_message, messages):
         if merged and text and merged[-1][0] == is_answer:
             merged[-1] = (is_answer, f"{merged[-1][1]}\n{text}")
@@ -133,7 +133,7 @@ def _read_message(message: Any) -> tuple[bool, str]:
     speaker, text = (message.get("from"), message.get("value")) if isinstance(message, dict) else (None, None)
     if speaker not in (*_PROMPT_SPEAKERS, *_ANSWER_SPEAKERS) or not isinstance(text, str):
         raise _UnusableError("a message without a known speaker in 'from' and text in 'value'")
-    # JSON can hold halves of surrogate pairs, which no tokenizer takes.
+    # JSON can hold halves of surrogate pairs, which no tokenizer accepts.
     return speaker in _ANSWER_SPEAKERS, text.strip().encode("utf-8", errors="replace").decode()
 
 

@@ -51,7 +51,7 @@ class RowSieve:
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
-        """Which rows of the chunk nothing speaks against so far."""
+        """Which rows of the chunk no check has rejected so far."""
         return self._codes == _USABLE
 
     def reject(self, rows: npt.NDArray[np.bool_], reason: str) -> None:

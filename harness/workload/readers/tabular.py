@@ -49,7 +49,7 @@ def number_column(name: str, target: str, check: NumberCheck) -> CsvColumn:
 
 
 def collect(chunks: Iterable[ChunkT], parse: Callable[[ChunkT, RowSieve], Columns], sieve: RowSieve) -> Columns:
-    """The usable rows of all chunks, by target name; stops reading where the sieve is full.
+    """The usable rows of all chunks, by target name; stops reading when the sieve has reached its limit.
 
     Args:
         parse: checks the rows of a chunk and returns its columns, arrays of the chunk's length.
@@ -89,7 +89,7 @@ def build_trace(
     hash_block_size: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
-    """A Trace of the rows that a sieve let through."""
+    """A Trace of the rows that a sieve kept."""
     return Trace(
         name=name,
         table=trace_table(columns, ticks_per_second=ticks_per_second),

@@ -1,0 +1,130 @@
+"""Are the kernels right? The test suite's odd shapes, compiled for this device, and shapes of real models."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from experiments import ROOT
+from experiments.gpu_acceptance.common import Check, Context, Outcome
+from kernels.attention import AttentionMetadata, available_backends, select_backend
+from kernels.torch_attention import TorchBackend
+
+MODULES = [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "kernels", "engine")]
+HEADS = {"qwen3-0.6b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
+BLOCK_SIZE = 16
+WORKERS = 8
+# Rounding errors of bfloat16 operands, and of float32 sums in another order.
+LARGEST_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
+
+
+def odd_shapes(context: Context) -> Outcome:
+    """The kernel tests, in separate processes; they poison outputs before each case."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *MODULES]
+        environment = dict(os.environ)
+        if not context.is_cuda:
+            environment["TRITON_INTERPRET"] = "1"
+        if context.quick:
+            command += ["-k", "silu or decode_step or takes_padding_only"]
+        elif importlib.util.find_spec("xdist") is not None:
+            command += ["-n", str(WORKERS)]
+        timeout = max(10.0, context.seconds_left())
+        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
+        if not report.exists():
+            raise RuntimeError(f"pytest left no report: {run.stdout[-2000:]}{run.stderr[-2000:]}")
+        return _from_report(report, run.stdout)
+
+
+def _from_report(report: Path, output: str) -> Outcome:
+    suite = next(ElementTree.parse(report).iter("testsuite"))
+    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    ran = counts["tests"] - counts["skipped"]
+    bad = counts["failures"] + counts["errors"]
+    check = Check("cases that agree with the reference", f"{ran - bad} of {ran}", "all", bad == 0 and ran > 0)
+    tail = output[-4000:] if bad else ""
+    return Outcome([check], {**counts, "failed": failed, "output_tail": tail})
+
+
+def paged_batch(
+    context: Context, heads: tuple[int, int, int], prefills: list[tuple[int, int]], contexts: list[int], copies: int = 1
+) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor, Tensor, AttentionMetadata]:
+    """`copies` random caches, q, k, v and metadata without slots to store to, so that the caches do not change.
+
+    `prefills` are (context after the chunk, chunk); blocks are in random order.
+    """
+    num_heads, kv_heads, head_dim = heads
+    generator = torch.Generator(context.device).manual_seed(0)
+    all_contexts = [length for length, _ in prefills] + contexts
+    counts = [-(-length // BLOCK_SIZE) for length in all_contexts]
+    order = torch.randperm(sum(counts), generator=generator, device=context.device).to(torch.int32)
+    tables = torch.zeros(len(counts), max(counts), dtype=torch.int32, device=context.device)
+    for row, blocks in enumerate(order.split(counts)):
+        tables[row, : len(blocks)] = blocks
+    tokens = sum(chunk for _, chunk in prefills) + len(contexts)
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, device=context.device, dtype=context.dtype)
+
+    shape = (sum(counts), BLOCK_SIZE, kv_heads, head_dim)
+    caches = [(random(*shape), random(*shape)) for _ in range(copies)]
+    q, k, v = (
+        random(tokens, num_heads, head_dim),
+        random(tokens, kv_heads, head_dim),
+        random(tokens, kv_heads, head_dim),
+    )
+    bounds = torch.tensor([0] + [chunk for _, chunk in prefills], device=context.device).cumsum(0, dtype=torch.int32)
+    metadata = AttentionMetadata(
+        slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=context.device),
+        num_prefill_tokens=sum(chunk for _, chunk in prefills),
+        cu_seqlens_q=bounds,
+        prefill_context_lens=torch.tensor([c for c, _ in prefills], dtype=torch.int32, device=context.device),
+        prefill_block_tables=tables[: len(prefills)],
+        max_seqlen_q=max((chunk for _, chunk in prefills), default=0),
+        max_prefill_context=max((c for c, _ in prefills), default=0),
+        decode_context_lens=torch.tensor(contexts, dtype=torch.int32, device=context.device),
+        decode_block_tables=tables[len(prefills) :],
+        max_decode_context=max(contexts, default=0),
+    )
+    return caches, q, k, v, metadata
+
+
+def usable_backends(context: Context, head_dim: int) -> list[str]:
+    """Names of the attention backends to measure, best first; on a GPU without the reference."""
+    reasons = available_backends(context.device, context.dtype, head_dim, BLOCK_SIZE)
+    return [name for name, reason in reasons.items() if reason is None and not (context.is_cuda and name == "torch")]
+
+
+def real_shapes(context: Context) -> Outcome:
+    """A mixed step of each model's heads, by every backend, against the reference in float32."""
+    outcome = Outcome()
+    part = 1 if not context.quick else 16
+    prefills = [(1500 // part, 1500 // part), (2047 // part, 513 // part), (300 // part, 1)]
+    contexts = [1 + (997 * i) % (3000 // part) for i in range(33 // part + 1)]
+    for model, heads in HEADS.items():
+        caches, q, k, v, metadata = paged_batch(context, heads, prefills, contexts)
+        scale = heads[2] ** -0.5
+        wide_q, wide_k, wide_v, *wide_cache = (x.float() for x in (q, k, v, *caches[0]))
+        expected = TorchBackend().forward(wide_q, wide_k, wide_v, wide_cache[0], wide_cache[1], metadata, scale)
+        for name in usable_backends(context, heads[2]):
+            backend = select_backend(name, context.device, context.dtype, heads[2], BLOCK_SIZE)  # type: ignore[arg-type]
+            out = torch.full_like(q, torch.nan)  # values that the backend leaves out stay NaN and fail the check
+            backend.forward(q, k, v, *caches[0], metadata, scale, out)
+            error = float((out.float() - expected).norm() / expected.norm())
+            goal = LARGEST_ERROR[context.dtype]
+            outcome.checks.append(
+                Check(f"attention of {model}, {name}: relative error", f"{error:.1e}", f"< {goal}", error < goal)
+            )
+            outcome.record[f"{model}/{name}"] = error
+    return outcome

@@ -1,0 +1,122 @@
+"""The errors that task=calibrate can minimise, as functions of the constants of a cost model.
+
+statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99
+steps       for runs of our own engine, whose step times are known: root mean square of the relative errors of
+            single steps, weighted by measured time. The measured plans are priced one by one, at medians, and
+            compared with the median of the executions of each step (`validation.retimed`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from harness.config import RunConfig
+from harness.config.validation import Part
+from harness.errors import ConfigError
+from harness.measured import MeasuredRun
+from harness.measured.measured_run import with_latencies
+from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import System, resolve
+from harness.validation.metrics import part_of, statistics
+from harness.validation.simulation import priced_at_medians, simulated_requests
+from harness.validation.steps import StepReplay, replay_steps
+from harness.workload.arrivals import make_arrivals
+
+Misfit = Callable[[Mapping[str, float]], float]
+_FITTED = ("ttft", "tpot", "e2el")
+
+
+class Objective(NamedTuple):
+    """What a fit minimises.
+
+    Attributes:
+        what: the error in words.
+        misfit: the error as a function of the fitted constants.
+        num_steps: number of steps over which the error is taken; None where it is not taken over steps.
+        warnings: what the user must know.
+    """
+
+    what: str
+    misfit: Misfit
+    num_steps: int | None = None
+    warnings: tuple[str, ...] = ()
+
+
+def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objective:
+    """The objective that `calibration.objective` names.
+
+    `system` is what `config` resolves to; constants that are not fitted keep their values of its calibration.
+
+    Raises:
+        ConfigError: `run` has no step times, or no step of the part was planned as measured.
+    """
+    name = config.calibration.objective or ("statistics" if run.own is None else "steps")
+    if name == "steps":
+        return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
+    if config.validation.retimed:
+        raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
+    return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", _misfit_of_latencies(config, system, run))
+
+
+def misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
+    """Root mean square of the relative errors of all statistics that were measured and are not 0."""
+    found = statistics(simulated)
+    wanted = {key: value for key, value in statistics(measured).items() if key[0] in _FITTED and value > 0}
+    errors = np.array([found[key] / value - 1 for key, value in wanted.items()])
+    return float(np.sqrt(np.mean(errors**2)))
+
+
+def _misfit_of_latencies(config: RunConfig, system: System, run: MeasuredRun) -> Misfit:
+    rows, latency_from = part_of(len(run.requests), config.calibration.part), config.validation.latency_from
+    measured = with_latencies(run.requests, latency_from).iloc[rows]
+    kept, asynchronous = _kept(system), system.scheduler.async_scheduling
+
+    def misfit(constants: Mapping[str, float]) -> float:
+        arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+        engine = SimulatedEngine(system, run.trace, arrivals, system.cost_model({**kept, **constants}))
+        engine.run()
+        recorded = engine.recorder.tables(run.trace, engine.unfinished())
+        requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)
+        simulated = requests.iloc[rows]
+        wanted, served = (table["num_output_tokens"].to_numpy() for table in (measured, simulated))
+        if unserved := int((wanted != served).sum()):  # with any constants, so no fit is possible
+            raise ConfigError(
+                f"task=calibrate: {unserved} of {len(measured)} requests that were served in the measured run are "
+                "refused or cut short in the simulation; check the model, the KV pool and max_model_len"
+            )
+        return misfit_of_statistics(measured, simulated)
+
+    return misfit
+
+
+def _of_steps(system: System, run: MeasuredRun, part: Part) -> Objective:
+    if run.own is None:
+        raise ConfigError(
+            f"calibration.objective=steps: {run.source} does not record step times, runs of our own engine do; use "
+            "calibration.objective=statistics"
+        )
+    kept = _kept(system)
+
+    def replay(constants: Mapping[str, float]) -> StepReplay:
+        return replay_steps(run, system, system.cost_model({**kept, **constants}), part)
+
+    def misfit(constants: Mapping[str, float]) -> float:
+        steps = replay(constants).steps
+        measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
+        return float(np.sqrt(np.average((predicted / measured - 1) ** 2, weights=measured)))
+
+    first = replay({})  # the plans of a replay do not depend on the constants
+    count, different = len(first.steps), first.first_difference
+    same = "" if different is None else f"plans are as measured up to step {different:,} of {first.num_steps:,} only: "
+    if not count:
+        raise ConfigError(f"calibration.part={part}: {same}no steps to fit to; choose calibration.objective=statistics")
+    warnings = (f"{same}fitted to the {count:,} steps of part={part} among them",) if same else ()
+    return Objective("RMS relative error of step times, weighted by time", misfit, count, warnings)
+
+
+def _kept(system: System) -> dict[str, float]:
+    return dict(system.calibration.constants) if system.calibration else {}

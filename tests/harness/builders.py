@@ -1,0 +1,33 @@
+"""What tests of the harness start from: where the data are, and configurations as a command line would compose them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from harness.cli import execute
+from harness.config import RunConfig, parse
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+TRACES = ROOT.parent / "shared" / "traces"
+GROUND_TRUTH = ROOT.parent / "shared" / "ground_truth"
+
+
+def composed(*overrides: str) -> DictConfig:
+    """What Hydra makes of a command line."""
+    with initialize_config_dir(config_dir=str(CONF), version_base=None):
+        return compose("config", overrides=list(overrides))
+
+
+def config(*overrides: str) -> RunConfig:
+    """The checked configuration of a command line, without plots unless it asks for them."""
+    return parse(composed("plots=false", *overrides))
+
+
+def execute_in(folder: Path, settings: RunConfig) -> None:
+    """Run the task of `settings` in `folder`, which is made as Hydra would."""
+    folder.mkdir(parents=True, exist_ok=True)
+    execute(settings, folder)

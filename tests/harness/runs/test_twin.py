@@ -1,0 +1,150 @@
+"""The real engine and the simulator decide alike: a real run, simulated again with its measured step times."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import simpy
+
+torch = pytest.importorskip("torch")
+
+from engine.core.hashing import extend_hashes  # noqa: E402
+from engine.core.policies import POLICIES  # noqa: E402
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
+from engine.core.sequence import Request  # noqa: E402
+from engine.core.work import StepWork  # noqa: E402
+from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
+from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
+from engine.models.model_config import ModelConfig  # noqa: E402
+from engine.runner.executor import LocalExecutor  # noqa: E402
+from harness.runs.recorder import Recorder  # noqa: E402
+from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
+from harness.workload.arrivals import OpenLoop  # noqa: E402
+from harness.workload.prompts import PromptSource  # noqa: E402
+from harness.workload.trace import Trace, trace_table  # noqa: E402
+from simulator.replica import Replica  # noqa: E402
+from simulator.router import RoundRobin  # noqa: E402
+
+SHAPE = {
+    "name": "twin", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+BLOCK_SIZE = 4
+LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
+DECISIONS = [
+    "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
+    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "start_time", "duration",
+]  # fmt: skip
+
+
+class LoggingRecorder(Recorder):
+    """Keeps when each request was issued, how long each plan took, and every token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.issued: list[tuple[int, int]] = []
+        self.durations: list[int] = []
+        self.requests: dict[int, Request] = {}
+
+    def on_issued(self, issued: Issued, now_ns: int) -> None:
+        super().on_issued(issued, now_ns)
+        assert issued.arrival_ns <= issued.issued_ns <= now_ns
+        while_idle = issued.issued_ns > self.now_ns  # then it takes the engine a moment to wake up
+        self.issued.append((now_ns if while_idle else issued.issued_ns, issued.row))
+
+    def on_report(self, report: StepReport) -> None:
+        super().on_report(report)
+        self.durations.append(report.end_ns - report.start_ns)
+        self.requests |= {request.request_id: request for request in report.outcome.finished}
+
+
+class MeasuredCost:
+    """Hands out the measured durations, one per plan, in order, shared among its steps as they are recorded."""
+
+    def __init__(self, durations: list[int]) -> None:
+        self._left = iter(durations)
+        self._last = 0
+
+    def step_ns(self, work: StepWork) -> int:
+        self._last = next(self._left)
+        return self._last
+
+    def decode_ns(self, work: StepWork, num_steps: int) -> Any:
+        each, rest = divmod(self._last, num_steps)
+        return each + (np.arange(num_steps) < rest)
+
+
+def make_trace() -> Trace:
+    rng = np.random.default_rng(0)
+    n = 24
+    prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 50, n)
+    hash_ids = [100 * (i % 3) + np.arange(-(-length // 8)) for i, length in enumerate(prompts)]
+    columns = {"num_prompt_tokens": prompts, "num_output_tokens": outputs, "hash_ids": hash_ids}
+    return Trace("t", trace_table(columns), "made", 8)
+
+
+def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int) -> LoggingRecorder:
+    config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
+                          load_format="random", **LIMITS, **asdict(options))  # fmt: skip
+    executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
+    engine = LLMEngine(config, executor, max_model_len=512)
+    recorder = LoggingRecorder()
+    times = np.arange(len(trace.table)) * 4_000_000
+    times[12:] += 250_000_000  # the engine falls idle in between
+    prompts = PromptSource(trace, 300, seed=0)
+    intake = Intake(engine, prompts, recorder, lambda n: SamplingParams(n, 0.0, ignore_eos=True))
+    Replay(intake, OpenLoop(times)).run()
+    assert not engine.scheduler.unfinished
+    engine.scheduler.check_integrity()
+    return recorder
+
+
+def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int) -> Recorder:
+    """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
+    env = simpy.Environment(initial_time=0)
+    scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
+
+    def make(order: int, arrival_ns: int) -> Request:
+        row = real.issued[order][1]
+        before = real.requests[row]
+        tokens = before.sequences[0].token_ids or []
+        hashes: list[int] = []
+        extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
+        return Request(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
+
+    recorder = Recorder()
+    arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
+    cost = MeasuredCost(real.durations)
+    router = RoundRobin(arrivals, make)
+    router.connect(Replica(env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead))
+    env.run()
+    return recorder
+
+
+OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES)}
+OPTIONS["vllm"] = SchedulerOptions(
+    watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
+)
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("num_blocks", [40, 400])
+@pytest.mark.parametrize("lookahead", [1, 8])
+def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead: int) -> None:
+    torch.set_num_threads(1)
+    trace = make_trace()
+    real = run_real(trace, OPTIONS[name], num_blocks, lookahead)
+    twin = run_twin(real, OPTIONS[name], num_blocks, lookahead).tables(trace, [])
+    measured = real.tables(trace, [])
+    assert (len(real.durations) == len(measured.steps)) == (lookahead == 1)
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    assert measured.steps["num_cached_tokens"].sum() > 0
+    assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
+    assert measured.requests["replay_lag"].between(0, 1).all()
