@@ -42,7 +42,10 @@ class LLM:
     """
 
     def __init__(
-        self, model: str | Path | ModelConfig | abc.Mapping[str, Any], config: EngineConfig | None = None, **settings: Any
+        self,
+        model: str | Path | ModelConfig | abc.Mapping[str, Any],
+        config: EngineConfig | None = None,
+        **settings: Any,
     ) -> None:
         config = replace(config or EngineConfig(), **settings)
         if isinstance(model, str | Path):
@@ -63,7 +66,9 @@ class LLM:
         self._num_requests = 0
 
     def generate(
-        self, prompts: abc.Sequence[Prompt], sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None
+        self,
+        prompts: abc.Sequence[Prompt],
+        sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts, texts or token ids; outputs are in the order of the prompts.
 
@@ -75,7 +80,9 @@ class LLM:
         return [outputs[i] for i in range(len(prompts))]
 
     def stream(
-        self, prompts: abc.Sequence[Prompt], sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None
+        self,
+        prompts: abc.Sequence[Prompt],
+        sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
     ) -> abc.Generator[RequestOutput, None, None]:
         """Like `generate`, but yields each request's output whenever it has grown."""
         params = self._params_of(prompts, sampling_params)

@@ -48,6 +48,4 @@ class Tier:
 
     def check_integrity(self, held: list[int]) -> None:
         """Prove, given the blocks that sequences hold, that none is lost or held twice; raises AssertionError."""
-        assert sorted([*self._free, *held]) == list(range(self.num_blocks)), (
-            "a block is lost or held twice"
-        )
+        assert sorted([*self._free, *held]) == list(range(self.num_blocks)), "a block is lost or held twice"
