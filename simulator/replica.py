@@ -38,9 +38,7 @@ class Observer(Protocol):
 class Router(Protocol):
     """Where requests come from, and who is told when they end."""
 
-    @property
-    def next_ns(self) -> int:
-        """No request comes before this time, unless one that runs now ends; NEVER where none does."""
+    next_ns: int  # no request comes before this time, unless one that runs now ends; NEVER where none does
 
     def dispatch(self, until_ns: int) -> None:
         """Submit all requests that arrive up to `until_ns` to their replicas."""
@@ -108,24 +106,36 @@ class Replica:
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         env, scheduler, router, observer = self._env, self._scheduler, self._router, self._observer
+        inbox, transfers = self._inbox, self._transfers
         plan: StepPlan | None = None  # made ahead
         while not self._stopping:
             now: int = env.now  # whole, as all delays are
             if plan is None:
-                self._take_in(now)
+                if router.next_ns <= now or inbox or transfers.next_ns <= now:
+                    self._take_in(now)
                 plan = scheduler.schedule(now)
             if plan is None:
                 yield from self._idle(now)
                 continue
             durations, ends = self._price(plan, now)
             if ends is None:
-                num_steps, total = 1, durations
+                total = durations
                 yield env.timeout(total)
             else:
-                num_steps = yield from self._run(now, ends)
+                num_steps, wait = len(ends), ends.item(-1)
+                self._can_wake = self._compress
+                while wait:
+                    try:
+                        yield env.timeout(wait)
+                        wait = 0
+                    except simpy.Interrupt:  # a request came that was not foreseen
+                        passed = env.now - now
+                        num_steps = min(num_steps, self._whole_plans(int(ends.searchsorted(passed))))
+                        wait = int(ends[num_steps - 1]) - passed
+                self._can_wake = False
+                total = ends.item(num_steps - 1)
                 plan = scheduler.extend(plan, num_steps)
                 durations = durations[:num_steps]
-                total = int(ends[num_steps - 1])
             end = now + total
             observer.on_step(plan, now, durations)
             planned = None
@@ -138,13 +148,15 @@ class Replica:
             observer.on_commit(outcome)
             for request in outcome.finished:
                 router.on_finish(request, end)
+                request.forget_sequences()
             plan = planned
 
     def _take_in(self, until: int) -> None:
         """Hand the scheduler what has arrived up to `until`, and what came back from another tier."""
         router, inbox = self._router, self._inbox
-        for sequence in self._transfers.pop_ready(until):
-            self._scheduler.ready(sequence)
+        if self._transfers.next_ns <= until:
+            for sequence in self._transfers.pop_ready(until):
+                self._scheduler.ready(sequence)
         while True:  # a refusal can release the next request at once
             if router.next_ns <= until:
                 router.dispatch(until)
@@ -169,23 +181,9 @@ class Replica:
             pass
         self._can_wake = False
 
-    def _run(self, start: int, ends: NDArray[np.int64]) -> Generator[simpy.Event, None, int]:
-        """Let steps that end at these times after `start` pass; returns how many do before a request must be seen."""
-        num_steps = len(ends)
-        while True:
-            self._can_wake = self._compress
-            try:
-                yield self._env.timeout(start + int(ends[num_steps - 1]) - self._env.now)
-            except simpy.Interrupt:
-                seen_after = self._whole_plans(int(ends.searchsorted(self._env.now - start)))
-                num_steps = min(num_steps, seen_after)
-                continue
-            self._can_wake = False
-            return num_steps
-
     def _price(self, plan: StepPlan, now: int) -> tuple[int, None] | tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What each step of the plan takes, and when it ends: as many as can run before the next request is seen."""
-        first = self._transfers.start(plan, now)
+        first = self._transfers.start(plan, now) if plan.transfers else 0
         if plan.work.num_decodes or plan.work.chunks:
             first += self._cost_model.step_ns(plan.work)
         if first > _LONGEST_STEP_NS:
@@ -199,13 +197,14 @@ class Replica:
         if limit <= 1:
             return first, None
         durations = self._cost_model.decode_ns(plan.work, limit)
-        ends = durations.cumsum()
+        ends = np.add.accumulate(durations)
         num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
         return durations[:num_steps], ends[:num_steps]
 
     def _next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
-        return min(self._router.next_ns, self._transfers.next_ns)
+        next_request, next_ready = self._router.next_ns, self._transfers.next_ns
+        return next_request if next_request < next_ready else next_ready
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

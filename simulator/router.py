@@ -30,25 +30,23 @@ class RoundRobin:
         self._arrivals = arrivals
         self._make_request = make_request
         self._servers: list[Server] = []
+        self.next_ns = arrivals.next_ns  # nothing comes before this time, unless a request that runs now ends
 
     def connect(self, server: Server) -> None:
         """Let `server` take part; all must be there before the first request is dispatched."""
         self._servers.append(server)
         self._turn = cycle(self._servers)
 
-    @property
-    def next_ns(self) -> int:
-        """No request comes before this time, unless one that runs now ends; NEVER where none does."""
-        return self._arrivals.next_ns
-
     def dispatch(self, until_ns: int) -> None:
         """Submit all requests that arrive up to `until_ns`."""
         while self._arrivals.next_ns <= until_ns:
             for arrival, row in self._arrivals.pop_due(until_ns):
                 next(self._turn).submit(self._make_request(row, arrival))
+        self.next_ns = self._arrivals.next_ns
 
     def on_finish(self, request: Request, now_ns: int) -> None:
         """A request ended, or was refused, which may bring the next one of its client."""
         self._arrivals.on_finish(request.request_id, now_ns)
+        self.next_ns = self._arrivals.next_ns
         if len(self._servers) > 1:
             self.dispatch(now_ns)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from engine.core.kv.tier import Transfer
@@ -28,27 +27,36 @@ class BlockGrowth(NamedTuple):
     blocks: list[int]
 
 
-@dataclass(slots=True)
 class StepDraft:
     """A step plan being put together by a policy. One that stays empty means: wait.
 
-    Attributes:
+    The attributes are those of `StepPlan`, and:
         now: the time of planning.
         wait_until: when to plan again at the latest if the draft stays empty; None: when something happens.
         is_starved: blocks ran out, so somebody had to give way and nobody may be admitted.
     """
 
-    now: int
-    prefills: list[PrefillChunk] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    parked: list[Sequence] = field(default_factory=list)
-    preempted: list[Sequence] = field(default_factory=list)
-    paused: list[Sequence] = field(default_factory=list)
-    transfers: list[Transfer] = field(default_factory=list)
-    growth: list[BlockGrowth] = field(default_factory=list)
-    num_decodes: int = 0
-    wait_until: int | None = None
-    is_starved: bool = False
+    __slots__ = (
+        "now", "prefills", "admitted", "parked", "preempted", "paused", "transfers", "growth", "num_decodes",
+        "wait_until", "is_starved",
+    )  # fmt: skip
+
+    def __init__(self, now: int) -> None:
+        self.now = now
+        self.prefills: list[PrefillChunk] = []
+        self.admitted: list[Sequence] = []
+        self.parked: list[Sequence] = []
+        self.preempted: list[Sequence] = []
+        self.paused: list[Sequence] = []
+        self.transfers: list[Transfer] = []
+        self.growth: list[BlockGrowth] = []
+        self.num_decodes = 0
+        self.wait_until: int | None = None
+        self.is_starved = False
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.prefills and not self.num_decodes and not self.transfers
 
 
 class StepPlan(NamedTuple):

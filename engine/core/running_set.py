@@ -11,14 +11,13 @@ seat and its blocks.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import abc, deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from engine.core.decodes.interface import Decodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.tier import Transfer
-from engine.core.plan import BlockGrowth, StepPlan
+from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
@@ -26,7 +25,6 @@ Stopped = Mapping[Sequence, int]
 NOBODY: Stopped = {}
 
 
-@dataclass(slots=True)
 class Flight:
     """A plan that is not committed yet.
 
@@ -37,11 +35,14 @@ class Flight:
         victims: decoding sequences that got a token with it and were preempted before it was committed.
     """
 
-    plan: StepPlan
-    is_advanced: bool = False
-    started: list[Sequence] = field(default_factory=list)
-    ended: list[Sequence] = field(default_factory=list)
-    victims: list[Sequence] = field(default_factory=list)
+    __slots__ = ("plan", "is_advanced", "started", "ended", "victims")
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.is_advanced = False
+        self.started: abc.Sequence[Sequence] = ()
+        self.ended: list[Sequence] = []
+        self.victims: abc.Sequence[Sequence] = ()
 
 
 class RunningSet:
@@ -112,10 +113,6 @@ class RunningSet:
             sequence.status = SequenceStatus.PREFILLING
             self.prefilling[sequence] = None
 
-    def grow(self, ahead: int) -> BlockGrowth:
-        """Give the decodes the blocks that they need `ahead` steps from now."""
-        return self.decodes.grow(ahead, self._blocks)
-
     def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:
         """Register the blocks of decodes that are known to be full when the step `ahead` of the next one is planned."""
         for sequence, num_tokens in self.decodes.filling(ahead - self.lag):
@@ -178,8 +175,6 @@ class RunningSet:
         """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
         plan = flight.plan
         flight.is_advanced = True
-        if plan.prefills:
-            self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
         if plan.num_decodes:
             if self.decodes.findable:
                 for ahead in range(1, plan.num_steps):
@@ -191,35 +186,41 @@ class RunningSet:
                     ended.append(sequence)
             for sequence in ended:
                 self._end(flight, sequence, stopped)
-        for sequence, start, num_tokens, is_last in plan.prefills:
+        if plan.prefills:
+            self._advance_prefills(flight, stopped)
+        if self.paused:
+            self.resume()
+
+    def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
+        self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
+        started: list[Sequence] = []
+        for sequence, start, num_tokens, is_last in flight.plan.prefills:
             if sequence not in self.prefilling:  # aborted meanwhile
                 continue
             sequence.set_computed(start + num_tokens)
             if is_last:
-                self._finish_prefill(flight, sequence, stopped)
-        if self.paused:
-            self.resume()
+                started += self._finish_prefill(flight, sequence, stopped)
+        flight.started = started
 
     def settle(self, flight: Flight, now: int, stopped: Stopped) -> list[int]:
         """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
-        plan = flight.plan
         if not flight.is_advanced:
             self.advance(flight, stopped)
         elif stopped:
             for sequence in stopped:
                 self._stop_late(flight, sequence, stopped[sequence])
-        resumed_gaps = []
+        resumed_gaps: list[int] = []
         for sequence in flight.started:
             if sequence.request.first_token_time is None:
                 sequence.request.first_token_time = now
             elif sequence.last_token_time is not None:
                 resumed_gaps.append(now - sequence.last_token_time)
             sequence.last_token_time = now
-        if plan.num_decodes:
+        if flight.plan.num_decodes:
             self._last_decode_time = now
             for sequence in flight.victims:
                 sequence.last_token_time = now
-        for sequence in flight.ended:
+        for sequence in self._in_order_of_release(flight, stopped):
             if sequence in self.ending:
                 del self.ending[sequence]
                 self._blocks.register(sequence, sequence.num_tokens - 1)
@@ -238,7 +239,7 @@ class RunningSet:
             return False
         sequence.last_token_time = self._last_decode_time
         if self.flights:
-            self.flights[-1].victims.append(sequence)
+            self.flights[-1].victims = [*self.flights[-1].victims, sequence]
         return True
 
     def _seat(self, sequence: Sequence, status: SequenceStatus, now: int) -> None:
@@ -248,33 +249,46 @@ class RunningSet:
             sequence.request.first_scheduled_time = now
         self.sequences[sequence] = None
 
-    def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> None:
-        """The last chunk of a prompt gives every sequence of the request a token."""
+    def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
+        """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
         del self.prefilling[sequence]
-        if sequence.num_forks:
-            self._blocks.name_content(sequence, sequence.num_computed_tokens)
-        forks = [sequence.fork() for _ in range(sequence.num_forks)]
-        for fork in forks:
-            self.num_reserved -= 1
-            self._blocks.share(fork)
-            self.sequences[fork] = None
-        if forks:
-            self.forked |= dict.fromkeys([sequence, *forks])
-        for each in [sequence, *forks]:
-            flight.started.append(each)
+        started = self._fork(sequence) if sequence.num_forks else [sequence]
+        for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
                 self.decodes.join(each)
             else:
                 self._end(flight, each, stopped)
+        return started
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Make the other sequences of a request, which share the blocks of the prompt; returns all of them."""
+        self._blocks.name_content(sequence, sequence.num_computed_tokens)
+        forks = [sequence.fork() for _ in range(sequence.num_forks)]
+        self.num_reserved -= len(forks)
+        for fork in forks:
+            self._blocks.share(fork)
+            self.sequences[fork] = None
+        self.forked |= dict.fromkeys([sequence, *forks])
+        return [sequence, *forks]
 
     def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
-        """`sequence` has got its last token; what it generated past a stop is discarded."""
-        self._leave(sequence, SequenceStatus.FINISHED)
+        """`sequence`, in no state now, has got its last token; what it generated past a stop is discarded."""
+        sequence.leave(SequenceStatus.FINISHED)
+        if self.forked:
+            self.forked.pop(sequence, None)
         if sequence in stopped:
             sequence.add_tokens(-stopped[sequence])
         self.ending[sequence] = None
         flight.ended.append(sequence)
+
+    def _in_order_of_release(self, flight: Flight, stopped: Stopped) -> list[Sequence]:
+        """Who ended with a plan, in order of admission, which decides whose blocks are taken first."""
+        ended = flight.ended
+        if len(ended) < 2 or not (stopped or any(s.status is SequenceStatus.FINISHED for s in flight.started)):
+            return ended  # decodes that reached their length, which are in order already
+        members = set(ended)
+        return [sequence for sequence in self.sequences if sequence in members]
 
     def _stop_late(self, flight: Flight, sequence: Sequence, num_discarded: int) -> None:
         """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""
@@ -287,6 +301,7 @@ class RunningSet:
         elif sequence.status is SequenceStatus.FINISHED:  # it got its last token with the same plan
             sequence.add_tokens(-num_discarded)
         else:
+            self._leave(sequence, SequenceStatus.FINISHED)
             self._end(flight, sequence, {sequence: num_discarded})
 
     def _leave(self, sequence: Sequence, status: SequenceStatus) -> None:

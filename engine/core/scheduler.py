@@ -21,6 +21,8 @@ from engine.core.step_planner import Limits, StepPlanner
 from engine.core.waiting_queue import WaitingQueue
 from engine.core.work import ChunkWork, StepWork
 
+_GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
+
 
 class Scheduler:
     """Runs the requests given to `add` through steps: `schedule`, execute the plan, `commit`, and again.
@@ -79,6 +81,7 @@ class Scheduler:
                     f"max_num_seqs={limits.max_num_seqs} must be at least 1, and its decodes fit into "
                     f"max_num_batched_tokens={limits.max_num_batched_tokens}"
                 )
+        self._seated = [lane.running.sequences for lane in self._lanes]
         self._requests: dict[int, Request] = {}
         self._num_added = 0
         self._unreported: list[Sequence] = []  # preempted while planning a step that came out empty
@@ -88,7 +91,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return sum(len(lane.running.sequences) for lane in self._lanes)
+        return len(self._seated[0]) if self.num_lanes == 1 else sum(map(len, self._seated))
 
     @property
     def num_waiting(self) -> int:
@@ -164,20 +167,22 @@ class Scheduler:
         planner = self._lanes[lane]
         running = planner.running
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
-        self._advance(running)
+        if running.flights:
+            self._advance(running)
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
         self.blocks.settle()
         draft = StepDraft(now)
         self._policy.compose(planner, draft)
-        while not draft.prefills and not draft.num_decodes and not draft.transfers:
+        while draft.is_empty:
             self._unreported += draft.preempted
+            if running.paused:
+                running.resume()
             if not draft.preempted or running.flights:
                 self.wait_until = draft.wait_until
                 return None
-            running.resume()  # nobody was served: with the blocks of the victims free, somebody can be
-            draft = StepDraft(now)
+            draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
         if self._unreported:
             draft.preempted[:0] = self._unreported
@@ -195,7 +200,7 @@ class Scheduler:
         flight = running.flights[-1]
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
         growth = plan.growth + running.decodes.run(num_steps, self.blocks)
-        flight.plan = plan._replace(num_steps=num_steps, growth=growth)
+        flight.plan = StepPlan(*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :])
         return flight.plan
 
     def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
@@ -208,7 +213,7 @@ class Scheduler:
         flight = running.flights.popleft()
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
         resumed_gaps = running.settle(flight, now, stopped)
-        finished = []
+        finished: list[Request] = []
         for sequence in flight.ended:
             request = sequence.request
             request.num_unfinished -= sequence.status is SequenceStatus.FINISHED
@@ -226,27 +231,29 @@ class Scheduler:
     def _finish_plan(self, lane: int, planner: StepPlanner, draft: StepDraft) -> StepPlan:
         running = planner.running
         decodes = running.decodes
-        chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
+        num_decodes = draft.num_decodes
+        chunks: list[ChunkWork] | tuple[()] = ()
+        if draft.prefills:
+            chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
         num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
-        work = decodes.work(chunks, num_copied) if draft.num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
         return StepPlan(
-            lane=lane,
-            prefills=draft.prefills,
-            decodes=decodes.sequences.keys() if draft.num_decodes else (),
-            num_decodes=draft.num_decodes,
-            work=work,
-            fresh_decodes=list(decodes.fresh) if draft.num_decodes else [],
-            admitted=draft.admitted,
-            parked=draft.parked,
-            preempted=draft.preempted,
-            paused=draft.paused,
-            transfers=draft.transfers,
-            growth=draft.growth,
-            horizon=self._horizon(running, draft),
-            num_steps=1,
-            num_running=self.num_running - len(running.ending),
-            num_waiting=len(self.waiting),
-            num_used_blocks=self.blocks.num_used_without(running.ending),
+            lane,
+            draft.prefills,
+            decodes.sequences.keys() if num_decodes else (),
+            num_decodes,
+            decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied),
+            list(decodes.fresh) if num_decodes else [],
+            draft.admitted,
+            draft.parked,
+            draft.preempted,
+            draft.paused,
+            draft.transfers,
+            draft.growth,
+            self._horizon(running, draft),
+            1,
+            self.num_running - len(running.ending),
+            len(self.waiting),
+            self.blocks.num_used_without(running.ending),
         )
 
     def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
@@ -255,7 +262,7 @@ class Scheduler:
             return 1
         decodes, waiting = running.decodes, self.waiting
         limit = decodes.next_event()
-        if waiting:
+        if limit > 1 and waiting:
             has_seat = self.num_running < self.max_num_seqs
             view = QueueView(len(waiting), self.num_running, has_seat, not waiting.head_blocked)
             if running.ending or self._policy.admits(view):

@@ -81,6 +81,11 @@ class Request:
         self.finish_time: int | None = None
         self.sequences = [Sequence(self, token_ids, block_hashes)]
 
+    def forget_sequences(self) -> None:
+        """Let go of the sequences, which refer back to the request: a run without a garbage collector calls this when
+        nobody will ask a request that has ended for its counts."""
+        self.sequences.clear()
+
     @property
     def num_output_tokens(self) -> int:
         return sum(sequence.num_output_tokens for sequence in self.sequences)

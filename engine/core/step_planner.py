@@ -50,32 +50,24 @@ class StepPlanner:
         self.waiting = waiting
         self.running = running
         self.limits = limits
+        self.max_num_batched_tokens = limits.max_num_batched_tokens
         self._blocks = blocks
         self._preemption = preemption
         self._last_victim: Sequence | None = None
 
-    @property
-    def max_num_batched_tokens(self) -> int:
-        return self.limits.max_num_batched_tokens
-
-    @property
-    def has_seat(self) -> bool:
-        return self.running.num_seats < self.limits.max_num_seqs
-
-    def num_decode_tokens(self, draft: StepDraft) -> int:
-        """Tokens of the budget that the decodes of the step take."""
-        return draft.num_decodes * self.running.decodes.tokens_per_decode
-
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
-        while self.num_blocks_due() > self._blocks.num_free_blocks:
-            self._preempt_one(draft, self._candidates())
+        running, blocks = self.running, self._blocks
+        if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
+            while self.num_blocks_due() > blocks.num_free_blocks:
+                self._preempt_one(draft, self._candidates())
         self.plan_decodes(draft)
 
     def num_blocks_due(self) -> int:
         """Blocks that the decodes must get before they can compute a token."""
         running = self.running
-        return running.decodes.num_blocks_due() + (running.num_shared_blocks() if running.forked else 0)
+        num_due = running.decodes.num_blocks_due()
+        return num_due + running.num_shared_blocks() if running.forked else num_due
 
     def plan_decodes(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token; the blocks for that must be free."""
@@ -84,10 +76,12 @@ class StepPlanner:
         if running.forked:
             draft.transfers += running.unshare()
         draft.num_decodes = len(decodes.sequences)
-        if decodes.num_blocks_due():
-            draft.growth.append(running.grow(0))
+        growth = decodes.grow(0, self._blocks)
+        if growth.blocks:
+            draft.growth.append(growth)
         if decodes.findable:
-            running.register_filled(0)
+            # With nothing under way all tokens are known, so there is nothing to lag behind.
+            running.register_filled(0 if running.flights else running.lag)
             self.waiting.look_for_supply()
 
     def continue_prefills(self, draft: StepDraft, budget: int) -> int:
@@ -107,12 +101,12 @@ class StepPlanner:
 
     def admit(self, draft: StepDraft, budget: int, *, cut: Cut) -> None:
         """Admit from the head of the queue while seats, blocks and `budget` tokens last."""
-        waiting = self.waiting
+        waiting, running = self.waiting, self.running
         if not self.limits.cuts_prompts:
             cut = "never"
-        while waiting and not waiting.head_blocked and self.has_seat and budget > 0:
+        while waiting and not waiting.head_blocked and budget > 0:
             sequence = waiting.head
-            if self.running.num_seats + sequence.num_forks >= self.limits.max_num_seqs:
+            if running.num_seats + sequence.num_forks >= self.limits.max_num_seqs:
                 return
             if sequence.host_blocks is not None:
                 if not self._swap_in(draft, sequence):
@@ -126,15 +120,17 @@ class StepPlanner:
             allocates = self.limits.allocates_chunks
             num_held = match.num_cached_tokens + num_tokens if allocates else sequence.num_tokens
             draft.transfers += self._blocks.admit(sequence, match, num_held)
-            self.running.start(sequence, match.num_cached_tokens, draft.now)
+            running.start(sequence, match.num_cached_tokens, draft.now)
             draft.admitted.append(sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
 
     def chunk_tokens(self, sequence: Sequence, start: int, budget: int) -> int:
         """Tokens of the next chunk of a prompt, computed up to `start`, within the budget and the limit of a chunk."""
-        num_tokens = min(sequence.num_tokens - start, budget)
-        return min(num_tokens, self.limits.max_chunk_tokens) if self.limits.max_chunk_tokens else num_tokens
+        left, most = sequence.num_tokens - start, self.limits.max_chunk_tokens
+        if most and most < left:
+            left = most
+        return left if left < budget else budget
 
     def plan_chunk(self, draft: StepDraft, sequence: Sequence, num_tokens: int) -> None:
         """Let the step compute the next `num_tokens` tokens of a prompt, for which it has the blocks."""

@@ -44,7 +44,10 @@ class StepWork(NamedTuple):
         """S1 of each of `num_steps` decode steps, this one first; int64[num_steps]."""
         if self.later_contexts is not None:
             return self.later_contexts[:num_steps]
-        return self.num_context_tokens + self.num_decodes * np.arange(num_steps, dtype=np.int64)
+        first, growth = self.num_context_tokens, self.num_decodes
+        if not growth:
+            return np.full(num_steps, first, np.int64)
+        return np.arange(first, first + num_steps * growth, growth, dtype=np.int64)
 
     def squared_contexts(self, num_steps: int) -> NDArray[np.int64]:
         """S2 of each of `num_steps` decode steps, this one first; int64[num_steps].

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from struct import Struct
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,6 +35,8 @@ _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions",
 )  # fmt: skip
+_PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
+_PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
 _TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
@@ -75,7 +78,7 @@ class Recorder:
             first = durations_ns
             self._durations.append(durations_ns)
         else:
-            first = int(durations_ns[0])
+            first = durations_ns.item(0)
             self._durations.frombytes(durations_ns.tobytes())
             for ahead, sequences, _ in plan.growth:
                 if ahead:
@@ -91,15 +94,15 @@ class Recorder:
                 cached += sequence.num_cached_tokens
         for chunk in plan.prefills:
             prefill_tokens += chunk.num_tokens
-        self._plans.extend(
-            (
+        self._plans.frombytes(
+            _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
                 plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
                 len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
             )
         )  # fmt: skip
         self._num_plans += 1
-        self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(durations_ns.sum()))
+        self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
 
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
@@ -126,18 +129,19 @@ class Recorder:
     def _add_request(self, request: Request, status: int) -> None:
         first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
         finish = request.finish_time
-        self._requests.extend(
-            (
+        num_output, num_recomputed, num_preemptions = _counts(request)
+        self._requests.frombytes(
+            _PACK_REQUEST(
                 request.request_id,
                 status,
                 request.arrival_time,
                 _UNSET if first_scheduled is None else first_scheduled,
                 _UNSET if first_token is None else first_token,
                 _UNSET if finish is None else finish,
-                request.num_output_tokens,
-                request.num_cached_tokens,
-                request.num_recomputed_tokens,
-                request.num_preemptions,
+                num_output,
+                request.sequences[0].num_cached_tokens,
+                num_recomputed,
+                num_preemptions,
             )
         )
 
@@ -222,6 +226,14 @@ class Recorder:
             plans["num_decode_seqs"].to_numpy()[plan][later],
         ]
         return Gaps(values * _NS, np.concatenate(counts))
+
+
+def _counts(request: Request) -> tuple[int, int, int]:
+    """Output tokens, recomputed tokens and preemptions of all sequences of a request."""
+    if len(request.sequences) > 1:
+        return request.num_output_tokens, request.num_recomputed_tokens, request.num_preemptions
+    (sequence,) = request.sequences
+    return sequence.num_output_tokens, sequence.num_recomputed_tokens, sequence.num_preemptions
 
 
 def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:

@@ -150,7 +150,7 @@ class ShadowExecutor:
         if plan is None:
             return None
         for sequence in plan.preempted:
-            if sequence.host_blocks is None and computed[sequence] and not self.scheduler.plans_ahead:
+            if sequence.host_blocks is None and computed.get(sequence) and not self.scheduler.plans_ahead:
                 self.lost[sequence] = max(self.lost[sequence], computed[sequence])
                 assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
         self._check_plan(plan)

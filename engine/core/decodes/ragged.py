@@ -139,6 +139,8 @@ class RaggedDecodes:
         return self._due(0)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
+        if not self.sequences:
+            return BlockGrowth(ahead, [], [])
         owners = []
         for sequence, count in self._due(ahead).items():
             owners += [sequence] * count

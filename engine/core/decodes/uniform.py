@@ -85,20 +85,17 @@ class UniformDecodes:
         return StepWork(chunks, num_decodes, contexts, self._num_squared_context_tokens, num_copied_blocks)
 
     def num_blocks_due(self, ahead: int = 0) -> int:
-        return len(self._due(ahead))
+        return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
 
     def blocks_due(self) -> abc.Mapping[Sequence, int]:
         return dict.fromkeys(self._due(0), 1)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
-        due = self._due(ahead)
-        taken = blocks.take(len(due))
-        for table, block in zip(due.values(), taken, strict=True):
-            table.append(block)
-        return BlockGrowth(ahead, list(due), taken)
+        return _grow(ahead, self._due(ahead), blocks)
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
-        return [self.grow(ahead, blocks) for ahead in self._growth_steps(num_steps)]
+        now, size, due = self.clock.step, self._block_size, self._boundary
+        return [_grow(ahead, due[(now + ahead) % size], blocks) for ahead in self._growth_steps(num_steps)]
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
         if num_free_blocks >= (limit // self._block_size + 1) * len(self.sequences):
@@ -129,10 +126,10 @@ class UniformDecodes:
 
     def _growth_steps(self, num_steps: int) -> list[int]:
         """Those of the steps 1 to num_steps - 1 from now for which blocks are due."""
-        size, now = self._block_size, self.clock.step
-        if size == 1:
-            return list(range(1, num_steps)) if self.sequences else []
-        return sorted(s for phase in self._boundary for s in range((phase - now - 1) % size + 1, num_steps, size))
+        size, now, boundary = self._block_size, self.clock.step, self._boundary
+        if num_steps <= 2 * len(boundary):
+            return [ahead for ahead in range(1, num_steps) if (now + ahead) % size in boundary]
+        return sorted([s for phase in boundary for s in range((phase - now - 1) % size + 1, num_steps, size)])
 
     def _due(self, ahead: int) -> dict[Sequence, list[int]]:
         """Sequences, with their block tables, that need a new block `ahead` decode steps from now."""
@@ -155,3 +152,12 @@ class UniformDecodes:
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
+
+
+def _grow(ahead: int, due: dict[Sequence, list[int]], blocks: BlockManager) -> BlockGrowth:
+    if not due:
+        return BlockGrowth(ahead, [], [])
+    taken = blocks.take(len(due))
+    for table, block in zip(due.values(), taken, strict=True):
+        table.append(block)
+    return BlockGrowth(ahead, list(due), taken)

@@ -12,7 +12,7 @@ class Mixed(BasePolicy):
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         planner.decode(draft)
-        budget = planner.max_num_batched_tokens - planner.num_decode_tokens(draft)
+        budget = planner.max_num_batched_tokens - draft.num_decodes * planner.running.decodes.tokens_per_decode
         budget = planner.continue_prefills(draft, budget)
         if not draft.is_starved:
             planner.admit(draft, budget, cut="any")
