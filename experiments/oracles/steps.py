@@ -1,0 +1,95 @@
+"""What a scheduler decided, step by step, in a form that schedulers can be compared by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Protocol
+
+from experiments.oracles.cases import Case, Request
+
+MOST_STEPS = 100_000
+
+
+@dataclass
+class Step:
+    """One planned step; an empty one computes nothing.
+
+    Attributes:
+        computed: for each request in the step, the position of its first token and how many it computes. For an
+            admitted request the position is the number of its cached tokens.
+        admitted: who left the queue, in order.
+        preempted: who lost its blocks and will compute them again.
+        finished: who got its last token in this step.
+        num_running, num_waiting, num_used_blocks: after the step was planned, and after all that ended before it
+            was released.
+    """
+
+    computed: dict[int, tuple[int, int]]
+    admitted: list[int]
+    preempted: set[int]
+    finished: set[int] = field(default_factory=set)
+    num_running: int = 0
+    num_waiting: int = 0
+    num_used_blocks: int = 0
+
+
+class Engine(Protocol):
+    """A scheduler with all that it needs to run a case."""
+
+    steps: list[Step]
+
+    @property
+    def is_idle(self) -> bool:
+        """No request is left."""
+
+    def add(self, request: Request) -> None: ...
+
+    def abort(self, request_id: int) -> None:
+        """Abort a request; no effect if it got its last token in the step before or earlier."""
+
+    def step(self, most: int) -> None:
+        """Plan and run one step, or up to `most` of them at once, and append them to `steps`."""
+
+
+def run(engine: Engine, case: Case) -> list[Step]:
+    """All steps of a case up to the last that computes something."""
+    events = case.events()
+    while True:
+        arrivals, aborts = events.pop(len(engine.steps), ((), ()))
+        for request in arrivals:
+            engine.add(request)
+        for request_id in aborts:
+            engine.abort(request_id)
+        if engine.is_idle and not events:
+            break
+        engine.step(min(events, default=MOST_STEPS) - len(engine.steps))
+        if len(engine.steps) >= MOST_STEPS:
+            raise RuntimeError(f"the case is not over after {MOST_STEPS} steps")
+    steps = engine.steps
+    while steps and not steps[-1].computed:
+        steps.pop()
+    return _report_preemptions_with_work(steps)
+
+
+def _report_preemptions_with_work(steps: list[Step]) -> list[Step]:
+    """Preemptions of an empty step are reported with the next one that computes something."""
+    earlier: set[int] = set()
+    for step in steps:
+        step.preempted |= earlier
+        earlier = set()
+        if not step.computed:
+            earlier, step.preempted = step.preempted, set()
+    return steps
+
+
+def first_difference(expected: Iterable[Step], actual: Iterable[Step]) -> str | None:
+    """Where and in what two runs differ first; None if they are equal."""
+    expected, actual = list(expected), list(actual)
+    for number, (one, other) in enumerate(zip(expected, actual, strict=False)):
+        if one != other:
+            names = [f.name for f in fields(Step) if getattr(one, f.name) != getattr(other, f.name)]
+            return f"step {number}: {', '.join(names)}\n  expected {one}\n  actual   {other}"
+    if len(expected) != len(actual):
+        return f"{len(expected)} steps expected, {len(actual)} made"
+    return None
