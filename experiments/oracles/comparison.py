@@ -11,7 +11,7 @@ from rich.table import Table
 from engine.core.scheduler_options import SchedulerOptions
 from experiments.oracles.cases import Case
 from experiments.oracles.ours import OurEngine
-from experiments.oracles.steps import Step, first_difference, run
+from experiments.oracles.steps import EndlessError, Step, first_difference, run
 
 
 @dataclass
@@ -19,13 +19,11 @@ class Tally:
     """What came out for one kind of cases.
 
     Attributes:
-        missing: the option that our core does not have; its cases are run by the other scheduler alone.
         num_faulty: cases which the other scheduler decides otherwise when its faults are not corrected.
         differences: for each case that the schedulers decide differently, its number and the first difference.
     """
 
     name: str
-    missing: str | None = None
     num_cases: int = 0
     num_steps: int = 0
     num_preemptions: int = 0
@@ -44,8 +42,12 @@ class Tally:
 def difference_from_ours(expected: Sequence[Step], case: Case, options: SchedulerOptions) -> str | None:
     """Run a case on our core, step by step and then in as long runs of decode steps as it allows."""
     for horizons in (False, True):
-        actual = run(OurEngine(case.options, options, horizons=horizons), case)
-        if difference := first_difference(expected, actual):
+        try:
+            actual = run(OurEngine(case.options, options, horizons=horizons), case)
+            difference = first_difference(expected, actual)
+        except (AssertionError, EndlessError) as error:
+            difference = f"{type(error).__name__}: {error}"
+        if difference:
             return f"{'with horizons, ' if horizons else ''}{difference}"
     return None
 
@@ -58,20 +60,19 @@ def report(title: str, tallies: Sequence[Tally]) -> bool:
     for column in ("number", "steps", "preemptions", "cached tokens", "changed by its faults", "different"):
         table.add_column(column, justify="right")
     for tally in tallies:
-        different = f"not compared: {tally.missing}" if tally.missing else str(len(tally.differences))
-        table.add_row(tally.name, *map(str, _numbers(tally)), different)
-    compared = [tally for tally in tallies if not tally.missing]
-    sums = [sum(column) for column in zip(*map(_numbers, compared), strict=True)]
+        table.add_row(tally.name, *map(str, _numbers(tally)))
+    sums = [sum(column) for column in zip(*map(_numbers, tallies), strict=True)]
     table.add_section()
-    table.add_row("compared", *map(str, sums), str(sum(len(tally.differences) for tally in compared)))
+    table.add_row("all", *map(str, sums))
     console.print(table)
-    for tally in compared:
+    for tally in tallies:
         for number, difference in tally.differences[:1]:
             console.print(f"{tally.name}, case {number}, {difference}", markup=False)
-    return not any(tally.differences for tally in compared)
+    return not any(tally.differences for tally in tallies)
 
 
 def _numbers(tally: Tally) -> list[int]:
     return [
-        tally.num_cases, tally.num_steps, tally.num_preemptions, tally.num_cached_tokens, tally.num_faulty
+        tally.num_cases, tally.num_steps, tally.num_preemptions, tally.num_cached_tokens, tally.num_faulty,
+        len(tally.differences),
     ]  # fmt: skip

@@ -2,42 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Request as CoreRequest
 from engine.core.sequence import Sequence
 from experiments.oracles.cases import STOP_TOKEN, Options, Request
 from experiments.oracles.steps import Step
 
 
-class NotInCoreError(NotImplementedError):
-    """The core has no such option yet."""
-
-
 def as_vllm(options: Options) -> SchedulerOptions:
-    """The options with which the core decides as vLLM 0.19 does.
-
-    Raises:
-        NotInCoreError: for options of vLLM that the core does not have.
-    """
-    missing = {
-        "--scheduling-policy priority": options.scheduling_policy == "priority",
-        "--long-prefill-token-threshold": options.long_prefill_token_threshold > 0,
-        "--no-enable-chunked-prefill": not options.enable_chunked_prefill,
-        "--no-scheduler-reserve-full-isl": not options.scheduler_reserve_full_isl,
-    }
-    for name, is_asked_for in missing.items():
-        if is_asked_for:
-            raise NotInCoreError(name)
+    """The options with which the core decides as vLLM 0.19 does."""
+    has_priorities = options.scheduling_policy == "priority"
     return SchedulerOptions(
-        policy="mixed",
+        policy="admission_order",
         watermark=0.0,
         enable_prefix_caching=options.enable_prefix_caching,
         allocation="chunk",
+        admission="full_prompt" if options.scheduler_reserve_full_isl else "first_chunk",
         eviction="lru",
-        victim="last",
+        victim="least_urgent" if has_priorities else "last",
         full_hit="recompute_block",
-        queue="fcfs",
+        queue="priority" if has_priorities else "fcfs",
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        enable_chunked_prefill=options.enable_chunked_prefill,
         async_scheduling=options.async_scheduling,
     )
 
@@ -55,8 +45,26 @@ def as_nano_vllm(options: Options) -> SchedulerOptions:
     )
 
 
+@dataclass
+class _Flight:
+    """A plan that is not committed.
+
+    Attributes:
+        decodes: its decoding sequences.
+        last_step: the record of its last step.
+        num_generated: tokens that its decodes have been given.
+    """
+
+    plan: StepPlan
+    decodes: list[Sequence]
+    last_step: Step
+    num_generated: int = 0
+
+
 class OurEngine:
     """Our scheduler with a model that answers what the case says.
+
+    With asynchronous scheduling a plan is made before the one before it is committed.
 
     Args:
         horizons: run as many decode steps at once as a plan and the next event allow.
@@ -66,7 +74,9 @@ class OurEngine:
         self.steps: list[Step] = []
         self._horizons = horizons
         self._outputs: dict[int, list[int]] = {}
-        self._sequences: dict[int, Sequence] = {}
+        self._over: set[int] = set()  # requests that were aborted or met a stop
+        self._finished: set[int] = set()
+        self._in_flight: _Flight | None = None
         self._scheduler: Scheduler = make_scheduler(
             scheduler_options,
             num_blocks=options.num_blocks,
@@ -78,76 +88,107 @@ class OurEngine:
 
     @property
     def is_idle(self) -> bool:
-        return not self._scheduler.unfinished
+        return not self._scheduler.unfinished and self._in_flight is None
 
     def add(self, request: Request) -> None:
-        sequence = Sequence(
-            request.request_id,
-            len(request.prompt),
-            len(request.outputs),
-            arrival_time=request.request_id,
-            token_ids=list(request.prompt),
-            priority=request.priority,
-        )
         self._outputs[request.request_id] = request.outputs
-        self._sequences[request.request_id] = sequence
-        self._scheduler.add(sequence)
+        self._scheduler.add(
+            CoreRequest(
+                request.request_id,
+                len(request.prompt),
+                len(request.outputs),
+                arrival_time=request.request_id,
+                token_ids=list(request.prompt),
+                priority=request.priority,
+            )
+        )
 
     def abort(self, request_id: int) -> None:
-        sequence = self._sequences[request_id]
-        if sequence in self._scheduler.unfinished:
+        if any(request.request_id == request_id for request in self._scheduler.unfinished):
+            self._reveal(self._in_flight)
             self._scheduler.abort(request_id)
+            self._over.add(request_id)
 
     def step(self, most: int) -> None:
+        before = self._in_flight
+        self._reveal(before)
         plan = self._scheduler.schedule(len(self.steps))
+        flight = None if plan is None else self._start(plan, most)
         if plan is None:
             self.steps.append(Step({}, [], set()))
-            self._record_state()
-            return
+        first = len(self.steps) - (1 if flight is None else flight.plan.num_steps)
+        if before is not None:
+            self._commit(before)
+        self.steps[first].preempted -= self._finished
+        self._record_state(first, flight)
+        self._in_flight = flight
+        if flight is not None and not self._scheduler.plans_ahead:
+            self._commit(flight)
+            self._in_flight = None
+        self._scheduler.check_integrity()
+
+    def _start(self, plan: StepPlan, most: int) -> _Flight:
+        """Decide how many steps a plan runs, and append them."""
         decodes = list(plan.decodes)
         num_steps = min(most, plan.horizon, *map(self._steps_until_stop, decodes)) if self._horizons else 1
         for ahead in range(num_steps):
-            self.steps.append(self._step(plan, decodes, ahead))
-            self._record_state()
+            self.steps.append(_step(plan, decodes, ahead))
         if num_steps > 1:
             plan = self._scheduler.extend(plan, num_steps)
-            for growth in plan.growth:
-                for step in self.steps[growth.ahead - num_steps :] if growth.ahead else ():
-                    step.num_used_blocks += len(growth.blocks)
-        stopped = self._generate(plan, decodes)
-        outcome = self._scheduler.commit(plan, len(self.steps), dict.fromkeys(stopped, 0))
-        self.steps[-1].finished = {sequence.request_id for sequence in outcome.finished}
-        self._scheduler.check_integrity()
+        return _Flight(plan, decodes, self.steps[-1])
 
-    def _step(self, plan: StepPlan, decodes: list[Sequence], ahead: int) -> Step:
-        computed = {sequence.request_id: (sequence.num_tokens - 1 + ahead, 1) for sequence in decodes}
-        for chunk in plan.prefills:
-            computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
-        if ahead:
-            return Step(computed, [], set())
-        admitted = [sequence.request_id for sequence in plan.admitted]
-        return Step(computed, admitted, {sequence.request_id for sequence in plan.preempted})
+    def _commit(self, flight: _Flight) -> None:
+        self._reveal(flight)
+        stopped = self._generate(flight, 1)
+        self._over |= {sequence.request_id for sequence in stopped}
+        outcome = self._scheduler.commit(flight.plan, len(self.steps), dict.fromkeys(stopped, 0))
+        flight.last_step.finished = {request.request_id for request in outcome.finished}
+        self._finished |= flight.last_step.finished
 
-    def _record_state(self) -> None:
-        """The counts after planning, before the blocks of later steps are taken."""
-        scheduler, step = self._scheduler, self.steps[-1]
-        step.num_running, step.num_waiting = scheduler.num_running, scheduler.num_waiting
-        step.num_used_blocks = scheduler.blocks.num_used_blocks
+    def _reveal(self, flight: _Flight | None) -> None:
+        """Let the scheduler see the tokens of all steps of a plan but the last, which is running."""
+        if flight is not None and flight.plan.num_steps - 1 > flight.num_generated:
+            self._generate(flight, flight.plan.num_steps - 1)
 
-    def _generate(self, plan: StepPlan, decodes: list[Sequence]) -> list[Sequence]:
-        """Append the tokens that the plan yields; returns those who met a stop."""
-        yielding = {sequence: plan.num_steps for sequence in decodes}
-        yielding |= {chunk.sequence: 1 for chunk in plan.prefills if chunk.is_last}
+    def _record_state(self, first: int, flight: _Flight | None) -> None:
+        """Note the counts after planning in the steps from `first` on, with the blocks that each of them adds."""
+        scheduler = self._scheduler
+        later = [growth for growth in flight.plan.growth if growth.ahead] if flight else []
+        num_used = scheduler.blocks.num_used_blocks - sum(len(growth.blocks) for growth in later)
+        for ahead, step in enumerate(self.steps[first:]):
+            step.num_running, step.num_waiting = scheduler.num_running, scheduler.num_waiting
+            num_used += sum(len(growth.blocks) for growth in later if growth.ahead == ahead)
+            step.num_used_blocks = num_used
+
+    def _generate(self, flight: _Flight, num_steps: int) -> list[Sequence]:
+        """Append the tokens of the next `num_steps` steps of a plan; returns those who met a stop."""
+        flight.num_generated += num_steps
         stopped = []
-        for sequence, count in yielding.items():
+        for sequence in [*flight.decodes, *(chunk.sequence for chunk in flight.plan.prefills if chunk.is_last)]:
+            if sequence.request_id in self._over:
+                continue
             tokens = sequence.token_ids
             assert tokens is not None
-            done = len(tokens) - sequence.num_prompt_tokens
-            tokens += self._outputs[sequence.request_id][done : done + count]
+            done = len(tokens) - sequence.request.num_prompt_tokens
+            tokens += self._outputs[sequence.request_id][done : done + num_steps]
             if tokens[-1] == STOP_TOKEN:
                 stopped.append(sequence)
         return stopped
 
     def _steps_until_stop(self, sequence: Sequence) -> int:
-        rest = self._outputs[sequence.request_id][sequence.num_output_tokens :]
-        return rest.index(STOP_TOKEN) + 1 if STOP_TOKEN in rest else len(rest)
+        """Steps after which a decoding sequence stops, which the scheduler does not know; at least 1."""
+        outputs, known = self._outputs[sequence.request_id], sequence.num_output_tokens
+        if STOP_TOKEN not in outputs[known - 1 :]:
+            return len(outputs)
+        return max(1, outputs.index(STOP_TOKEN, known - 1) + 1 - known)
+
+
+def _step(plan: StepPlan, decodes: list[Sequence], ahead: int) -> Step:
+    """The decode step `ahead` of a plan, or its only step; it must not have been counted yet."""
+    computed = {sequence.request_id: (sequence.num_tokens - 1 + ahead, 1) for sequence in decodes}
+    for chunk in plan.prefills:
+        computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
+    if ahead:
+        return Step(computed, [], set())
+    admitted = [sequence.request_id for sequence in plan.admitted]
+    return Step(computed, admitted, {sequence.request_id for sequence in plan.preempted})

@@ -8,7 +8,11 @@ from typing import Protocol
 
 from experiments.oracles.cases import Case, Request
 
-MOST_STEPS = 100_000
+MOST_STEPS = 10_000
+
+
+class EndlessError(RuntimeError):
+    """A case is not over after `MOST_STEPS` steps."""
 
 
 @dataclass
@@ -46,14 +50,14 @@ class Engine(Protocol):
     def add(self, request: Request) -> None: ...
 
     def abort(self, request_id: int) -> None:
-        """Abort a request; no effect if it got its last token in the step before or earlier."""
+        """Abort a request; no effect if it is not there any more."""
 
     def step(self, most: int) -> None:
         """Plan and run one step, or up to `most` of them at once, and append them to `steps`."""
 
 
 def run(engine: Engine, case: Case) -> list[Step]:
-    """All steps of a case up to the last that computes something."""
+    """All steps of a case up to the last that computes something; raises EndlessError."""
     events = case.events()
     while True:
         arrivals, aborts = events.pop(len(engine.steps), ((), ()))
@@ -65,7 +69,7 @@ def run(engine: Engine, case: Case) -> list[Step]:
             break
         engine.step(min(events, default=MOST_STEPS) - len(engine.steps))
         if len(engine.steps) >= MOST_STEPS:
-            raise RuntimeError(f"the case is not over after {MOST_STEPS} steps")
+            raise EndlessError(f"not over after {MOST_STEPS} steps")
     steps = engine.steps
     while steps and not steps[-1].computed:
         steps.pop()

@@ -23,7 +23,7 @@ sys.path[0] = str(ROOT)  # instead of this file's folder, where `vllm` would be 
 
 from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
 from experiments.oracles.comparison import Tally, difference_from_ours, report  # noqa: E402
-from experiments.oracles.ours import NotInCoreError, as_vllm  # noqa: E402
+from experiments.oracles.ours import as_vllm  # noqa: E402
 from experiments.oracles.steps import Step, run  # noqa: E402
 from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
 from experiments.oracles.vllm_modules import load  # noqa: E402
@@ -37,12 +37,7 @@ def compare(name: str, num_cases: int, corrected: SimpleNamespace, original: Sim
         expected = _run_vllm(corrected, case, is_corrected=True)
         tally.count(expected)
         tally.num_faulty += expected != _run_vllm(original, case, is_corrected=False)
-        try:
-            options = as_vllm(case.options)
-        except NotInCoreError as error:
-            tally.missing = str(error)
-            continue
-        if difference := difference_from_ours(expected, case, options):
+        if difference := difference_from_ours(expected, case, as_vllm(case.options)):
             tally.differences.append((number, difference))
     return tally
 

@@ -56,9 +56,7 @@ class VllmEngine:
         )  # fmt: skip
 
     def abort(self, request_id: int) -> None:
-        request = self._scheduler.requests.get(str(request_id))
-        if request is not None and not self._ends_in_flight(request):
-            self._scheduler.finish_requests(str(request_id), self._vllm.RequestStatus.FINISHED_ABORTED)
+        self._scheduler.finish_requests(str(request_id), self._vllm.RequestStatus.FINISHED_ABORTED)
 
     def step(self, most: int = 1) -> None:
         """One step; with asynchronous scheduling it is planned before the step before it is accounted for."""
@@ -114,14 +112,6 @@ class VllmEngine:
         if request is None or start + count < request.num_tokens:
             return []
         return [self._outputs[name][start + count - request.num_prompt_tokens]]
-
-    def _ends_in_flight(self, request: Any) -> bool:
-        """Whether the step in flight gives a request its last token."""
-        if self._in_flight is None or request.num_output_placeholders == 0:
-            return False
-        outputs, number = self._outputs[request.request_id], request.num_output_tokens
-        is_last = number + 1 == len(outputs) or request.num_tokens + 1 >= self._options.max_model_len
-        return is_last or outputs[number] == STOP_TOKEN
 
     def _forget_with_victims(self) -> None:
         scheduler, preempt = self._scheduler, self._scheduler._preempt_request
