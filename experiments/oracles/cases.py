@@ -116,14 +116,15 @@ def make_case(name: str, seed: int) -> Case:
     max_num_seqs = random.randint(4, 16) if is_starved else random.randint(1, 8)
     budget = max_num_seqs + random.randint(0, random.choice([4, 16, 64]))
     if not group.options.get("enable_chunked_prefill", True):
-        budget = max(budget, max_model_len + random.randint(0, 20))
+        budget = max(max_num_seqs, max_model_len + random.randint(0, 8))
+    threshold = random.randint(1, max(2, budget // random.choice([2, 8])))
     options = Options(
         block_size=block_size,
         num_blocks=num_blocks,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=budget,
         max_model_len=max_model_len,
-        long_prefill_token_threshold=random.randint(1, max(2, budget // 2)) if group.threshold else 0,
+        long_prefill_token_threshold=threshold if group.threshold else 0,
         **group.options,
     )
     return Case(options, _requests(group, random, max_model_len, is_starved))
