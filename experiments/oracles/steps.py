@@ -17,7 +17,7 @@ class EndlessError(RuntimeError):
 
 @dataclass
 class Step:
-    """One planned step; an empty one computes nothing.
+    """One planned step.
 
     Attributes:
         computed: for each request in the step, the position of its first token and how many it computes. For an
@@ -45,7 +45,7 @@ class Engine(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """No request is left."""
+        """No request is left, and no step is under way."""
 
     def add(self, request: Request) -> None: ...
 
@@ -53,38 +53,35 @@ class Engine(Protocol):
         """Abort a request; no effect if it is not there any more."""
 
     def step(self, most: int) -> None:
-        """Plan and run one step, or up to `most` of them at once, and append them to `steps`."""
+        """Plan and run one step, which may be empty, or up to `most` of them at once, and append them to `steps`."""
 
 
 def run(engine: Engine, case: Case) -> list[Step]:
-    """All steps of a case up to the last that computes something; raises EndlessError."""
-    events = case.events()
-    while True:
-        arrivals, aborts = events.pop(len(engine.steps), ((), ()))
+    """All steps of a case that compute something; raises EndlessError.
+
+    Empty steps are left out, because a scheduler may as well plan again at once: their preemptions are reported with
+    the next step, and they do not count for when requests arrive.
+    """
+    events, steps = case.events(), engine.steps
+    unreported: set[int] = set()
+    for _ in range(MOST_STEPS):
+        arrivals, aborts = events.pop(len(steps), ((), ()))
+        if engine.is_idle and not arrivals:
+            if not events:
+                return steps
+            arrivals, aborts = events.pop(min(events))
         for request in arrivals:
             engine.add(request)
         for request_id in aborts:
             engine.abort(request_id)
-        if engine.is_idle and not events:
-            break
-        engine.step(min(events, default=MOST_STEPS) - len(engine.steps))
-        if len(engine.steps) >= MOST_STEPS:
-            raise EndlessError(f"not over after {MOST_STEPS} steps")
-    steps = engine.steps
-    while steps and not steps[-1].computed:
-        steps.pop()
-    return _report_preemptions_with_work(steps)
-
-
-def _report_preemptions_with_work(steps: list[Step]) -> list[Step]:
-    """Preemptions of an empty step are reported with the next one that computes something."""
-    earlier: set[int] = set()
-    for step in steps:
-        step.preempted |= earlier
-        earlier = set()
-        if not step.computed:
-            earlier, step.preempted = step.preempted, set()
-    return steps
+        number = len(steps)
+        engine.step(min(events, default=MOST_STEPS) - number)
+        if steps[number].computed:
+            steps[number].preempted |= unreported
+            unreported = set()
+        else:
+            unreported |= steps.pop().preempted
+    raise EndlessError(f"not over after {MOST_STEPS} steps")
 
 
 def first_difference(expected: Iterable[Step], actual: Iterable[Step]) -> str | None:

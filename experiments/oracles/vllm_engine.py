@@ -35,7 +35,7 @@ class VllmEngine:
             self._forget_with_victims()
         self._pool = self._scheduler.kv_cache_manager.block_pool
         self._outputs: dict[str, list[int]] = {}
-        self._in_flight: Any = None  # what was planned ahead and is not accounted for yet
+        self._in_flight: tuple[Any, Step] | None = None  # what was planned ahead and is not accounted for yet
 
     @property
     def is_idle(self) -> bool:
@@ -62,16 +62,17 @@ class VllmEngine:
         """One step; with asynchronous scheduling it is planned before the step before it is accounted for."""
         starts = {name: request.num_computed_tokens for name, request in self._scheduler.requests.items()}
         output = self._scheduler.schedule()
-        self.steps.append(self._step(output, starts))
+        step = self._step(output, starts)
+        self.steps.append(step)
         if not self._options.async_scheduling:
-            self._record_state()
-            self._account(output, self.steps[-1])
+            self._record_state(step)
+            self._account(output, step)
             return
         if self._in_flight is not None:
-            self._account(self._in_flight, self.steps[-2])
-            self.steps[-1].preempted -= self.steps[-2].finished
-        self._record_state()
-        self._in_flight = output if output.num_scheduled_tokens or self._scheduler.requests else None
+            self._account(*self._in_flight)
+            step.preempted -= self._in_flight[1].finished
+        self._record_state(step)
+        self._in_flight = (output, step) if output.num_scheduled_tokens else None
 
     def _step(self, output: Any, starts: dict[str, int]) -> Step:
         resumed = output.scheduled_cached_reqs.resumed_req_ids
@@ -87,8 +88,7 @@ class VllmEngine:
             preempted=set(map(int, output.preempted_req_ids)),
         )
 
-    def _record_state(self) -> None:
-        step = self.steps[-1]
+    def _record_state(self, step: Step) -> None:
         step.num_running, step.num_waiting = self._scheduler.get_request_counts()
         step.num_used_blocks = self._options.num_blocks - self._pool.get_num_free_blocks()
 
