@@ -1,0 +1,194 @@
+"""Runs a case through the scheduling core of this repository: the only file here that knows its interface."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.core.plan import StepPlan
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Request as CoreRequest
+from engine.core.sequence import Sequence
+from experiments.oracles.cases import STOP_TOKEN, Options, Request
+from experiments.oracles.steps import Step
+
+
+def as_vllm(options: Options) -> SchedulerOptions:
+    """The options with which the core decides as vLLM 0.19 does."""
+    has_priorities = options.scheduling_policy == "priority"
+    return SchedulerOptions(
+        policy="admission_order",
+        watermark=0.0,
+        enable_prefix_caching=options.enable_prefix_caching,
+        allocation="chunk",
+        admission="full_prompt" if options.scheduler_reserve_full_isl else "first_chunk",
+        eviction="lru",
+        victim="least_urgent" if has_priorities else "last",
+        full_hit="recompute_block",
+        queue="priority" if has_priorities else "fcfs",
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+        async_scheduling=options.async_scheduling,
+    )
+
+
+def as_nano_vllm(options: Options) -> SchedulerOptions:
+    """The options with which the core decides as nano-vllm does."""
+    return SchedulerOptions(
+        policy="prefill_first",
+        watermark=0.0,
+        eviction="lru",
+        victim="last",
+        full_hit="recompute_block",
+        queue="fcfs",
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+
+
+@dataclass
+class _Flight:
+    """A plan that is not committed.
+
+    Attributes:
+        decodes: its decoding sequences.
+        last_step: the record of its last step.
+        num_generated: tokens that its decodes have been given.
+    """
+
+    plan: StepPlan
+    decodes: list[Sequence]
+    last_step: Step
+    num_generated: int = 0
+
+
+class OurEngine:
+    """Our scheduler with a model that answers what the case says.
+
+    With asynchronous scheduling a plan is made before the one before it is committed.
+
+    Args:
+        horizons: run as many decode steps at once as a plan and the next event allow.
+    """
+
+    def __init__(self, options: Options, scheduler_options: SchedulerOptions, *, horizons: bool) -> None:
+        self.steps: list[Step] = []
+        self._horizons = horizons
+        self._outputs: dict[int, list[int]] = {}
+        self._over: set[int] = set()  # requests that were aborted or met a stop
+        self._finished: set[int] = set()
+        self._in_flight: _Flight | None = None
+        self._scheduler: Scheduler = make_scheduler(
+            scheduler_options,
+            num_blocks=options.num_blocks,
+            block_size=options.block_size,
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_model_len=options.max_model_len,
+        )
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._scheduler.unfinished and self._in_flight is None
+
+    def add(self, request: Request) -> None:
+        self._outputs[request.request_id] = request.outputs
+        self._scheduler.add(
+            CoreRequest(
+                request.request_id,
+                len(request.prompt),
+                len(request.outputs),
+                arrival_time=request.request_id,
+                token_ids=list(request.prompt),
+                priority=request.priority,
+            )
+        )
+
+    def abort(self, request_id: int) -> None:
+        if any(request.request_id == request_id for request in self._scheduler.unfinished):
+            self._reveal(self._in_flight)
+            self._scheduler.abort(request_id)
+            self._over.add(request_id)
+
+    def step(self, most: int) -> None:
+        before = self._in_flight
+        self._reveal(before)
+        plan = self._scheduler.schedule(len(self.steps))
+        flight = None if plan is None else self._start(plan, most)
+        if plan is None:
+            self.steps.append(Step({}, [], set()))
+        first = len(self.steps) - (1 if flight is None else flight.plan.num_steps)
+        if before is not None:
+            self._commit(before)
+        self.steps[first].preempted -= self._finished
+        self._record_state(first, flight)
+        self._in_flight = flight
+        if flight is not None and not self._scheduler.plans_ahead:
+            self._commit(flight)
+            self._in_flight = None
+        self._scheduler.check_integrity()
+
+    def _start(self, plan: StepPlan, most: int) -> _Flight:
+        """Decide how many steps a plan runs, and append them."""
+        decodes = list(plan.decodes)
+        num_steps = min(most, plan.horizon, *map(self._steps_until_stop, decodes)) if self._horizons else 1
+        for ahead in range(num_steps):
+            self.steps.append(_step(plan, decodes, ahead))
+        if num_steps > 1:
+            plan = self._scheduler.extend(plan, num_steps)
+        return _Flight(plan, decodes, self.steps[-1])
+
+    def _commit(self, flight: _Flight) -> None:
+        self._reveal(flight)
+        stopped = self._generate(flight, 1)
+        self._over |= {sequence.request_id for sequence in stopped}
+        outcome = self._scheduler.commit(flight.plan, len(self.steps), dict.fromkeys(stopped, 0))
+        flight.last_step.finished = {request.request_id for request in outcome.finished}
+        self._finished |= flight.last_step.finished
+
+    def _reveal(self, flight: _Flight | None) -> None:
+        """Let the scheduler see the tokens of all steps of a plan but the last, which is running."""
+        if flight is not None and flight.plan.num_steps - 1 > flight.num_generated:
+            self._generate(flight, flight.plan.num_steps - 1)
+
+    def _record_state(self, first: int, flight: _Flight | None) -> None:
+        """Note the counts after planning in the steps from `first` on, with the blocks that each of them adds."""
+        scheduler = self._scheduler
+        later = [growth for growth in flight.plan.growth if growth.ahead] if flight else []
+        num_used = scheduler.blocks.num_used_blocks - sum(len(growth.blocks) for growth in later)
+        for ahead, step in enumerate(self.steps[first:]):
+            step.num_running, step.num_waiting = scheduler.num_running, scheduler.num_waiting
+            num_used += sum(len(growth.blocks) for growth in later if growth.ahead == ahead)
+            step.num_used_blocks = num_used
+
+    def _generate(self, flight: _Flight, num_steps: int) -> list[Sequence]:
+        """Append the tokens of the next `num_steps` steps of a plan; returns those who met a stop."""
+        flight.num_generated += num_steps
+        stopped = []
+        for sequence in [*flight.decodes, *(chunk.sequence for chunk in flight.plan.prefills if chunk.is_last)]:
+            if sequence.request_id in self._over:
+                continue
+            tokens = sequence.token_ids
+            assert tokens is not None
+            done = len(tokens) - sequence.request.num_prompt_tokens
+            tokens += self._outputs[sequence.request_id][done : done + num_steps]
+            if tokens[-1] == STOP_TOKEN:
+                stopped.append(sequence)
+        return stopped
+
+    def _steps_until_stop(self, sequence: Sequence) -> int:
+        """Steps after which a decoding sequence stops, which the scheduler does not know; at least 1."""
+        outputs, known = self._outputs[sequence.request_id], sequence.num_output_tokens
+        if STOP_TOKEN not in outputs[known - 1 :]:
+            return len(outputs)
+        return max(1, outputs.index(STOP_TOKEN, known - 1) + 1 - known)
+
+
+def _step(plan: StepPlan, decodes: list[Sequence], ahead: int) -> Step:
+    """The decode step `ahead` of a plan, or its only step; it must not have been counted yet."""
+    computed = {sequence.request_id: (sequence.num_tokens - 1 + ahead, 1) for sequence in decodes}
+    for chunk in plan.prefills:
+        computed[chunk.sequence.request_id] = (chunk.start, chunk.num_tokens)
+    if ahead:
+        return Step(computed, [], set())
+    admitted = [sequence.request_id for sequence in plan.admitted]
+    return Step(computed, admitted, {sequence.request_id for sequence in plan.preempted})

@@ -1,0 +1,61 @@
+"""Does our scheduling core decide as vLLM 0.19 does? Both run random workloads, and every step is compared.
+
+    pip download --no-deps vllm==0.19.0
+    unzip vllm-0.19.0-*.whl 'vllm/_version.py' 'vllm/utils/*' 'vllm/v1/*' -d unpacked
+    python experiments/oracles/vllm.py --vllm unpacked
+
+vLLM's own scheduler and KV cache manager run, without GPU and without anything else of vLLM. A step is who computes
+which tokens, who is admitted, preempted and finished, how much of a prompt is cached, and how many blocks are used.
+Two faults of its priority policy are corrected in the comparison (`vllm_modules.py`, `vllm_engine.py`); the table says
+how many cases they change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import SimpleNamespace
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[0] = str(ROOT)  # instead of this file's folder, where `vllm` would be this file
+
+from experiments.oracles.cases import GROUPS, Case, make_case  # noqa: E402
+from experiments.oracles.comparison import Tally, difference_from_ours, report  # noqa: E402
+from experiments.oracles.ours import as_vllm  # noqa: E402
+from experiments.oracles.steps import Step, run  # noqa: E402
+from experiments.oracles.vllm_engine import VllmEngine  # noqa: E402
+from experiments.oracles.vllm_modules import load  # noqa: E402
+
+
+def compare(name: str, num_cases: int, corrected: SimpleNamespace, original: SimpleNamespace) -> Tally:
+    """Run `num_cases` cases of the group `name`."""
+    tally = Tally(name)
+    for number in range(num_cases):
+        case = make_case(name, number)
+        expected = _run_vllm(corrected, case, is_corrected=True)
+        tally.count(expected)
+        tally.num_faulty += expected != _run_vllm(original, case, is_corrected=False)
+        if difference := difference_from_ours(expected, case, as_vllm(case.options)):
+            tally.differences.append((number, difference))
+    return tally
+
+
+def _run_vllm(vllm: SimpleNamespace, case: Case, *, is_corrected: bool) -> list[Step]:
+    return run(VllmEngine(vllm, case.options, corrected=is_corrected), case)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vllm", type=Path, required=True, help="folder with the directory `vllm` of the wheel")
+    parser.add_argument("--cases", type=int, default=100, help="cases of each kind")
+    parser.add_argument("--only", choices=GROUPS, nargs="*", default=list(GROUPS), help="kinds of cases")
+    args = parser.parse_args(arguments)
+    corrected, original = load(args.vllm, corrected=True), load(args.vllm, corrected=False)
+    tallies = [compare(name, args.cases, corrected, original) for name in args.only]
+    return 0 if report("Our scheduling core and the scheduler of vLLM 0.19", tallies) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

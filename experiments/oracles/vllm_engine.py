@@ -1,0 +1,166 @@
+"""Runs a case through the scheduler of vLLM, in the loop that its engine core runs."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from experiments.oracles.cases import STOP_TOKEN, Options, Request
+from experiments.oracles.steps import Step
+from experiments.oracles.vllm_modules import block_hash
+
+
+class VllmEngine:
+    """The scheduler of vLLM with a model that answers what the case says.
+
+    Args:
+        vllm: what `vllm_modules.load` returns.
+        corrected: forget the hashes of blocks that a victim was to fill in the step it is thrown out of. vLLM keeps
+            them, so that KV which was never computed is found as cached.
+
+    Attributes:
+        num_forgotten_blocks: how often that was needed.
+    """
+
+    def __init__(self, vllm: SimpleNamespace, options: Options, *, corrected: bool) -> None:
+        self.steps: list[Step] = []
+        self.num_forgotten_blocks = 0
+        self._vllm = vllm
+        self._options = options
+        self._hasher = (
+            vllm.get_request_block_hasher(options.block_size, block_hash) if options.enable_prefix_caching else None
+        )
+        self._scheduler = _make_scheduler(vllm, options)
+        if corrected:
+            self._forget_with_victims()
+        self._pool = self._scheduler.kv_cache_manager.block_pool
+        self._outputs: dict[str, list[int]] = {}
+        self._in_flight: tuple[Any, Step] | None = None  # what was planned ahead and is not accounted for yet
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._scheduler.requests and self._in_flight is None
+
+    def add(self, request: Request) -> None:
+        name = str(request.request_id)
+        self._outputs[name] = request.outputs
+        params = SimpleNamespace(
+            max_tokens=len(request.outputs), min_tokens=0, eos_token_id=None, stop_token_ids=[STOP_TOKEN],
+            repetition_detection=None, extra_args=None, logprobs=None, skip_reading_prefix_cache=None,
+        )  # fmt: skip
+        self._scheduler.add_request(
+            self._vllm.Request(
+                name, list(request.prompt), params, None, arrival_time=float(request.request_id),
+                priority=request.priority, block_hasher=self._hasher,
+            )
+        )  # fmt: skip
+
+    def abort(self, request_id: int) -> None:
+        self._scheduler.finish_requests(str(request_id), self._vllm.RequestStatus.FINISHED_ABORTED)
+
+    def step(self, most: int = 1) -> None:
+        """One step; with asynchronous scheduling it is planned before the step before it is accounted for."""
+        starts = {name: request.num_computed_tokens for name, request in self._scheduler.requests.items()}
+        output = self._scheduler.schedule()
+        step = self._step(output, starts)
+        self.steps.append(step)
+        if not self._options.async_scheduling:
+            self._record_state(step)
+            self._account(output, step)
+            return
+        if self._in_flight is not None:
+            self._account(*self._in_flight)
+            step.preempted -= self._in_flight[1].finished
+        self._record_state(step)
+        self._in_flight = (output, step) if output.num_scheduled_tokens else None
+
+    def _step(self, output: Any, starts: dict[str, int]) -> Step:
+        resumed = output.scheduled_cached_reqs.resumed_req_ids
+        positions = {request.req_id: request.num_computed_tokens for request in output.scheduled_new_reqs}
+        cached = output.scheduled_cached_reqs
+        positions |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        admitted = {request.req_id for request in output.scheduled_new_reqs} | resumed
+        for name in output.num_scheduled_tokens.keys() - admitted:
+            assert positions[name] == starts[name]
+        return Step(
+            computed={int(name): (positions[name], count) for name, count in output.num_scheduled_tokens.items()},
+            admitted=[int(name) for name in output.num_scheduled_tokens if name in admitted],
+            preempted=set(map(int, output.preempted_req_ids)),
+        )
+
+    def _record_state(self, step: Step) -> None:
+        step.num_running, step.num_waiting = self._scheduler.get_request_counts()
+        step.num_used_blocks = self._options.num_blocks - self._pool.get_num_free_blocks()
+
+    def _account(self, output: Any, step: Step) -> None:
+        names = list(output.num_scheduled_tokens)
+        tokens = [self._sampled(name, *step.computed[int(name)]) for name in names]
+        before = self._scheduler.requests.keys() & set(names)
+        self._scheduler.update_from_output(
+            output,
+            SimpleNamespace(
+                req_id_to_index={name: index for index, name in enumerate(names)}, sampled_token_ids=tokens,
+                logprobs=None, prompt_logprobs_dict={}, pooler_output=None, num_nans_in_logits=None,
+                kv_connector_output=None, cudagraph_stats=None,
+            ),
+        )  # fmt: skip
+        step.finished = {int(name) for name in before - self._scheduler.requests.keys()}
+
+    def _sampled(self, name: str, start: int, count: int) -> list[int]:
+        """The token that a request gets from a step; none for a prompt that is not computed to its end."""
+        request = self._scheduler.requests.get(name)
+        if request is None or start + count < request.num_tokens:
+            return []
+        return [self._outputs[name][start + count - request.num_prompt_tokens]]
+
+    def _forget_with_victims(self) -> None:
+        scheduler, preempt = self._scheduler, self._scheduler._preempt_request
+        pool, manager = scheduler.kv_cache_manager.block_pool, scheduler.kv_cache_manager
+
+        def preempt_and_forget(request: Any, timestamp: float) -> None:
+            (blocks,) = manager.get_blocks(request.request_id).blocks
+            for block in blocks[request.num_computed_tokens // self._options.block_size :]:
+                self.num_forgotten_blocks += block.block_hash is not None
+                pool._maybe_evict_cached_block(block)
+            preempt(request, timestamp)
+
+        scheduler._preempt_request = preempt_and_forget
+
+
+def _make_scheduler(vllm: SimpleNamespace, options: Options) -> Any:
+    """A scheduler of vLLM for a dense model on one device; block 0 of the pool is the one that nobody gets."""
+    spec = vllm.FullAttentionSpec(block_size=options.block_size, num_kv_heads=1, head_size=1, dtype=None)
+    config = SimpleNamespace(
+        scheduler_config=SimpleNamespace(
+            max_num_seqs=options.max_num_seqs,
+            max_num_batched_tokens=options.max_num_batched_tokens,
+            max_num_scheduled_tokens=None,
+            policy=options.scheduling_policy,
+            long_prefill_token_threshold=options.long_prefill_token_threshold,
+            enable_chunked_prefill=options.enable_chunked_prefill,
+            scheduler_reserve_full_isl=options.scheduler_reserve_full_isl,
+            async_scheduling=options.async_scheduling,
+        ),
+        cache_config=SimpleNamespace(
+            enable_prefix_caching=options.enable_prefix_caching, num_gpu_blocks=options.num_blocks + 1,
+            block_size=options.block_size, mamba_cache_mode="none",
+        ),
+        model_config=SimpleNamespace(
+            max_model_len=options.max_model_len, is_encoder_decoder=False, enable_return_routed_experts=False
+        ),
+        parallel_config=SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1, pipeline_parallel_size=1,
+            data_parallel_index=0,
+        ),
+        observability_config=SimpleNamespace(kv_cache_metrics=False, enable_mfu_metrics=False),
+        lora_config=None, kv_events_config=None, kv_transfer_config=None, ec_transfer_config=None,
+        speculative_config=None,
+    )  # fmt: skip
+    scheduler_class = vllm.AsyncScheduler if options.async_scheduling else vllm.Scheduler
+    return scheduler_class(
+        vllm_config=config,
+        kv_cache_config=vllm.KVCacheConfig(options.num_blocks + 1, [], [vllm.KVCacheGroupSpec(["layer"], spec)]),
+        structured_output_manager=SimpleNamespace(should_advance=lambda request: False),
+        block_size=options.block_size,
+        mm_registry=SimpleNamespace(supports_multimodal_inputs=lambda config: False),
+    )

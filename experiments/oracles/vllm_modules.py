@@ -1,0 +1,86 @@
+"""The scheduler of vLLM 0.19, out of an unpacked wheel and without the rest of vLLM."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from experiments.oracles.stubs import Corrections, SelectiveFinder, selective_imports
+
+VERSION = "0.19.0"
+_STOOD_IN_FOR = ("vllm", "torch", "msgspec")
+_REAL = ("vllm.v1.core", "vllm.v1.request", "vllm.v1.kv_cache_interface", "vllm.utils.math_utils", "vllm._version")
+_SCHEDULER = "vllm.v1.core.sched.scheduler"
+
+
+def block_hash(value: object) -> bytes:
+    """In place of the hash functions of vLLM; only equality matters."""
+    return hashlib.sha256(repr(value).encode()).digest()
+
+
+_VALUES: dict[str, dict[str, Any]] = {
+    "vllm": {},
+    "vllm.envs": {"VLLM_USE_V2_MODEL_RUNNER": False, "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": False},
+    "vllm.utils": {"length_from_prompt_token_ids_or_embeds": lambda tokens, embeds: len(tokens)},
+    "vllm.utils.hashing": {"sha256_cbor": block_hash, "xxhash_cbor": block_hash},
+    "vllm.v1.structured_output.request": {
+        "StructuredOutputRequest": SimpleNamespace(from_sampling_params=lambda params: None)
+    },
+    "vllm.v1.utils": {"ConstantList": lambda items: items, "record_function_or_nullcontext": nullcontext},
+    "vllm.v1.engine": {"EngineCoreOutput": SimpleNamespace, "EngineCoreOutputs": SimpleNamespace},
+}
+
+# A victim of the priority policy that stands before the request which lacks blocks moves that one forward in the list.
+# vLLM moves its index along only if the victim has been scheduled in this step. With asynchronous scheduling it may not
+# have been, because it waits for its last token, and then the request after the one that lacked blocks is left out.
+_SKIPPED_INDEX = Corrections(
+    {
+        _SCHEDULER: [
+            (
+                "                        self.running.remove(preempted_req)\n",
+                "                        if self.running.index(preempted_req) < req_index:\n"
+                "                            req_index -= 1\n"
+                "                        self.running.remove(preempted_req)\n",
+            ),
+            (
+                "                                encoder_compute_budget += num_embeds_to_restore\n"
+                "                            req_index -= 1\n",
+                "                                encoder_compute_budget += num_embeds_to_restore\n",
+            ),
+        ]
+    }
+)
+
+
+def load(folder: Path, *, corrected: bool) -> SimpleNamespace:
+    """The classes of the scheduler, by name.
+
+    Args:
+        folder: holds the directory `vllm` of the wheel.
+        corrected: correct the index that skips a request (see above).
+
+    Raises:
+        ImportError: it is not version 0.19.0.
+    """
+    finder = SelectiveFinder(folder, _STOOD_IN_FOR, _REAL, _VALUES, _SKIPPED_INDEX if corrected else Corrections())
+    with selective_imports(finder, _STOOD_IN_FOR):
+        version = importlib.import_module("vllm._version").__version__
+        if version != VERSION:
+            raise ImportError(f"{folder} holds vLLM {version}, the comparison is with {VERSION}")
+        names = SimpleNamespace()
+        for module, attributes in {
+            _SCHEDULER: ["Scheduler"],
+            "vllm.v1.core.sched.async_scheduler": ["AsyncScheduler"],
+            "vllm.v1.core.kv_cache_utils": ["get_request_block_hasher", "init_none_hash"],
+            "vllm.v1.kv_cache_interface": ["FullAttentionSpec", "KVCacheConfig", "KVCacheGroupSpec"],
+            "vllm.v1.request": ["Request", "RequestStatus"],
+        }.items():
+            loaded = importlib.import_module(module)
+            for attribute in attributes:
+                setattr(names, attribute, getattr(loaded, attribute))
+    names.init_none_hash(block_hash)
+    return names
