@@ -123,17 +123,22 @@ class ShadowExecutor:
         for sequence in (s for request in self.live.values() for s in request.sequences):
             for block in sequence.block_table:
                 holders.setdefault(block, []).append(sequence)
-        computed = {s: s.num_computed_tokens for r in self.live.values() for s in r.sequences}
+        before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
         plan = self.scheduler.schedule(step, lane)
+        self._check_losses(before)
         check_promptness(self.workload, self.scheduler, plan, step)
         if plan is None:
             return None
-        for sequence in plan.preempted:
-            if not self.scheduler.plans_ahead and sequence.host_blocks is None and computed[sequence]:
-                self.lost[sequence] = max(self.lost[sequence], computed[sequence])
-                assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
         self._check_plan(plan)
         return plan, step, holders
+
+    def _check_losses(self, before: dict[Sequence, tuple[int, int]]) -> None:
+        """Prove that those who were preempted count what they lost."""
+        for sequence, (computed, num_preemptions) in before.items():
+            was_preempted = sequence.num_preemptions > num_preemptions and sequence.host_blocks is None
+            if was_preempted and not self.scheduler.plans_ahead:
+                self.lost[sequence] = max(self.lost[sequence], computed)
+                assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
 
     def _launch(self, plan: StepPlan, step: int, holders: Holders) -> tuple[StepPlan, list[Token]]:
         """Extend the plan, check it and execute it against the store."""

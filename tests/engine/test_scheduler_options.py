@@ -6,38 +6,18 @@ from typing import Any
 
 import pytest
 
-from engine.core.block_manager import BlockManager
+from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import StepPlan
-from engine.core.policy import VICTIM_RULES
-from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
-from engine.core.sequence import Sequence
+from engine.core.preemption import VICTIM_RULES
+from engine.core.sequence import Request
 from engine.engine_config import EngineConfig
-
-
-def make(num_blocks: int = 100, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, **options: Any) -> Scheduler:
-    return make_scheduler(
-        SchedulerOptions(**{"watermark": 0.0, **options}), num_blocks=num_blocks, block_size=4,
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-    )  # fmt: skip
-
-
-def step(scheduler: Scheduler, now: int = 0) -> StepPlan:
-    plan = scheduler.schedule(now)
-    assert plan is not None
-    scheduler.commit(plan, now + 1)
-    scheduler.check_integrity()
-    return plan
-
-
-def chunks(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return [(chunk.sequence.request_id, chunk.start, chunk.num_tokens) for chunk in plan.prefills]
+from tests.engine.builders import bare_sequence, chunks, ids, make, step
 
 
 @pytest.mark.parametrize(("eviction", "takes_the_older"), [("unhashed_first", False), ("lru", True)])
 def test_eviction_takes_unhashed_blocks_first_or_the_least_recently_used(eviction: Any, takes_the_older: bool) -> None:
     blocks = BlockManager(2, 4, eviction=eviction)
-    hashed, unhashed = Sequence(0, 4, 1, block_hashes=[7]), Sequence(1, 4, 1)
+    hashed, unhashed = bare_sequence(0, 4, 1, block_hashes=[7]), bare_sequence(1, 4, 1)
     for sequence in (hashed, unhashed):
         blocks.admit(sequence, blocks.match(sequence), 4)
         blocks.register(sequence, 4 if sequence is hashed else 0)
@@ -45,12 +25,12 @@ def test_eviction_takes_unhashed_blocks_first_or_the_least_recently_used(evictio
     for sequence in (hashed, unhashed):
         blocks.release(sequence)
     assert (blocks.take(1) == older) == takes_the_older
-    assert bool(blocks.match(Sequence(2, 5, 1, block_hashes=[7])).blocks) != takes_the_older
+    assert bool(blocks.match(bare_sequence(2, 5, 1, block_hashes=[7])).blocks) != takes_the_older
 
 
 def test_one_queue_hands_out_blocks_in_the_order_they_were_freed() -> None:
     blocks = BlockManager(6, 1, eviction="lru")
-    first, second = Sequence(0, 2, 1, block_hashes=[1, 2]), Sequence(1, 3, 1)
+    first, second = bare_sequence(0, 2, 1, block_hashes=[1, 2]), bare_sequence(1, 3, 1)
     for sequence in (first, second):
         blocks.admit(sequence, blocks.match(sequence), sequence.num_tokens)
     assert first.block_table + second.block_table == [0, 1, 2, 3, 4]
@@ -64,7 +44,7 @@ def test_one_queue_hands_out_blocks_in_the_order_they_were_freed() -> None:
 def test_a_prompt_that_is_all_cached_computes_one_token_or_its_last_block(full_hit: str, start: int) -> None:
     scheduler = make(full_hit=full_hit)
     for i in range(2):
-        scheduler.add(Sequence(i, 8, 1, block_hashes=[1, 2]))
+        scheduler.add(Request(i, 8, 1, block_hashes=[1, 2]))
         plan = step(scheduler)
     assert chunks(plan) == [(1, start, 8 - start)]
 
@@ -72,22 +52,22 @@ def test_a_prompt_that_is_all_cached_computes_one_token_or_its_last_block(full_h
 @pytest.mark.parametrize(("allocation", "used"), [("prompt", [5, 5, 5]), ("chunk", [2, 4, 5])])
 def test_a_cut_prompt_gets_its_blocks_at_once_or_chunk_by_chunk(allocation: str, used: list[int]) -> None:
     scheduler = make(allocation=allocation, max_num_batched_tokens=8)
-    scheduler.add(Sequence(0, 20, 2))
+    scheduler.add(Request(0, 20, 2))
     assert [step(scheduler).num_used_blocks for _ in used] == used
 
 
 def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     scheduler = make(num_blocks=5, allocation="chunk", max_num_batched_tokens=8)
-    scheduler.add(Sequence(0, 7, 3))
-    scheduler.add(Sequence(1, 16, 2))
+    scheduler.add(Request(0, 7, 3))
+    scheduler.add(Request(1, 16, 2))
     assert step(scheduler).num_waiting == 1
 
 
 def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> None:
     scheduler = make(num_blocks=6, allocation="chunk", max_num_batched_tokens=9)
-    scheduler.add(Sequence(0, 8, 9))
-    scheduler.add(Sequence(1, 16, 1))  # its four blocks fit beside the two that the first has now
-    scheduler.add(Sequence(2, 1, 1))
+    scheduler.add(Request(0, 8, 9))
+    scheduler.add(Request(1, 16, 1))  # its four blocks fit beside the two that the first has now
+    scheduler.add(Request(2, 1, 1))
     plans = [step(scheduler, now) for now in range(3)]
     assert [chunks(plan) for plan in plans] == [[(0, 0, 8), (1, 0, 1)], [(1, 1, 8)], []]
     assert [[s.request_id for s in plan.preempted] for plan in plans] == [[], [], [1]]
@@ -97,19 +77,19 @@ def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> N
 @pytest.mark.parametrize(("victim", "expected"), [("spare_last", 1), ("last", 2)])
 def test_who_gave_way_last_is_spared_or_not(victim: Any, expected: int) -> None:
     choose = VICTIM_RULES[victim]
-    running = [Sequence(i, 1, 1) for i in range(3)]
+    running = [bare_sequence(i, 1, 1) for i in range(3)]
     assert choose(reversed(running), running[2]).request_id == expected
     assert choose(reversed(running), running[0]).request_id == 2
-    urgent = [Sequence(0, 1, 1, priority=1), Sequence(1, 1, 1)]
+    urgent = [bare_sequence(0, 1, 1, priority=1), bare_sequence(1, 1, 1)]
     assert choose(reversed(urgent), None) is urgent[victim == "last"]
 
 
 def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it_lacks() -> None:
     scheduler = make(num_blocks=3)
-    scheduler.add(Sequence(0, 4, 8, block_hashes=[1, 2, 3]))
+    scheduler.add(Request(0, 4, 8, block_hashes=[1, 2, 3]))
     step(scheduler)
     step(scheduler)
-    scheduler.add(Sequence(1, 9, 1, block_hashes=[1, 2]))  # two blocks are missing and one is free
+    scheduler.add(Request(1, 9, 1, block_hashes=[1, 2]))  # two blocks are missing and one is free
     plan = scheduler.schedule(2)  # computes token 5 of the running sequence; token 7 fills its second block
     assert plan is not None and not plan.admitted and plan.horizon == 2
     plan = scheduler.extend(plan, plan.horizon)
@@ -120,10 +100,10 @@ def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it
 def test_what_a_sequence_will_generate_is_not_known_to_its_plan() -> None:
     """A real engine cannot know that token 7 will not fill the block that the waiting prompt lacks, and looks then."""
     scheduler = make(num_blocks=3)
-    scheduler.add(Sequence(0, 4, 8, block_hashes=[1, 2, 3]))
+    scheduler.add(Request(0, 4, 8, block_hashes=[1, 2, 3]))
     step(scheduler)
     step(scheduler)
-    scheduler.add(Sequence(1, 9, 1, block_hashes=[1, 7]))
+    scheduler.add(Request(1, 9, 1, block_hashes=[1, 7]))
     plan = scheduler.schedule(2)
     assert plan is not None and not plan.admitted and plan.horizon == 2
 
@@ -133,7 +113,7 @@ def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_pla
     for async_scheduling in (False, True):
         scheduler = make(max_num_seqs=2, async_scheduling=async_scheduling)
         for i, max_tokens in enumerate([2, 9, 9]):
-            scheduler.add(Sequence(i, 4, max_tokens))
+            scheduler.add(Request(i, 4, max_tokens))
         plans[async_scheduling] = [step(scheduler, now) for now in range(4)]
     admitted = {key: [[s.request_id for s in plan.admitted] for plan in each] for key, each in plans.items()}
     assert admitted == {False: [[0, 1], [], [2], []], True: [[0, 1], [], [], [2]]}
@@ -144,7 +124,7 @@ def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_pla
 def test_async_scheduling_plans_again_when_everything_had_to_wait_for_the_last_step() -> None:
     scheduler = make(max_num_seqs=1, async_scheduling=True)
     for i in range(2):
-        scheduler.add(Sequence(i, 4, 1))
+        scheduler.add(Request(i, 4, 1))
     assert chunks(step(scheduler)) == [(0, 0, 4)]
     assert scheduler.schedule(1) is None
     assert chunks(step(scheduler, 1)) == [(1, 0, 4)]
@@ -153,8 +133,8 @@ def test_async_scheduling_plans_again_when_everything_had_to_wait_for_the_last_s
 
 def test_an_ended_sequence_is_no_preemption_when_its_blocks_are_needed() -> None:
     scheduler = make(num_blocks=4, victim="last", async_scheduling=True)
-    scheduler.add(Sequence(0, 8, 6))
-    scheduler.add(Sequence(1, 7, 2))
+    scheduler.add(Request(0, 8, 6))
+    scheduler.add(Request(1, 7, 2))
     for now in range(2):
         step(scheduler, now)
     plan = step(scheduler, 2)  # request 1 has ended, request 0 needs a third block
@@ -182,6 +162,6 @@ def test_prompts_of_a_step_may_be_padded_by_so_much(
 ) -> None:
     scheduler = make(max_num_batched_tokens=budget, policy="prefill_first", max_padding=max_padding)
     for i, num_tokens in enumerate((30, 30, 2, 20)):
-        scheduler.add(Sequence(i, num_tokens, 3))
+        scheduler.add(Request(i, num_tokens, 3))
     steps = [[size for _, _, size in chunks(step(scheduler, now))] for now in range(len(expected) + 1)]
     assert steps == [*expected, []]
