@@ -1,8 +1,8 @@
-"""Schedulers to try by hand: made with few blocks, and run to the end with a step per plan. Nothing here needs torch."""
+"""Schedulers to try by hand: made with few blocks, and run to the end, by default with a step per plan."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from engine.core.plan import StepPlan
@@ -33,25 +33,40 @@ def sequences(scheduler: Scheduler) -> dict[int, Sequence]:
 
 def generate(plan: StepPlan, token: int = 7) -> None:
     """Append what the plan's steps generate to the sequences that know their tokens."""
-    for sequence in (*[chunk.sequence for chunk in plan.prefills if chunk.is_last], *plan.decodes):
+    for sequence in receivers(plan):
         if sequence.token_ids is not None:
             sequence.token_ids += [token] * plan.num_steps
 
 
-def run(scheduler: Scheduler, *, groups: bool = False) -> Iterator[StepPlan]:
+def receivers(plan: StepPlan) -> list[Sequence]:
+    """The sequences that the plan gives tokens."""
+    return [*[chunk.sequence for chunk in plan.prefills if chunk.is_last], *plan.decodes]
+
+
+def run(scheduler: Scheduler, *, groups: bool = False, stops: Mapping[int, int] | None = None) -> Iterator[StepPlan]:
     """Execute to the end and yield each plan before it is committed; time counts steps.
 
-    A plan is one step, or with `groups` as many as its horizon allows.
+    A plan is one step, or with `groups` as many as its horizon allows. A scheduler that plans ahead plans each step
+    when the one before it begins. `stops` says after how many output tokens a request meets a stop condition.
     """
-    now = 0
-    while plan := scheduler.schedule(now):
+    now, plan = 0, scheduler.schedule(0)
+    while plan:
         if groups and plan.horizon > 1:
             plan = scheduler.extend(plan, plan.horizon)
+        known = {sequence: sequence.num_output_tokens for sequence in receivers(plan)}
         yield plan
-        now += plan.num_steps
         generate(plan)
-        scheduler.commit(plan, now)
+        now += plan.num_steps
+        ahead = scheduler.schedule(now - 1) if scheduler.plans_ahead else None
+        scheduler.commit(plan, now, _stopped(known, plan.num_steps, stops or {}))
         scheduler.check_integrity()
+        plan = ahead or scheduler.schedule(now)
+
+
+def _stopped(known: Mapping[Sequence, int], num_steps: int, stops: Mapping[int, int]) -> dict[Sequence, int]:
+    """Who stops in a plan, and how many tokens past it come, given the output tokens before the plan."""
+    ends = {s: (count + num_steps, stops.get(s.request_id, 0)) for s, count in known.items()}
+    return {s: end - stop for s, (end, stop) in ends.items() if known[s] < stop <= end}
 
 
 def step(scheduler: Scheduler, now: int = 0) -> StepPlan:

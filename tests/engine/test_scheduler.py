@@ -9,7 +9,7 @@ import pytest
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
-from tests.engine.builders import chunks, ids, make, run
+from tests.engine.builders import chunks, make, run
 
 ALL = pytest.mark.parametrize("policy", sorted(POLICIES))
 
@@ -46,10 +46,10 @@ def test_impossible_limits_are_refused(arguments: dict[str, int]) -> None:
 @ALL
 def test_output_ends_at_max_model_len(policy: str) -> None:
     scheduler = make(policy, max_model_len=10)
-    sequence = Sequence(0, 6, 100)
-    scheduler.add(sequence)
+    request = Request(0, 6, 100)
+    scheduler.add(request)
     list(run(scheduler))
-    assert sequence.num_output_tokens == 4 and sequence.status is SequenceStatus.FINISHED
+    assert request.num_output_tokens == 4 and request.sequences[0].status is SequenceStatus.FINISHED
 
 
 @ALL
@@ -93,7 +93,7 @@ def test_context_of_a_decode_is_its_length() -> None:
     scheduler = make(max_num_seqs=2)
     scheduler.add(Request(0, 5, 3))
     scheduler.add(Request(1, 9, 2))
-    assert [plan.num_context_tokens for plan in run(scheduler)] == [0, 6 + 10, 7]
+    assert [plan.work.num_context_tokens for plan in run(scheduler)] == [0, 6 + 10, 7]
 
 
 @ALL
@@ -139,17 +139,17 @@ def still_running(admitted: list[Sequence], plan: StepPlan) -> list[Sequence]:
 @ALL
 def test_what_was_generated_survives_a_preemption(policy: str) -> None:
     scheduler = make(policy, num_blocks=6, block_size=2)
-    sequences = [Sequence(i, 4, 7) for i in range(2)]
-    for sequence in sequences:
-        scheduler.add(sequence)
+    requests = [Request(i, 4, 7) for i in range(2)]
+    for request in requests:
+        scheduler.add(request)
     restarts = []
     for plan in run(scheduler):
         restarts += [c for c in plan.prefills if c.sequence.num_preemptions]
     (restart,) = restarts
     victim = restart.sequence
-    assert restart.start + restart.num_tokens > victim.num_prompt_tokens  # the prompt and what came after it
-    assert [s.num_output_tokens for s in sequences] == [7, 7]
-    assert sum(s.num_preemptions for s in sequences) == 1
+    assert restart.start + restart.num_tokens > victim.request.num_prompt_tokens  # the prompt and what came after it
+    assert [request.num_output_tokens for request in requests] == [7, 7]
+    assert sum(request.num_preemptions for request in requests) == 1
     assert victim.num_recomputed_tokens == victim.num_lost_tokens - restart.start
 
 
@@ -193,7 +193,7 @@ def test_abort_frees_everything_and_lets_the_queue_move() -> None:
     plan = scheduler.schedule(0)
     assert plan is not None and plan.num_waiting == 1
     scheduler.commit(plan, 1)
-    assert scheduler.abort(0).status is SequenceStatus.ABORTED
+    assert scheduler.abort(0).sequences[0].status is SequenceStatus.ABORTED
     plan = scheduler.schedule(1)
     assert plan is not None and chunks(plan) == [(1, 0, 12)]
     scheduler.commit(plan, 2)
@@ -201,3 +201,26 @@ def test_abort_frees_everything_and_lets_the_queue_move() -> None:
     assert scheduler.blocks.num_used_blocks == 0 and scheduler.schedule(2) is None
     with pytest.raises(KeyError):
         scheduler.abort(1)
+
+
+@ALL
+@pytest.mark.parametrize("plans_ahead", [False, True])
+def test_abort_while_plans_are_under_way_frees_all_and_stops_nobody(policy: str, plans_ahead: bool) -> None:
+    scheduler = make(policy, async_scheduling=plans_ahead)
+    requests = [Request(i, 6, 8) for i in range(3)]
+    for request in requests:
+        scheduler.add(request)
+    for num_plans, plan in enumerate(run(scheduler)):
+        if num_plans == 0:  # its prompt is being computed
+            assert requests[0].sequences[0] in {chunk.sequence for chunk in plan.prefills}
+            scheduler.abort(0)
+            scheduler.check_integrity()
+        if num_plans == 4:
+            assert requests[1].sequences[0] in plan.decodes
+            scheduler.abort(1)
+            scheduler.check_integrity()
+    assert [request.sequences[0].status for request in requests] == [
+        SequenceStatus.ABORTED, SequenceStatus.ABORTED, SequenceStatus.FINISHED
+    ]  # fmt: skip
+    assert requests[2].num_output_tokens == 8 and [r.finish_time is None for r in requests] == [True, True, False]
+    assert scheduler.blocks.num_used_blocks == 0

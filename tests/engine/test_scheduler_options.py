@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import StepPlan
+from engine.core.policies import POLICIES
 from engine.core.preemption import VICTIM_RULES
-from engine.core.sequence import Request
+from engine.core.sequence import Request, RequestRefusedError
 from engine.engine_config import EngineConfig
-from tests.engine.builders import bare_sequence, chunks, ids, make, step
+from tests.engine.builders import bare_sequence, chunks, ids, make, run, step
 
 
 @pytest.mark.parametrize(("eviction", "takes_the_older"), [("unhashed_first", False), ("lru", True)])
@@ -63,6 +64,40 @@ def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     assert step(scheduler).num_waiting == 1
 
 
+def test_a_prompt_is_admitted_with_its_first_chunk_if_told_to() -> None:
+    scheduler = make(num_blocks=5, allocation="chunk", admission="first_chunk", max_num_batched_tokens=8)
+    scheduler.add(Request(0, 7, 3))
+    scheduler.add(Request(1, 16, 2))
+    plans = [step(scheduler, now) for now in range(2)]
+    assert [chunks(plan) for plan in plans] == [[(0, 0, 7), (1, 0, 1)], [(1, 1, 7)]]
+    assert plans[1].num_used_blocks == 4 and not plans[1].num_waiting
+
+
+def test_first_chunk_needs_blocks_chunk_by_chunk() -> None:
+    with pytest.raises(ValueError, match="admission='first_chunk': needs allocation"):
+        make(admission="first_chunk")
+
+
+def test_a_long_prompt_leaves_room_for_others_in_a_step() -> None:
+    scheduler = make(max_num_batched_tokens=16, long_prefill_token_threshold=5)
+    scheduler.add(Request(0, 12, 2))
+    scheduler.add(Request(1, 3, 2))
+    scheduler.add(Request(2, 5, 2))
+    plans = [chunks(step(scheduler, now)) for now in range(3)]
+    assert plans == [[(0, 0, 5), (1, 0, 3), (2, 0, 5)], [(0, 5, 5)], [(0, 10, 2)]]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_prompts_stay_whole_without_chunked_prefill(policy: str) -> None:
+    scheduler = make(policy, max_num_batched_tokens=16, enable_chunked_prefill=False)
+    scheduler.add(Request(0, 10, 3))
+    scheduler.add(Request(1, 10, 3))
+    with pytest.raises(RequestRefusedError, match="limit of 16 tokens"):
+        scheduler.add(Request(2, 16, 3))
+    prefills = [chunks(plan) for plan in run(scheduler) if plan.prefills]
+    assert prefills == [[(0, 0, 10)], [(1, 0, 10)]]
+
+
 def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> None:
     scheduler = make(num_blocks=6, allocation="chunk", max_num_batched_tokens=9)
     scheduler.add(Request(0, 8, 9))
@@ -108,26 +143,35 @@ def test_what_a_sequence_will_generate_is_not_known_to_its_plan() -> None:
     assert plan is not None and not plan.admitted and plan.horizon == 2
 
 
-def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_plan() -> None:
-    plans: dict[bool, list[StepPlan]] = {}
-    for async_scheduling in (False, True):
-        scheduler = make(max_num_seqs=2, async_scheduling=async_scheduling)
-        for i, max_tokens in enumerate([2, 9, 9]):
-            scheduler.add(Request(i, 4, max_tokens))
-        plans[async_scheduling] = [step(scheduler, now) for now in range(4)]
-    admitted = {key: [[s.request_id for s in plan.admitted] for plan in each] for key, each in plans.items()}
-    assert admitted == {False: [[0, 1], [], [2], []], True: [[0, 1], [], [], [2]]}
-    assert plans[True][2].num_decodes == 1  # who has all tokens is not computed again
-    assert (plans[True][2].num_running, plans[True][2].num_used_blocks) == (1, 2)  # freed when the step begins
+@pytest.mark.parametrize(
+    ("async_scheduling", "admitted", "sizes"),
+    [(False, [[0, 1], [], [2], []], [2, 2, 2, 2]), (True, [[0, 1], [], [], [2]], [2, 2, 1, 2])],
+)
+def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_plan(
+    async_scheduling: bool, admitted: list[list[int]], sizes: list[int]
+) -> None:
+    scheduler = make(max_num_seqs=2, async_scheduling=async_scheduling)
+    for i, max_tokens in enumerate([2, 9, 9]):
+        scheduler.add(Request(i, 4, max_tokens))
+    plans = list(itertools.islice(run(scheduler), 4))
+    assert [ids(plan.admitted) for plan in plans] == admitted
+    assert [plan.num_decodes + len(plan.prefills) for plan in plans] == sizes  # who has all tokens is not computed
+    if async_scheduling:
+        assert (plans[2].num_running, plans[2].num_used_blocks) == (1, 2)  # freed when the step begins
 
 
 def test_async_scheduling_plans_again_when_everything_had_to_wait_for_the_last_step() -> None:
     scheduler = make(max_num_seqs=1, async_scheduling=True)
     for i in range(2):
         scheduler.add(Request(i, 4, 1))
-    assert chunks(step(scheduler)) == [(0, 0, 4)]
+    plan = scheduler.schedule(0)
+    assert plan is not None and chunks(plan) == [(0, 0, 4)]
+    assert scheduler.schedule(0) is None
+    scheduler.commit(plan, 1)
+    plan = scheduler.schedule(1)
+    assert plan is not None and chunks(plan) == [(1, 0, 4)]
     assert scheduler.schedule(1) is None
-    assert chunks(step(scheduler, 1)) == [(1, 0, 4)]
+    scheduler.commit(plan, 2)
     assert scheduler.schedule(2) is None and scheduler.blocks.num_used_blocks == 0
 
 
@@ -135,10 +179,20 @@ def test_an_ended_sequence_is_no_preemption_when_its_blocks_are_needed() -> None
     scheduler = make(num_blocks=4, victim="last", async_scheduling=True)
     scheduler.add(Request(0, 8, 6))
     scheduler.add(Request(1, 7, 2))
-    for now in range(2):
-        step(scheduler, now)
-    plan = step(scheduler, 2)  # request 1 has ended, request 0 needs a third block
+    *_, plan = itertools.islice(run(scheduler), 3)  # request 1 has ended, request 0 needs a third block
     assert (plan.num_decodes, plan.preempted, plan.num_used_blocks) == (1, [], 3)
+
+
+@pytest.mark.parametrize(("async_scheduling", "num_decodes"), [(False, 4), (True, 5)])
+def test_a_stop_that_was_not_foreseen_costs_one_slot_when_steps_are_planned_ahead(
+    async_scheduling: bool, num_decodes: int
+) -> None:
+    """Its first token comes with the prompt and the others with a decode each; the slot after the fifth is too many."""
+    scheduler = make(async_scheduling=async_scheduling)
+    request = Request(0, 6, 40)
+    scheduler.add(request)
+    assert sum(plan.num_decodes for plan in run(scheduler, stops={0: 5})) == num_decodes
+    assert request.num_output_tokens == 5 and scheduler.blocks.num_used_blocks == 0
 
 
 def test_the_real_engine_refuses_async_scheduling() -> None:

@@ -72,6 +72,7 @@ def test_tokens_of_steps_and_prompts_come_back_in_their_rows() -> None:
 
 def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
     from engine.core.block_manager import BlockManager
+
     from engine.core.policy import POLICIES
     from engine.core.scheduler import Scheduler
     from engine.core.sequence import Sequence
