@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -12,10 +13,15 @@ from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.shadow import check_workload
 
 
+LONGEST_S = 60  # far more than a workload takes
+
+
 def fuzz(first: int, num_seeds: int) -> None:
     """Check these workloads; prints the seed of the first that is not sound, and raises its error."""
     totals: Counter[str] = Counter()
+    signal.signal(signal.SIGALRM, _give_up)
     for seed in range(first, first + num_seeds):
+        signal.alarm(LONGEST_S)
         try:
             trail = check_workload(random_workload(seed), seed)
         except BaseException:
@@ -23,7 +29,12 @@ def fuzz(first: int, num_seeds: int) -> None:
             raise
         totals["steps"] += trail.num_steps
         totals.update({name: count for name, count in trail.counts.items() if name != "longest plan"})
+    signal.alarm(0)
     print(f"{num_seeds} workloads sound:", ", ".join(f"{count:,} {name}" for name, count in totals.items()))
+
+
+def _give_up(signum: int, frame: object) -> None:
+    raise AssertionError("the workload does not end")
 
 
 def try_mutants(num_seeds: int) -> None:
