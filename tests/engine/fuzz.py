@@ -12,7 +12,6 @@ from tests.engine.fuzz_workloads import random_workload
 from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.shadow import check_workload
 
-
 LONGEST_S = 60  # far more than a workload takes
 
 
