@@ -18,7 +18,8 @@ OTHERS = ("max_model_len", "num_host_blocks", "num_lanes", "make_decodes")
 def make(policy: str = "mixed", **given: Any) -> Scheduler:
     """A scheduler with `LIMITS`, no watermark and the default rules; `given` are limits and scheduler options."""
     limits = {name: given.pop(name) for name in (*LIMITS, *OTHERS) if name in given}
-    return make_scheduler(SchedulerOptions(**{"policy": policy, "watermark": 0.0} | given), **LIMITS | limits)
+    options: dict[str, Any] = {"policy": policy, "watermark": 0.0, **given}
+    return make_scheduler(SchedulerOptions(**options), **LIMITS | limits)
 
 
 def bare_sequence(request_id: int, num_prompt_tokens: int, max_tokens: int = 1, **others: Any) -> Sequence:

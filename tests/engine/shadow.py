@@ -212,6 +212,7 @@ class ShadowExecutor:
     def _log(self, plan: StepPlan, step: int) -> None:
         counts = self.trail.counts
         counts["preemptions"] += len(plan.preempted)
+        counts["paused decodes"] += len(plan.paused)
         counts["copies"] += sum(t.is_within_device for t in plan.transfers)
         counts["swapped blocks"] += sum(not t.is_within_device for t in plan.transfers)
         counts["cached tokens"] += sum(s.num_cached_tokens for s in plan.admitted if not s.num_preemptions)

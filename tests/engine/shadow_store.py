@@ -22,7 +22,7 @@ class Token(NamedTuple):
 
     sequence: Sequence
     known: int
-    count: int
+    num_new: int
 
 
 class ShadowStore:
