@@ -1,21 +1,26 @@
-"""A long campaign of random workloads: `python -m tests.engine.fuzz --seeds 10000`."""
+"""Campaigns of random workloads: `python -m tests.engine.fuzz --seeds 10000`, or with `--mutants` one per mutant."""
 
 from __future__ import annotations
 
 import argparse
+import signal
+import tempfile
 from collections import Counter
+from pathlib import Path
 
 from tests.engine.fuzz_workloads import random_workload
+from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.shadow import check_workload
 
+LONGEST_S = 60  # far more than a workload takes
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0)
-    args = parser.parse_args()
+
+def fuzz(first: int, num_seeds: int) -> None:
+    """Check these workloads; prints the seed of the first that is not sound, and raises its error."""
     totals: Counter[str] = Counter()
-    for seed in range(args.first, args.first + args.seeds):
+    signal.signal(signal.SIGALRM, _give_up)
+    for seed in range(first, first + num_seeds):
+        signal.alarm(LONGEST_S)
         try:
             trail = check_workload(random_workload(seed), seed)
         except BaseException:
@@ -23,7 +28,40 @@ def main() -> None:
             raise
         totals["steps"] += trail.num_steps
         totals.update({name: count for name, count in trail.counts.items() if name != "longest plan"})
-    print(f"{args.seeds} workloads sound:", ", ".join(f"{count:,} {name}" for name, count in totals.items()))
+    signal.alarm(0)
+    print(f"{num_seeds} workloads sound:", ", ".join(f"{count:,} {name}" for name, count in totals.items()))
+
+
+def _give_up(signum: int, frame: object) -> None:
+    raise AssertionError("the workload does not end")
+
+
+def try_mutants(num_seeds: int) -> None:
+    """Run a campaign on every mutant; prints which workload caught it and why, and the share of those caught."""
+    num_caught = 0
+    width = max(len(mutant.name) for mutant in MUTANTS)
+    for mutant in MUTANTS:
+        with tempfile.TemporaryDirectory() as name:
+            copy_tree(Path(name))
+            mutate(Path(name), mutant)
+            result = campaign(Path(name), num_seeds)
+        is_caught = result.returncode != 0 and result.stdout.startswith("seed ")
+        num_caught += is_caught
+        reason = result.stderr.strip().splitlines()[-1] if result.stderr.strip() else ""
+        print(f"{mutant.name:{width}}  {result.stdout.strip() if is_caught else 'SURVIVED':10}  {reason}", flush=True)
+    print(f"caught {num_caught} of {len(MUTANTS)} ({num_caught / len(MUTANTS):.0%})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--first", type=int, default=0, help="first seed")
+    parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="number of workloads")
+    parser.add_argument("--mutants", action="store_true", help="one campaign for each mutant of the core")
+    args = parser.parse_args()
+    if args.mutants:
+        try_mutants(args.seeds)
+    else:
+        fuzz(args.first, args.seeds)
 
 
 if __name__ == "__main__":

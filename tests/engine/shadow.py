@@ -1,9 +1,4 @@
-"""A shadow executor that proves every KV read of a workload, and that nobody waits who could run.
-
-The shadow store keeps for each slot of each block the whole prefix (as a running hash) that was written there. A step
-reads, for each sequence it computes, every slot of its context; a slot that holds anything but this sequence's own
-prefix is a reuse of wrong content.
-"""
+"""A shadow executor that proves every KV read of a workload, and that nobody waits who could run."""
 
 from __future__ import annotations
 
@@ -11,17 +6,14 @@ import heapq
 import random
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-from engine.core.kv.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.fuzz_workloads import FORK_TOKENS, Workload
 from tests.engine.promptness import check_promptness
+from tests.engine.shadow_store import Holders, ShadowStore, Token
 
 ARRIVE, ABORT, READY = range(3)
-Holders = dict[int, list[Sequence]]
-GARBAGE = -1  # what drafts that are not accepted leave in their slots
 
 
 @dataclass
@@ -36,14 +28,6 @@ class Trail:
     counts: Counter[str] = field(default_factory=Counter)
 
 
-class Token(NamedTuple):
-    """What a plan gives a sequence that knew `known` output tokens before it."""
-
-    sequence: Sequence
-    known: int
-    count: int
-
-
 class ShadowExecutor:
     """Executes plans against the shadow store and drives a scheduler through a workload."""
 
@@ -52,13 +36,8 @@ class ShadowExecutor:
         self.max_steps = max_steps  # most steps a plan is extended to; None: a random number up to the horizon
         self.random = random.Random(seed)
         self.scheduler = workload.make_scheduler()
-        empty = [0] * workload.block_size
-        self.store = {
-            DEVICE: [empty.copy() for _ in range(workload.num_blocks)],
-            HOST: [empty.copy() for _ in range(workload.num_host_blocks)],
-        }
+        self.store = ShadowStore(workload)
         self.live: dict[int, Request] = {}
-        self.prefixes: dict[Sequence, list[int]] = {}
         self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times
         self.recomputed: Counter[Sequence] = Counter()
         self.events: list[tuple[int, int, int]] = []
@@ -144,17 +123,22 @@ class ShadowExecutor:
         for sequence in (s for request in self.live.values() for s in request.sequences):
             for block in sequence.block_table:
                 holders.setdefault(block, []).append(sequence)
-        computed = {s: s.num_computed_tokens for r in self.live.values() for s in r.sequences}
+        before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
         plan = self.scheduler.schedule(step, lane)
+        self._check_losses(before)
         check_promptness(self.workload, self.scheduler, plan, step)
         if plan is None:
             return None
-        for sequence in plan.preempted:
-            if sequence.host_blocks is None and computed.get(sequence) and not self.scheduler.plans_ahead:
-                self.lost[sequence] = max(self.lost[sequence], computed[sequence])
-                assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
         self._check_plan(plan)
         return plan, step, holders
+
+    def _check_losses(self, before: dict[Sequence, tuple[int, int]]) -> None:
+        """Prove that those who were preempted count what they lost."""
+        for sequence, (computed, num_preemptions) in before.items():
+            was_preempted = sequence.num_preemptions > num_preemptions and sequence.host_blocks is None
+            if was_preempted and not self.scheduler.plans_ahead:
+                self.lost[sequence] = max(self.lost[sequence], computed)
+                assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
 
     def _launch(self, plan: StepPlan, step: int, holders: Holders) -> tuple[StepPlan, list[Token]]:
         """Extend the plan, check it and execute it against the store."""
@@ -170,7 +154,7 @@ class ShadowExecutor:
             delay = 1 + (sequence.request_id + sequence.num_preemptions) % 4
             heapq.heappush(self.events, (step + delay, READY, sequence.request_id))
         self.trail.last_num_steps = plan.num_steps
-        return plan, self._execute(plan, holders)
+        return plan, self.store.execute(plan, holders)
 
     def _check_plan(self, plan: StepPlan) -> None:
         workload, decoding = self.workload, list(plan.decodes)
@@ -190,52 +174,6 @@ class ShadowExecutor:
         for chunk in plan.prefills:
             again = min(chunk.num_tokens, chunk.sequence.num_lost_tokens - chunk.start)
             self.recomputed[chunk.sequence] += max(0, again)
-
-    def _execute(self, plan: StepPlan, before: Holders) -> list[Token]:
-        for transfer in plan.transfers:
-            content = self.store[transfer.source_tier][transfer.source]
-            self.store[transfer.target_tier][transfer.target] = content.copy()
-        spans = [(c.sequence, c.start, c.start + c.num_tokens) for c in plan.prefills]
-        gains = {s: self._gain(s, plan.num_steps) for s in plan.decodes}
-        spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
-        for sequence, start, end in spans:
-            self._write(sequence, start, end, before)
-        for sequence, _, end in spans:
-            self._read(sequence, end)
-        tokens = [Token(c.sequence, c.sequence.num_output_tokens, 1) for c in plan.prefills if c.is_last]
-        return tokens + [Token(s, s.num_output_tokens, gain) for s, gain in gains.items()]
-
-    def _gain(self, sequence: Sequence, num_steps: int) -> int:
-        """Tokens that a decoding sequence gains with the next steps."""
-        if self.workload.num_drafts is None:
-            return num_steps
-        clock = sequence._clock
-        now = clock.clock.step - clock.joined  # type: ignore[attr-defined]
-        return int(clock.gained[now + num_steps] - clock.gained[now])  # type: ignore[attr-defined]
-
-    def _content(self, sequence: Sequence) -> list[int]:
-        if sequence not in self.prefixes:
-            index = sequence.request.sequences.index(sequence)
-            self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
-        return self.prefixes[sequence]
-
-    def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
-        prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
-        last = end
-        if sequence.status is SequenceStatus.DECODING:
-            last = max(end, min(start + self.workload.tokens_per_decode, sequence.end_length))
-        assert last <= len(table) * size, "no room for what the step writes"
-        for position in range(start, last):
-            block = table[position // size]
-            others = [s for s in before.get(block, ()) if s is not sequence and block in s.block_table]
-            assert not others, "a block that another holds is written"
-            value = prefixes[position + 1] if position < end else GARBAGE
-            self.store[DEVICE][block][position % size] = value
-
-    def _read(self, sequence: Sequence, end: int) -> None:
-        size = self.workload.block_size
-        seen = [slot for block in sequence.block_table[: -(-end // size)] for slot in self.store[DEVICE][block]]
-        assert seen[:end] == self._content(sequence)[1 : end + 1], "attention reads wrong content"
 
     def _commit(self, plan: StepPlan, tokens: list[Token], step: int) -> None:
         stopped = {}
@@ -274,6 +212,7 @@ class ShadowExecutor:
     def _log(self, plan: StepPlan, step: int) -> None:
         counts = self.trail.counts
         counts["preemptions"] += len(plan.preempted)
+        counts["paused decodes"] += len(plan.paused)
         counts["copies"] += sum(t.is_within_device for t in plan.transfers)
         counts["swapped blocks"] += sum(not t.is_within_device for t in plan.transfers)
         counts["cached tokens"] += sum(s.num_cached_tokens for s in plan.admitted if not s.num_preemptions)

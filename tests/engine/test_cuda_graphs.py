@@ -9,14 +9,24 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.core.sequence import Request  # noqa: E402
 from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
 from engine.runner import executor, model_runner  # noqa: E402
 from engine.runner.cuda_graphs import Step, bucket_for, buckets, capture_nothing, uses_graphs  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
-from tests.engine.recorded import DecodeDenseBackend, record, sample_unseen  # noqa: E402
-from tests.engine.test_llm import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402, F401
+from tests.engine.llm_builders import (  # noqa: E402
+    GREEDY,
+    MODEL,
+    SETTINGS,
+    DecodeDenseBackend,
+    generate,
+    make_prompts,
+    one_by_one,
+    record,
+    sample_unseen,
+)
 
 SAMPLED = SamplingParams(max_tokens=30, temperature=0.8, seed=5)
 FILTERED = replace(SAMPLED, top_k=50, top_p=0.9)
@@ -39,8 +49,8 @@ def _one_thread() -> None:
     ],
     ids=str,
 )
-def test_buckets_give_the_tokens_of_the_eager_path(settings: dict[str, Any], one_by_one: list[list[int]]) -> None:  # noqa: F811
-    assert generate(cuda_graphs=True, **settings) == one_by_one
+def test_buckets_give_the_tokens_of_the_eager_path(settings: dict[str, Any]) -> None:
+    assert generate(cuda_graphs=True, **settings) == one_by_one()
 
 
 @pytest.mark.parametrize("params", [SAMPLED, FILTERED], ids=["plain", "filtered"])
@@ -64,8 +74,8 @@ def test_a_decode_step_hangs_on_nothing_that_a_graph_freezes(
     assert generate(params, cuda_graphs=True, num_blocks=64, max_model_len=200, max_lookahead_steps=16) == expected
 
 
-def test_nothing_comes_after_a_stop_token(one_by_one: list[list[int]]) -> None:  # noqa: F811
-    full = one_by_one[0]
+def test_nothing_comes_after_a_stop_token() -> None:
+    full = one_by_one()[0]
     llm = LLM(MODEL, **SETTINGS, cuda_graphs=True)
     stop = full[20]
     (output,) = llm.generate(make_prompts()[:1], replace(GREEDY, stop_token_ids=(stop,)))
@@ -95,7 +105,7 @@ def test_graphs_are_captured_up_front_and_replayed_back_to_back(monkeypatch: pyt
     assert log.captured == 4 and set(log.replayed) <= {1, 2, 3}
     plan_lengths = []
     for i in range(3):
-        llm.engine.add(_sequence(i), replace(GREEDY, max_tokens=20))
+        llm.engine.add(Request(1000 + i, 5, 20, token_ids=[i + 1] * 5), replace(GREEDY, max_tokens=20))
     while report := llm.engine.step(0):
         if not report.plan.prefills:
             plan_lengths.append(report.plan.num_steps)
@@ -105,12 +115,6 @@ def test_graphs_are_captured_up_front_and_replayed_back_to_back(monkeypatch: pyt
     assert log.captured == 5, "a graph that filters is captured when it is needed"
     llm.generate(make_prompts()[:1], replace(FILTERED, max_tokens=3))
     assert log.captured == 5
-
-
-def _sequence(i: int) -> Any:
-    from engine.core.sequence import Sequence
-
-    return Sequence(1000 + i, 5, 20, token_ids=[i + 1] * 5)
 
 
 @pytest.mark.parametrize("most", [1, 3, 8, 20, 64, 65, 100, 256, 1000])

@@ -14,7 +14,7 @@ from engine.models.blocks import Attention  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from engine.runner.kv_cache import block_bytes, cache_dtype  # noqa: E402
 from kernels.kv_store import FP8_MAX  # noqa: E402
-from tests.engine.test_llm import MODEL, SETTINGS, generate  # noqa: E402
+from tests.engine.llm_builders import MODEL, SETTINGS, generate  # noqa: E402
 
 FP8: dict[str, Any] = {"kv_cache_dtype": "fp8"}
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.core.block_manager import BlockManager
-from engine.core.sequence import Sequence
+from engine.core.kv.block_manager import BlockManager
 from harness.workload.readers import mooncake
+from tests.engine.builders import bare_sequence
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake" / "conversation_trace.jsonl"
 
@@ -28,7 +28,7 @@ def test_mooncake_hit_ratio(num_blocks: int, expected: float) -> None:
     hits = 0
     for row, (hash_ids, length) in enumerate(zip(table["hash_ids"], table["num_prompt_tokens"], strict=True)):
         padded = len(hash_ids) * blocks.block_size
-        sequence = Sequence(row, padded, 1, block_hashes=hash_ids.tolist())
+        sequence = bare_sequence(row, padded, block_hashes=hash_ids.tolist())
         match = blocks.match(sequence)
         blocks.admit(sequence, match, padded)
         blocks.register(sequence, padded)

@@ -19,44 +19,14 @@ torch = pytest.importorskip("torch")
 from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
-from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
+from engine.models.model_config import ModelError  # noqa: E402
 from engine.runner.tensor_parallel import WorkerError  # noqa: E402
-
-SHAPE: dict[str, Any] = {
-    "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
-    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
-    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
-}  # fmt: skip
-# Larger weights than usual give varied text, so that equal tokens prove something.
-MODEL = replace(ModelConfig.from_shape(SHAPE), initializer_range=0.1)
-GREEDY = SamplingParams(max_tokens=60, temperature=0.0)
-SETTINGS: dict[str, Any] = {"block_size": 4, "num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-def make_prompts() -> list[list[int]]:
-    """Of odd lengths; the last ones continue or repeat earlier ones."""
-    rng = random.Random(0)
-    prompts = [[rng.randrange(300) for _ in range(rng.randint(1, 90))] for _ in range(10)]
-    return [*prompts, prompts[0] + prompts[1], prompts[2], prompts[3][:40]]
-
-
-def generate(params: SamplingParams = GREEDY, **settings: Any) -> list[list[int]]:
-    llm = LLM(MODEL, **{**SETTINGS, **settings})
-    try:
-        return [output.token_ids for output in llm.generate(make_prompts(), params)]
-    finally:
-        llm.close()
-
-
-@pytest.fixture(scope="module")
-def one_by_one() -> list[list[int]]:
-    """Each prompt alone, uncut and uncached."""
-    return generate(max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False)
 
 
 def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_closes() -> None:
@@ -82,14 +52,14 @@ def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_close
     ],
     ids=str,
 )
-def test_tokens_do_not_depend_on_how_the_work_is_cut_up(settings: dict[str, Any], one_by_one: list[list[int]]) -> None:
-    assert len({token for tokens in one_by_one for token in tokens}) > 60, "the text is too dull to prove anything"
-    assert generate(**settings) == one_by_one
+def test_tokens_do_not_depend_on_how_the_work_is_cut_up(settings: dict[str, Any]) -> None:
+    assert len({token for tokens in one_by_one() for token in tokens}) > 60, "the text is too dull to prove anything"
+    assert generate(**settings) == one_by_one()
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_tokens_do_not_depend_on_the_number_of_ranks(size: int, one_by_one: list[list[int]]) -> None:
-    assert generate(tensor_parallel_size=size) == one_by_one
+def test_tokens_do_not_depend_on_the_number_of_ranks(size: int) -> None:
+    assert generate(tensor_parallel_size=size) == one_by_one()
     assert multiprocessing.active_children() == []
 
 
@@ -101,8 +71,8 @@ def test_sampled_tokens_hang_on_the_seed_and_on_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("lookahead", [1, 8])
-def test_nothing_comes_after_a_stop_token(lookahead: int, one_by_one: list[list[int]]) -> None:
-    full = one_by_one[0]
+def test_nothing_comes_after_a_stop_token(lookahead: int) -> None:
+    full = one_by_one()[0]
     stop = full[20]
     llm = LLM(MODEL, **SETTINGS, max_lookahead_steps=lookahead)
     params = replace(GREEDY, stop_token_ids=(stop,))
@@ -114,25 +84,25 @@ def test_nothing_comes_after_a_stop_token(lookahead: int, one_by_one: list[list[
     assert output.token_ids == full and output.finish_reason == "length"
 
 
-def test_the_models_own_end_token_ends_a_request_unless_ignored(one_by_one: list[list[int]]) -> None:
-    full = one_by_one[1]
+def test_the_models_own_end_token_ends_a_request_unless_ignored() -> None:
+    full = one_by_one()[1]
     llm = LLM(replace(MODEL, eos_token_ids=(full[10],)), **SETTINGS)
     prompt = make_prompts()[1:2]
     assert llm.generate(prompt, GREEDY)[0].token_ids == full[: full.index(full[10]) + 1]
     assert llm.generate(prompt, replace(GREEDY, ignore_eos=True))[0].token_ids == full
 
 
-def test_streams_grow_to_what_generate_returns(one_by_one: list[list[int]]) -> None:
+def test_streams_grow_to_what_generate_returns() -> None:
     llm = LLM(MODEL, **SETTINGS)
     seen: dict[int, list[int]] = {}
     for output in llm.stream(make_prompts(), GREEDY):
         before = seen.get(output.index, [])
         assert len(output.token_ids) > len(before) and output.token_ids[: len(before)] == before
         seen[output.index] = output.token_ids
-    assert [seen[i] for i in range(len(seen))] == one_by_one
+    assert [seen[i] for i in range(len(seen))] == one_by_one()
 
 
-def test_a_refused_prompt_and_an_abandoned_stream_leave_nothing_behind(one_by_one: list[list[int]]) -> None:
+def test_a_refused_prompt_and_an_abandoned_stream_leave_nothing_behind() -> None:
     llm = LLM(MODEL, **SETTINGS)
     with pytest.raises(RequestRefusedError):
         llm.generate([[1, 2], [], [3]], GREEDY)
@@ -141,7 +111,7 @@ def test_a_refused_prompt_and_an_abandoned_stream_leave_nothing_behind(one_by_on
         next(stream)
     stream.close()
     assert not llm.engine.scheduler.unfinished and llm.engine.scheduler.blocks.num_used_blocks == 0
-    assert [output.token_ids for output in llm.generate(make_prompts(), GREEDY)] == one_by_one
+    assert [output.token_ids for output in llm.generate(make_prompts(), GREEDY)] == one_by_one()
 
 
 @pytest.mark.parametrize(

@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 
-from engine.core.block_manager import BlockManager
-from engine.core.plan import StepPlan
-from engine.core.policy import VICTIM_RULES
-from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
-from engine.core.sequence import Sequence
+from engine.core.kv.block_manager import BlockManager
+from engine.core.policies import POLICIES
+from engine.core.preemption import VICTIM_RULES
+from engine.core.sequence import Request, RequestRefusedError
 from engine.engine_config import EngineConfig
-
-
-def make(num_blocks: int = 100, max_num_seqs: int = 8, max_num_batched_tokens: int = 64, **options: Any) -> Scheduler:
-    return make_scheduler(
-        SchedulerOptions(**{"watermark": 0.0, **options}), num_blocks=num_blocks, block_size=4,
-        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens,
-    )  # fmt: skip
-
-
-def step(scheduler: Scheduler, now: int = 0) -> StepPlan:
-    plan = scheduler.schedule(now)
-    assert plan is not None
-    scheduler.commit(plan, now + 1)
-    scheduler.check_integrity()
-    return plan
-
-
-def chunks(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return [(chunk.sequence.request_id, chunk.start, chunk.num_tokens) for chunk in plan.prefills]
+from tests.engine.builders import bare_sequence, chunks, ids, make, run, step
 
 
 @pytest.mark.parametrize(("eviction", "takes_the_older"), [("unhashed_first", False), ("lru", True)])
 def test_eviction_takes_unhashed_blocks_first_or_the_least_recently_used(eviction: Any, takes_the_older: bool) -> None:
     blocks = BlockManager(2, 4, eviction=eviction)
-    hashed, unhashed = Sequence(0, 4, 1, block_hashes=[7]), Sequence(1, 4, 1)
+    hashed, unhashed = bare_sequence(0, 4, 1, block_hashes=[7]), bare_sequence(1, 4, 1)
     for sequence in (hashed, unhashed):
         blocks.admit(sequence, blocks.match(sequence), 4)
         blocks.register(sequence, 4 if sequence is hashed else 0)
@@ -45,12 +26,12 @@ def test_eviction_takes_unhashed_blocks_first_or_the_least_recently_used(evictio
     for sequence in (hashed, unhashed):
         blocks.release(sequence)
     assert (blocks.take(1) == older) == takes_the_older
-    assert bool(blocks.match(Sequence(2, 5, 1, block_hashes=[7])).blocks) != takes_the_older
+    assert bool(blocks.match(bare_sequence(2, 5, 1, block_hashes=[7])).blocks) != takes_the_older
 
 
 def test_one_queue_hands_out_blocks_in_the_order_they_were_freed() -> None:
     blocks = BlockManager(6, 1, eviction="lru")
-    first, second = Sequence(0, 2, 1, block_hashes=[1, 2]), Sequence(1, 3, 1)
+    first, second = bare_sequence(0, 2, 1, block_hashes=[1, 2]), bare_sequence(1, 3, 1)
     for sequence in (first, second):
         blocks.admit(sequence, blocks.match(sequence), sequence.num_tokens)
     assert first.block_table + second.block_table == [0, 1, 2, 3, 4]
@@ -64,7 +45,7 @@ def test_one_queue_hands_out_blocks_in_the_order_they_were_freed() -> None:
 def test_a_prompt_that_is_all_cached_computes_one_token_or_its_last_block(full_hit: str, start: int) -> None:
     scheduler = make(full_hit=full_hit)
     for i in range(2):
-        scheduler.add(Sequence(i, 8, 1, block_hashes=[1, 2]))
+        scheduler.add(Request(i, 8, 1, block_hashes=[1, 2]))
         plan = step(scheduler)
     assert chunks(plan) == [(1, start, 8 - start)]
 
@@ -72,22 +53,56 @@ def test_a_prompt_that_is_all_cached_computes_one_token_or_its_last_block(full_h
 @pytest.mark.parametrize(("allocation", "used"), [("prompt", [5, 5, 5]), ("chunk", [2, 4, 5])])
 def test_a_cut_prompt_gets_its_blocks_at_once_or_chunk_by_chunk(allocation: str, used: list[int]) -> None:
     scheduler = make(allocation=allocation, max_num_batched_tokens=8)
-    scheduler.add(Sequence(0, 20, 2))
+    scheduler.add(Request(0, 20, 2))
     assert [step(scheduler).num_used_blocks for _ in used] == used
 
 
 def test_a_prompt_is_admitted_only_if_all_of_it_fits() -> None:
     scheduler = make(num_blocks=5, allocation="chunk", max_num_batched_tokens=8)
-    scheduler.add(Sequence(0, 7, 3))
-    scheduler.add(Sequence(1, 16, 2))
+    scheduler.add(Request(0, 7, 3))
+    scheduler.add(Request(1, 16, 2))
     assert step(scheduler).num_waiting == 1
+
+
+def test_a_prompt_is_admitted_with_its_first_chunk_if_told_to() -> None:
+    scheduler = make(num_blocks=5, allocation="chunk", admission="first_chunk", max_num_batched_tokens=8)
+    scheduler.add(Request(0, 7, 3))
+    scheduler.add(Request(1, 16, 2))
+    plans = [step(scheduler, now) for now in range(2)]
+    assert [chunks(plan) for plan in plans] == [[(0, 0, 7), (1, 0, 1)], [(1, 1, 7)]]
+    assert plans[1].num_used_blocks == 4 and not plans[1].num_waiting
+
+
+def test_first_chunk_needs_blocks_chunk_by_chunk() -> None:
+    with pytest.raises(ValueError, match="admission='first_chunk': needs allocation"):
+        make(admission="first_chunk")
+
+
+def test_a_long_prompt_leaves_room_for_others_in_a_step() -> None:
+    scheduler = make(max_num_batched_tokens=16, long_prefill_token_threshold=5)
+    scheduler.add(Request(0, 12, 2))
+    scheduler.add(Request(1, 3, 2))
+    scheduler.add(Request(2, 5, 2))
+    plans = [chunks(step(scheduler, now)) for now in range(3)]
+    assert plans == [[(0, 0, 5), (1, 0, 3), (2, 0, 5)], [(0, 5, 5)], [(0, 10, 2)]]
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_prompts_stay_whole_without_chunked_prefill(policy: str) -> None:
+    scheduler = make(policy, max_num_batched_tokens=16, enable_chunked_prefill=False)
+    scheduler.add(Request(0, 10, 3))
+    scheduler.add(Request(1, 10, 3))
+    with pytest.raises(RequestRefusedError, match="limit of 16 tokens"):
+        scheduler.add(Request(2, 16, 3))
+    prefills = [chunks(plan) for plan in run(scheduler) if plan.prefills]
+    assert prefills == [[(0, 0, 10)], [(1, 0, 10)]]
 
 
 def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> None:
     scheduler = make(num_blocks=6, allocation="chunk", max_num_batched_tokens=9)
-    scheduler.add(Sequence(0, 8, 9))
-    scheduler.add(Sequence(1, 16, 1))  # its four blocks fit beside the two that the first has now
-    scheduler.add(Sequence(2, 1, 1))
+    scheduler.add(Request(0, 8, 9))
+    scheduler.add(Request(1, 16, 1))  # its four blocks fit beside the two that the first has now
+    scheduler.add(Request(2, 1, 1))
     plans = [step(scheduler, now) for now in range(3)]
     assert [chunks(plan) for plan in plans] == [[(0, 0, 8), (1, 0, 1)], [(1, 1, 8)], []]
     assert [[s.request_id for s in plan.preempted] for plan in plans] == [[], [], [1]]
@@ -97,19 +112,19 @@ def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> N
 @pytest.mark.parametrize(("victim", "expected"), [("spare_last", 1), ("last", 2)])
 def test_who_gave_way_last_is_spared_or_not(victim: Any, expected: int) -> None:
     choose = VICTIM_RULES[victim]
-    running = [Sequence(i, 1, 1) for i in range(3)]
+    running = [bare_sequence(i, 1, 1) for i in range(3)]
     assert choose(reversed(running), running[2]).request_id == expected
     assert choose(reversed(running), running[0]).request_id == 2
-    urgent = [Sequence(0, 1, 1, priority=1), Sequence(1, 1, 1)]
+    urgent = [bare_sequence(0, 1, 1, priority=1), bare_sequence(1, 1, 1)]
     assert choose(reversed(urgent), None) is urgent[victim == "last"]
 
 
 def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it_lacks() -> None:
     scheduler = make(num_blocks=3)
-    scheduler.add(Sequence(0, 4, 8, block_hashes=[1, 2, 3]))
+    scheduler.add(Request(0, 4, 8, block_hashes=[1, 2, 3]))
     step(scheduler)
     step(scheduler)
-    scheduler.add(Sequence(1, 9, 1, block_hashes=[1, 2]))  # two blocks are missing and one is free
+    scheduler.add(Request(1, 9, 1, block_hashes=[1, 2]))  # two blocks are missing and one is free
     plan = scheduler.schedule(2)  # computes token 5 of the running sequence; token 7 fills its second block
     assert plan is not None and not plan.admitted and plan.horizon == 2
     plan = scheduler.extend(plan, plan.horizon)
@@ -120,45 +135,64 @@ def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it
 def test_what_a_sequence_will_generate_is_not_known_to_its_plan() -> None:
     """A real engine cannot know that token 7 will not fill the block that the waiting prompt lacks, and looks then."""
     scheduler = make(num_blocks=3)
-    scheduler.add(Sequence(0, 4, 8, block_hashes=[1, 2, 3]))
+    scheduler.add(Request(0, 4, 8, block_hashes=[1, 2, 3]))
     step(scheduler)
     step(scheduler)
-    scheduler.add(Sequence(1, 9, 1, block_hashes=[1, 7]))
+    scheduler.add(Request(1, 9, 1, block_hashes=[1, 7]))
     plan = scheduler.schedule(2)
     assert plan is not None and not plan.admitted and plan.horizon == 2
 
 
-def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_plan() -> None:
-    plans: dict[bool, list[StepPlan]] = {}
-    for async_scheduling in (False, True):
-        scheduler = make(max_num_seqs=2, async_scheduling=async_scheduling)
-        for i, max_tokens in enumerate([2, 9, 9]):
-            scheduler.add(Sequence(i, 4, max_tokens))
-        plans[async_scheduling] = [step(scheduler, now) for now in range(4)]
-    admitted = {key: [[s.request_id for s in plan.admitted] for plan in each] for key, each in plans.items()}
-    assert admitted == {False: [[0, 1], [], [2], []], True: [[0, 1], [], [], [2]]}
-    assert plans[True][2].num_decodes == 1  # who has all tokens is not computed again
-    assert (plans[True][2].num_running, plans[True][2].num_used_blocks) == (1, 2)  # freed when the step begins
+@pytest.mark.parametrize(
+    ("async_scheduling", "admitted", "sizes"),
+    [(False, [[0, 1], [], [2], []], [2, 2, 2, 2]), (True, [[0, 1], [], [], [2]], [2, 2, 1, 2])],
+)
+def test_async_scheduling_keeps_seat_and_blocks_of_the_finished_for_one_more_plan(
+    async_scheduling: bool, admitted: list[list[int]], sizes: list[int]
+) -> None:
+    scheduler = make(max_num_seqs=2, async_scheduling=async_scheduling)
+    for i, max_tokens in enumerate([2, 9, 9]):
+        scheduler.add(Request(i, 4, max_tokens))
+    plans = list(itertools.islice(run(scheduler), 4))
+    assert [ids(plan.admitted) for plan in plans] == admitted
+    assert [plan.num_decodes + len(plan.prefills) for plan in plans] == sizes  # who has all tokens is not computed
+    if async_scheduling:
+        assert (plans[2].num_running, plans[2].num_used_blocks) == (1, 2)  # freed when the step begins
 
 
 def test_async_scheduling_plans_again_when_everything_had_to_wait_for_the_last_step() -> None:
     scheduler = make(max_num_seqs=1, async_scheduling=True)
     for i in range(2):
-        scheduler.add(Sequence(i, 4, 1))
-    assert chunks(step(scheduler)) == [(0, 0, 4)]
+        scheduler.add(Request(i, 4, 1))
+    plan = scheduler.schedule(0)
+    assert plan is not None and chunks(plan) == [(0, 0, 4)]
+    assert scheduler.schedule(0) is None
+    scheduler.commit(plan, 1)
+    plan = scheduler.schedule(1)
+    assert plan is not None and chunks(plan) == [(1, 0, 4)]
     assert scheduler.schedule(1) is None
-    assert chunks(step(scheduler, 1)) == [(1, 0, 4)]
+    scheduler.commit(plan, 2)
     assert scheduler.schedule(2) is None and scheduler.blocks.num_used_blocks == 0
 
 
 def test_an_ended_sequence_is_no_preemption_when_its_blocks_are_needed() -> None:
     scheduler = make(num_blocks=4, victim="last", async_scheduling=True)
-    scheduler.add(Sequence(0, 8, 6))
-    scheduler.add(Sequence(1, 7, 2))
-    for now in range(2):
-        step(scheduler, now)
-    plan = step(scheduler, 2)  # request 1 has ended, request 0 needs a third block
+    scheduler.add(Request(0, 8, 6))
+    scheduler.add(Request(1, 7, 2))
+    *_, plan = itertools.islice(run(scheduler), 3)  # request 1 has ended, request 0 needs a third block
     assert (plan.num_decodes, plan.preempted, plan.num_used_blocks) == (1, [], 3)
+
+
+@pytest.mark.parametrize(("async_scheduling", "num_decodes"), [(False, 4), (True, 5)])
+def test_a_stop_that_was_not_foreseen_costs_one_slot_when_steps_are_planned_ahead(
+    async_scheduling: bool, num_decodes: int
+) -> None:
+    """Its first token comes with the prompt and the others with a decode each; the slot after the fifth is too many."""
+    scheduler = make(async_scheduling=async_scheduling)
+    request = Request(0, 6, 40)
+    scheduler.add(request)
+    assert sum(plan.num_decodes for plan in run(scheduler, stops={0: 5})) == num_decodes
+    assert request.num_output_tokens == 5 and scheduler.blocks.num_used_blocks == 0
 
 
 def test_the_real_engine_refuses_async_scheduling() -> None:
@@ -182,6 +216,6 @@ def test_prompts_of_a_step_may_be_padded_by_so_much(
 ) -> None:
     scheduler = make(max_num_batched_tokens=budget, policy="prefill_first", max_padding=max_padding)
     for i, num_tokens in enumerate((30, 30, 2, 20)):
-        scheduler.add(Sequence(i, num_tokens, 3))
+        scheduler.add(Request(i, num_tokens, 3))
     steps = [[size for _, _, size in chunks(step(scheduler, now))] for now in range(len(expected) + 1)]
     assert steps == [*expected, []]

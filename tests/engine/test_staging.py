@@ -10,9 +10,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.core.sequence import Request  # noqa: E402
 from engine.engine_config import SamplingParams  # noqa: E402
+from engine.runner.decode_state import DecodeState  # noqa: E402
 from engine.runner.staging import Staging, TokenBuffer  # noqa: E402
 from engine.runner.step_inputs import StepBuilder  # noqa: E402
+from tests.engine import builders  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -71,23 +74,14 @@ def test_tokens_of_steps_and_prompts_come_back_in_their_rows() -> None:
 
 
 def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
-    from engine.core.block_manager import BlockManager
-    from engine.core.policy import POLICIES
-    from engine.core.scheduler import Scheduler
-    from engine.core.sequence import Sequence
-    from engine.runner.decode_state import DecodeState
-
     rng = np.random.default_rng(1)
-    scheduler = Scheduler(
-        BlockManager(24, 4), POLICIES["mixed"](), max_num_seqs=6, max_num_batched_tokens=16, max_model_len=80,
-        watermark=0.0,
-    )  # fmt: skip
+    scheduler = builders.make(num_blocks=24, block_size=4, max_num_seqs=6, max_num_batched_tokens=16, max_model_len=80)
     builder, staging, state = StepBuilder(4), Staging(CPU), DecodeState(6, 20, CPU)
     for i in range(40):
         length = int(rng.integers(1, 30))
-        sequence = Sequence(i, length, int(rng.integers(1, 25)), token_ids=rng.integers(0, 50, length).tolist())
-        scheduler.add(sequence)
-        builder.add(sequence, SamplingParams(temperature=0.1 * i), i)
+        request = Request(i, length, int(rng.integers(1, 25)), token_ids=rng.integers(0, 50, length).tolist())
+        scheduler.add(request)
+        builder.add(request.sequences[0], SamplingParams(temperature=0.1 * i), i)
     preemptions = 0
     for now in range(10_000):
         plan = scheduler.schedule(now)
@@ -112,5 +106,5 @@ def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
         for row in range(n):  # what the decode steps do on the device
             state.tokens[row] = rows[row].token_ids[-1]  # type: ignore[index]
         state.lengths[:n] += plan.num_steps
-        builder.drop(scheduler.commit(plan, now).finished)
+        builder.drop(request.sequences[0] for request in scheduler.commit(plan, now).finished)
     assert preemptions > 3 and not scheduler.unfinished

@@ -14,16 +14,23 @@ import simpy
 import yaml
 from numpy.typing import NDArray
 
+from engine.core.hashing import extend_hashes
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
-from engine.core.sequence import Sequence, extend_hashes
+from engine.core.sequence import Request
 from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
 from simulator.replica import Replica
-from tests.engine.vllm_reference import Request, Step, VllmScheduler, run
-from tests.engine.workloads import ALTERNATIVES
+from simulator.router import RoundRobin
+from tests.engine import vllm_reference
+from tests.engine.vllm_reference import Step, VllmScheduler
 
-PRESET = yaml.safe_load((Path(__file__).parents[2] / "conf/scheduler/vllm.yaml").read_text(encoding="utf-8"))
+CONF = Path(__file__).parents[2] / "conf" / "scheduler"
+PRESET = {
+    name: value
+    for name, value in yaml.safe_load((CONF / "vllm.yaml").read_text(encoding="utf-8")).items()
+    if name != "defaults"  # mixed
+}
 
 
 @dataclass
@@ -82,7 +89,7 @@ class Log:
         self.steps: list[tuple[Any, ...]] = []
         self.finished: dict[int, tuple[Any, ...]] = {}
 
-    def on_refused(self, sequence: Sequence, reason: str) -> None:
+    def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
 
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
@@ -117,28 +124,31 @@ def simulate(case: Case, *, compress: bool, **changed: Any) -> Log:
     options = {"enable_prefix_caching": case.caching, "async_scheduling": case.async_scheduling} | changed
     scheduler = make_scheduler(SchedulerOptions(**PRESET | options), **case.limits)
 
-    def make(row: int, arrival: int) -> Sequence:
+    def make(row: int, arrival: int) -> Request:
         tokens, num_prompt, _, has_content = case.requests[row]
         hashes: list[int] = []
         extend_hashes(hashes, tokens, scheduler.blocks.block_size, len(tokens) // scheduler.blocks.block_size)
         hashes_if_known = hashes if has_content else None
         num_output = len(tokens) - num_prompt
-        return Sequence(row, num_prompt, num_output, arrival, block_hashes=hashes_if_known, priority=row % 3)
+        return Request(row, num_prompt, num_output, arrival, block_hashes=hashes_if_known, priority=row % 3)
 
     log, env = Log(), simpy.Environment(initial_time=0)
     arrivals = OpenLoop(np.array([arrival for *_, arrival, _ in case.requests]))
-    Replica(env, scheduler, UnitCost(), arrivals, make, log, compress=compress)
+    router = RoundRobin(arrivals, make)
+    router.connect(Replica(env, scheduler, UnitCost(), router, log, compress=compress))
     env.run()
     scheduler.check_integrity()
     return log
 
 
-def reference(case: Case) -> tuple[list[Step], list[Request]]:
+def reference(case: Case) -> tuple[list[Step], list[vllm_reference.Request]]:
     scheduler = VllmScheduler(
         **case.limits, enable_prefix_caching=case.caching, async_scheduling=case.async_scheduling
     )  # fmt: skip
-    requests = [Request(i, t, n, len(t) - n, arrival) for i, (t, n, arrival, _) in enumerate(case.requests)]
-    return run(scheduler, requests), requests
+    requests = [
+        vllm_reference.Request(i, t, n, len(t) - n, arrival) for i, (t, n, arrival, _) in enumerate(case.requests)
+    ]
+    return vllm_reference.run(scheduler, requests), requests
 
 
 def as_logged(steps: list[Step]) -> Iterator[tuple[Any, ...]]:
@@ -178,7 +188,7 @@ def test_the_cases_preempt_hit_the_cache_and_cut_prompts() -> None:
     assert any(len(step.sampled) < len(step.chunks) for steps, _ in results for step in steps)
 
 
-@pytest.mark.parametrize("name", [*sorted({*ALTERNATIVES} - {"max_padding"}), "watermark", "reserved_blocks"])
+@pytest.mark.parametrize("name", sorted(PRESET))
 def test_each_option_of_the_preset_matters(name: str) -> None:
     default = getattr(SchedulerOptions(), name)
     assert PRESET[name] != default

@@ -1,11 +1,15 @@
-"""CUDA graphs without CUDA: the operators that a step launches are written down and launched again.
+"""A small model and prompts to try the real engine with, and CUDA graphs without CUDA: needs torch.
 
-What a graph would freeze is frozen here too: the operators, their tensors and the numbers that the host passed. What
-cannot be captured, a look at a tensor's values, is an error.
+Instead of being captured, the operators that a step launches are written down and launched again. What a graph would
+freeze is frozen here too: the operators, their tensors and the numbers that the host passed. What cannot be captured, a
+look at a tensor's values, is an error.
 """
 
 from __future__ import annotations
 
+import functools
+import random
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,9 +17,44 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engine.engine_config import SamplingParams
+from engine.llm import LLM
+from engine.models.model_config import ModelConfig
 from engine.runner.cuda_graphs import Step
 from kernels.attention import AttentionMetadata
 from kernels.sampler import keep_threshold, log_exponential
+
+SHAPE: dict[str, Any] = {
+    "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+# Larger weights than usual give varied text, so that equal tokens prove something.
+MODEL = replace(ModelConfig.from_shape(SHAPE), initializer_range=0.1)
+GREEDY = SamplingParams(max_tokens=60, temperature=0.0)
+SETTINGS: dict[str, Any] = {"block_size": 4, "num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+
+
+def make_prompts() -> list[list[int]]:
+    """Of odd lengths; the last ones continue or repeat earlier ones."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(300) for _ in range(rng.randint(1, 90))] for _ in range(10)]
+    return [*prompts, prompts[0] + prompts[1], prompts[2], prompts[3][:40]]
+
+
+def generate(params: SamplingParams = GREEDY, **settings: Any) -> list[list[int]]:
+    llm = LLM(MODEL, **{**SETTINGS, **settings})
+    try:
+        return [output.token_ids for output in llm.generate(make_prompts(), params)]
+    finally:
+        llm.close()
+
+
+@functools.cache
+def one_by_one() -> list[list[int]]:
+    """Each prompt alone, uncut and uncached."""
+    return generate(max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False)
+
 
 _LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
 

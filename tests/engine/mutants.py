@@ -1,0 +1,144 @@
+"""Faults to put into the scheduling core, one at a time: a fuzz that passes one of them proves too little.
+
+`python -m tests.engine.fuzz --mutants` runs a campaign on each.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[2]
+NUM_SEEDS = 800  # most workloads that a campaign tries on a mutant
+
+
+class Mutant(NamedTuple):
+    """`old`, which occurs once in `file` of `engine/core`, is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+MUTANTS = [
+    # -- the pool and the prefix index --------------------------------------------------------------------------------
+    Mutant("an evicted hash stays", "kv/prefix_index.py", "                del index[block_hash]\n", "                pass\n"),
+    Mutant("an evicted content stays", "kv/prefix_index.py", "self._content.pop(block, None)", "pass"),
+    Mutant("eviction forgets the index", "kv/block_pool.py", "            self._evict(blocks, hashes)\n", "            pass\n"),
+    Mutant("a second holder is not counted", "kv/block_pool.py", "shared[block] = shared.get(block, 0) + 1", "pass"),
+    Mutant("a shared block is freed", "kv/block_pool.py", "            table = [block for block in table[:num_hashed] if block not in shared] + unhashed\n", ""),
+    Mutant("a hit leaves its block free", "kv/block_pool.py", "            segment_of[block] = None\n            self.num_free -= 1\n", "            self.num_free -= 1\n"),
+    Mutant("a hit is not counted as stale", "kv/block_pool.py", "            segment.num_stale += 1\n", ""),
+    Mutant("stale blocks are taken", "kv/block_pool.py", "        if segment.num_stale:\n", "        if False:\n"),
+    Mutant("stale blocks are not uncounted", "kv/block_pool.py", "segment.num_stale -= is_here.count(False)", "pass"),
+    Mutant("an empty segment stays", "kv/block_pool.py", "        segment.start = min(end, len(segment.blocks))\n        if not segment.num_blocks:\n", "        segment.start = min(end, len(segment.blocks))\n        if False:\n"),
+    Mutant("a private block is lost", "kv/block_pool.py", "self._free.extend(private)", "self._free.extend(private[1:])"),
+    Mutant("the third holder counts as one", "kv/block_pool.py", "        if self._shared[block] == 1:\n", "        if self._shared[block] >= 1:\n"),
+    Mutant("a duplicate is lost", "kv/prefix_index.py", "self._blocks[block_hash] = duplicates.pop(0)", "del self._blocks[block_hash]"),
+    Mutant("the wrong duplicate goes", "kv/prefix_index.py", "            duplicates.remove(block)\n", "            duplicates.pop(0)\n"),
+    Mutant("duplicates are not kept", "kv/prefix_index.py", "                if first != block:\n", "                if False:\n"),
+    Mutant("a hash ignores the prefix", "hashing.py", "hashes[-1] if hashes else 0,", "0,"),
+    # -- what a sequence gets from them -------------------------------------------------------------------------------
+    Mutant("a full hit writes a shared block", "kv/block_manager.py", "copy_last = not self._pool.is_queued(blocks[-1])", "copy_last = False"),
+    Mutant("a block is copied before it is there", "kv/block_manager.py", "if self._index.is_pending(blocks[-1]):", "if False:"),
+    Mutant("a chunk has no blocks", "kv/block_manager.py", "        if missing > 0:\n", "        if False:\n"),
+    Mutant("a chunk makes its whole prompt findable", "step_planner.py", "self._blocks.register(sequence, start + num_tokens)", "self._blocks.register(sequence, sequence.num_tokens)"),
+    Mutant("a revived block counts as free", "kv/block_manager.py", "len(match.blocks) + match.num_revived + match.copy_last", "len(match.blocks) + match.copy_last"),
+    Mutant("what lost its blocks is named beyond them", "running_set.py", "            num_known -= self.lag\n", "            pass\n"),
+    # -- forks and the host tier --------------------------------------------------------------------------------------
+    Mutant("forks are not counted", "running_set.py", "            self._blocks.share(fork)\n", ""),
+    Mutant("forks write what they share", "running_set.py", "            self.forked |= dict.fromkeys([sequence, *forks])\n", ""),
+    Mutant("a copy keeps its old reference", "kv/block_manager.py", "        self._pool.drop_shared(source)\n", ""),
+    Mutant("a copy is not made", "kv/block_manager.py", "        return Transfer(DEVICE, source, DEVICE, target)\n", "        return Transfer(DEVICE, target, DEVICE, target)\n"),
+    Mutant("forks have no blocks of their own due", "step_planner.py", " + (running.num_shared_blocks() if running.forked else 0)", ""),
+    Mutant("seats of forks are not reserved", "step_planner.py", "self.running.num_seats + sequence.num_forks >= self.limits.max_num_seqs", "False"),
+    Mutant("a swap keeps the wrong blocks", "kv/block_manager.py", "        sources = sequence.block_table[: self", "        sources = sequence.block_table[::-1][: self"),
+    Mutant("a swap loses its last block", "kv/block_manager.py", "        return [Transfer(self.host.name, source, DEVICE, target) for source, target in moves]\n", "        return [Transfer(self.host.name, source, DEVICE, target) for source, target in moves][:-1]\n"),
+    Mutant("host blocks are not freed", "running_set.py", "        self._blocks.drop_host_blocks(sequence)\n        if sequence.is_prefilled:\n", "        if sequence.is_prefilled:\n"),
+    Mutant("an aborted one keeps its host blocks", "scheduler.py", "                self.blocks.drop_host_blocks(sequence)\n", ""),
+    Mutant("a parked one may be preempted", "step_planner.py", "        if not running.parked:\n", "        if True:\n"),
+    Mutant("ready leaves the head blocked", "running_set.py", "        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share\n", ""),
+    # -- decodes ------------------------------------------------------------------------------------------------------
+    Mutant("growth comes one step late", "decodes/uniform.py", "return (offset + 1) %", "return (offset + 2) %"),
+    Mutant("S1 forgets who left", "decodes/uniform.py", "        self._num_context_tokens -= length\n", ""),
+    Mutant("S2 forgets who left", "decodes/uniform.py", "        self._num_squared_context_tokens -= length * length\n", ""),
+    Mutant("a run outgrows the pool", "decodes/uniform.py", "                return ahead\n", "                return limit\n"),
+    Mutant("ragged growth comes one step late", "decodes/ragged.py", "zip((self.clock.step + steps).tolist()", "zip((self.clock.step + steps + 1).tolist()"),
+    Mutant("ragged growth forgets the drafts", "decodes/ragged.py", "room = np.minimum(contexts + self._num_drafts, sequence.end_length)\n        num", "room = np.minimum(contexts, sequence.end_length)\n        num"),
+    Mutant("ragged sums forget who left", "decodes/ragged.py", "        self._add_to_sums(entry, sign=-1)\n", ""),
+    Mutant("ragged sums lose a part when they grow", "decodes/ragged.py", "        self._first_step = self.clock.step\n\n", "\n"),
+    Mutant("ragged timers outlive their sequence", "decodes/ragged.py", "                self._growth[step].pop(sequence, None)\n", "                pass\n"),
+    # -- the running set ----------------------------------------------------------------------------------------------
+    Mutant("a released block leaves the head blocked", "running_set.py", "            self._blocks.drop_host_blocks(sequence)\n        self._waiting.head_blocked = False\n", "            self._blocks.drop_host_blocks(sequence)\n"),
+    Mutant("what a stop discards is found", "running_set.py", "            if sequence not in stopped:\n", "            if True:\n"),
+    Mutant("a decode is found before it is computed", "running_set.py", "self.decodes.filling(ahead - self.lag)", "self.decodes.filling(ahead + 1)"),
+    Mutant("a block is found too early when planning ahead", "running_set.py", "self.decodes.filling(ahead - self.lag)", "self.decodes.filling(ahead)"),
+    Mutant("an ended one keeps its blocks", "running_set.py", "                self._release(sequence)\n        return resumed_gaps", "        return resumed_gaps"),
+    Mutant("a late stop is not found", "running_set.py", "                self._stop_late(flight, sequence, stopped[sequence])\n", "                pass\n"),
+    Mutant("a late stop stays in the queue", "running_set.py", "            self._waiting.remove(sequence)\n            self._blocks", "            self._blocks"),
+    Mutant("who paused never resumes", "running_set.py", "        if self.paused:\n            self.resume()\n", ""),
+    Mutant("who paused takes part in the step", "running_set.py", "        self.decodes.remove(sequence)\n        sequence.leave(SequenceStatus.DECODING)\n", "        sequence.leave(SequenceStatus.DECODING)\n"),
+    Mutant("a chunk unblocks nobody", "running_set.py", "            self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue\n", "            pass\n"),
+    # -- the planner, the policies and the scheduler ------------------------------------------------------------------
+    Mutant("one seat too many", "step_planner.py", "self.running.num_seats < self.limits.max_num_seqs", "self.running.num_seats <= self.limits.max_num_seqs"),
+    Mutant("a planned prompt gives way", "step_planner.py", "                del unplanned[sequence]\n", "                unplanned = self.running.prefilling.copy()\n"),
+    Mutant("a full budget admits nobody", "step_planner.py", "if wanted > budget and (cut", "if wanted >= budget and (cut"),
+    Mutant("recomputed tokens are counted from the start", "step_planner.py", "min(num_tokens, sequence.num_lost_tokens - start)", "num_tokens"),
+    Mutant("nobody looks for supply", "step_planner.py", "            self.waiting.look_for_supply()\n", ""),
+    Mutant("the horizon ignores suppliers", "scheduler.py", "                limit = min(limit, self._steps_until_supply(running))\n", "                pass\n"),
+    Mutant("the horizon ignores the queue", "scheduler.py", "            if running.ending or self._policy.admits(view):\n", "            if False:\n"),
+    Mutant("static batching waits for each end", "policies/static.py", "return not view.num_running and view.head_fits", "return view.head_fits"),
+    Mutant("the watermark is rounded down", "scheduler_options.py", "watermark_blocks=ceil(options.watermark * blocks.num_blocks)", "watermark_blocks=int(options.watermark * blocks.num_blocks)"),
+    Mutant("lanes share their seats", "scheduler.py", "num_seats = (limits.max_num_seqs + lane) // num_lanes", "num_seats = limits.max_num_seqs"),
+    Mutant("lanes lose a seat", "scheduler.py", "num_seats = (limits.max_num_seqs + lane) // num_lanes", "num_seats = limits.max_num_seqs // num_lanes"),
+    # -- the queue ----------------------------------------------------------------------------------------------------
+    Mutant("a removal breaks the heap", "waiting_queue.py", "        heapq.heapify(self._heap)\n", ""),
+    Mutant("a removal leaves the head blocked", "waiting_queue.py", "        heapq.heapify(self._heap)\n        self.head_blocked = False\n", "        heapq.heapify(self._heap)\n"),
+    Mutant("an urgent arrival finds the head blocked", "waiting_queue.py", "        if self._heap[0][-1] is sequence:\n", "        if False:\n"),
+    Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed", "self._num_pushed, self._num_pushed"),
+]  # fmt: skip
+
+FOR_A_COMMIT = (
+    "a second holder is not counted",
+    "stale blocks are taken",
+    "a full hit writes a shared block",
+    "forks write what they share",
+    "growth comes one step late",
+    "ragged sums forget who left",
+    "an ended one keeps its blocks",
+    "one seat too many",
+)
+"""Mutants that a short campaign catches."""
+
+
+def copy_tree(folder: Path) -> None:
+    """Copy what the fuzz needs to `folder`."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "engine", folder / "engine", ignore=ignored)
+    shutil.copytree(ROOT / "tests" / "engine", folder / "tests" / "engine", ignore=ignored)
+    (folder / "tests" / "__init__.py").touch()
+
+
+def mutate(folder: Path, mutant: Mutant) -> None:
+    """Put the fault into a copied tree.
+
+    Raises:
+        ValueError: the code has changed, so that the mutant is out of date.
+    """
+    file = folder / "engine" / "core" / mutant.file
+    source = file.read_text()
+    if source.count(mutant.old) != 1:
+        raise ValueError(f"mutant out of date: {mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.file}")
+    file.write_text(source.replace(mutant.old, mutant.new))
+
+
+def campaign(folder: Path, num_seeds: int) -> subprocess.CompletedProcess[str]:
+    """Run the fuzz in a copied tree: it fails with the first workload that is not sound, and prints its seed first."""
+    command = [sys.executable, "-m", "tests.engine.fuzz", "--seeds", str(num_seeds)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)

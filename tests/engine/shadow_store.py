@@ -1,0 +1,85 @@
+"""What a device and the tiers behind it would hold: for every slot of every block the prefix that was written there.
+
+A step reads, for each sequence that it computes, every slot of its context: a slot that holds anything but this
+sequence's own prefix is a reuse of wrong content.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from engine.core.kv.tier import DEVICE, HOST
+from engine.core.plan import StepPlan
+from engine.core.sequence import Sequence, SequenceStatus
+from tests.engine.fuzz_workloads import Workload
+
+Holders = dict[int, list[Sequence]]
+GARBAGE = -1  # what drafts that are not accepted leave in their slots
+
+
+class Token(NamedTuple):
+    """What a plan gives a sequence that knew `known` output tokens before it."""
+
+    sequence: Sequence
+    known: int
+    num_new: int
+
+
+class ShadowStore:
+    """Slots that hold the running hash of all tokens up to their own."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        empty = [0] * workload.block_size
+        self.slots = {
+            DEVICE: [empty.copy() for _ in range(workload.num_blocks)],
+            HOST: [empty.copy() for _ in range(workload.num_host_blocks)],
+        }
+        self.prefixes: dict[Sequence, list[int]] = {}
+
+    def execute(self, plan: StepPlan, before: Holders) -> list[Token]:
+        """Execute a plan, given who held which block before it was made; returns the tokens that it yields."""
+        for transfer in plan.transfers:
+            content = self.slots[transfer.source_tier][transfer.source]
+            self.slots[transfer.target_tier][transfer.target] = content.copy()
+        spans = [(c.sequence, c.start, c.start + c.num_tokens) for c in plan.prefills]
+        gains = {s: self._gain(s, plan.num_steps) for s in plan.decodes}
+        spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
+        for sequence, start, end in spans:
+            self._write(sequence, start, end, before)
+        for sequence, _, end in spans:
+            self._read(sequence, end)
+        tokens = [Token(c.sequence, c.sequence.num_output_tokens, 1) for c in plan.prefills if c.is_last]
+        return tokens + [Token(s, s.num_output_tokens, gain) for s, gain in gains.items()]
+
+    def _gain(self, sequence: Sequence, num_steps: int) -> int:
+        """Tokens that a decoding sequence gains with the next steps."""
+        if self.workload.num_drafts is None:
+            return num_steps
+        clock = sequence._clock
+        now = clock.clock.step - clock.joined  # type: ignore[attr-defined]
+        return int(clock.gained[now + num_steps] - clock.gained[now])  # type: ignore[attr-defined]
+
+    def _content(self, sequence: Sequence) -> list[int]:
+        if sequence not in self.prefixes:
+            index = sequence.request.sequences.index(sequence)
+            self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
+        return self.prefixes[sequence]
+
+    def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
+        prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
+        last = end
+        if sequence.status is SequenceStatus.DECODING:
+            last = max(end, min(start + self.workload.tokens_per_decode, sequence.end_length))
+        assert last <= len(table) * size, "no room for what the step writes"
+        for position in range(start, last):
+            block = table[position // size]
+            others = [s for s in before.get(block, ()) if s is not sequence and block in s.block_table]
+            assert not others, "a block that another holds is written"
+            value = prefixes[position + 1] if position < end else GARBAGE
+            self.slots[DEVICE][block][position % size] = value
+
+    def _read(self, sequence: Sequence, end: int) -> None:
+        size = self.workload.block_size
+        seen = [slot for block in sequence.block_table[: -(-end // size)] for slot in self.slots[DEVICE][block]]
+        assert seen[:end] == self._content(sequence)[1 : end + 1], "attention reads wrong content"

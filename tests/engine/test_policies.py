@@ -1,0 +1,120 @@
+"""What policies decide beyond the composition of a step: who is next, when to plan again, and policies of one's own."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from engine.core.policies import POLICIES
+from engine.core.policies.mixed import Mixed
+from engine.core.policies.static import Static
+from engine.core.preemption import VICTIM_RULES, Preemption
+from engine.core.sequence import Request, Sequence
+from engine.core.waiting_queue import QueueOrder
+from tests.engine.builders import chunks, ids, make, run, sequences, step
+
+
+def by_output(sequence: Sequence) -> int:
+    return sequence.request.max_tokens
+
+
+class ShortestFirst(Mixed):
+    """Admits the shortest output first, as if lengths were known."""
+
+    def __init__(self, order: QueueOrder, preemption: Preemption) -> None:
+        super().__init__(by_output, preemption)
+
+
+class Patient(Static):
+    """Waits up to ten units of time for a full batch."""
+
+    def __init__(self, order: QueueOrder, preemption: Preemption) -> None:
+        super().__init__(order, preemption, max_queue_delay=10)
+
+
+def test_a_policy_of_ones_own_needs_a_class_and_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "shortest_first", ShortestFirst)
+    scheduler = make("shortest_first", max_num_seqs=1)
+    for i, max_tokens in enumerate([9, 3, 6, 3]):
+        scheduler.add(Request(i, 4, max_tokens))
+    admitted = [ids(plan.admitted) for plan in run(scheduler) if plan.admitted]
+    assert admitted == [[1], [3], [2], [0]]
+
+
+def test_a_name_that_is_no_policy_is_refused() -> None:
+    with pytest.raises(ValueError, match="policy='shortest_first': choose one of admission_order, mixed"):
+        make("shortest_first")
+
+
+def test_static_batches_take_one_plan_per_event_and_not_one_per_step() -> None:
+    """Three batches of eight: each admission is an event, and the end of each request."""
+    plans = {}
+    for groups in (False, True):
+        scheduler = make("static", num_blocks=400)
+        for i in range(24):
+            scheduler.add(Request(i, 8, 10 * (i % 8 + 1)))
+        plans[groups] = list(run(scheduler, groups=groups))
+    assert len(plans[True]) == 3 * (1 + 8)
+    assert sum(plan.num_steps for plan in plans[True]) == len(plans[False]) == 3 * (1 + 79)
+    assert [ids(plan.admitted) for plan in plans[True] if plan.admitted] == [[*range(i, i + 8)] for i in (0, 8, 16)]
+
+
+def test_a_static_batch_waits_for_the_one_before_it_and_a_while_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(POLICIES, "patient", Patient)
+    scheduler = make("patient", max_num_seqs=2)
+    scheduler.add(Request(0, 4, 3, arrival_time=5))
+    assert scheduler.schedule(6) is None and scheduler.wait_until == 15
+    scheduler.add(Request(1, 4, 3, arrival_time=7))
+    scheduler.add(Request(2, 4, 3, arrival_time=7))
+    assert ids(step(scheduler, 7).admitted) == [0, 1], "two fill a batch"
+    assert [step(scheduler, now).num_waiting for now in (8, 9)] == [1, 1]
+    assert scheduler.schedule(10) is None and scheduler.wait_until == 17
+    assert ids(step(scheduler, 17).admitted) == [2]
+
+
+@pytest.mark.parametrize(("queue", "admitted"), [("priority", [2]), ("fcfs", [])])
+def test_an_urgent_arrival_enters_beside_a_head_that_does_not_fit(queue: str, admitted: list[int]) -> None:
+    scheduler = make(num_blocks=6, queue=queue)
+    scheduler.add(Request(0, 12, 9))
+    scheduler.add(Request(1, 20, 2))  # five blocks, and two are free
+    plans = list(itertools.islice(run(scheduler), 2))
+    assert plans[1].horizon > 1 and plans[1].num_waiting == 1, "nothing can be admitted, so steps run on"
+    scheduler.commit(plans[1], 2)
+    scheduler.add(Request(2, 4, 2, priority=-1))
+    assert ids(step(scheduler, 2).admitted) == admitted
+
+
+def test_the_less_urgent_give_way_and_the_most_urgent_never() -> None:
+    scheduler = make(num_blocks=5)
+    for i, (num_prompt_tokens, priority) in enumerate([(7, -1), (7, 1), (2, 2)]):
+        scheduler.add(Request(i, num_prompt_tokens, 9, priority=priority))
+    victims = [victim for plan in run(scheduler) for victim in ids(plan.preempted)]
+    assert victims[:2] == [2, 1] and 0 not in victims
+
+
+@pytest.mark.parametrize(("rule", "victim"), [("spare_last", 0), ("last", 0), ("least_urgent", 2)])
+def test_the_last_admitted_or_the_last_come_gives_way(rule: str, victim: int) -> None:
+    """Request 0 came first, and was preempted and admitted again since."""
+    scheduler = make()
+    for i in range(3):
+        scheduler.add(Request(i, 4, 4))
+    by_id = sequences(scheduler)
+    in_order_of_admission = [by_id[1], by_id[2], by_id[0]]
+    assert VICTIM_RULES[rule](reversed(in_order_of_admission), None) is by_id[victim]
+    by_id[1].request.priority = 1
+    expected = 1 if rule != "last" else victim
+    assert VICTIM_RULES[rule](reversed(in_order_of_admission), None) is by_id[expected]
+
+
+@pytest.mark.parametrize(("policy", "victim", "chunk"), [("mixed", 0, []), ("admission_order", 1, [(0, 8, 4)])])
+def test_decodes_take_blocks_first_or_whoever_was_admitted_first(
+    policy: str, victim: int, chunk: list[tuple[int, int, int]]
+) -> None:
+    """At the third step all four blocks are held, and the prompt of request 0 needs one more."""
+    scheduler = make(policy, num_blocks=4, allocation="chunk", victim="last", long_prefill_token_threshold=4)
+    scheduler.add(Request(0, 12, 2))
+    scheduler.add(Request(1, 4, 9))
+    plans = [step(scheduler, now) for now in range(3)]
+    assert [chunks(plan) for plan in plans] == [[(0, 0, 4), (1, 0, 4)], [(0, 4, 4)], chunk]
+    assert [ids(plan.preempted) for plan in plans] == [[], [], [victim]]
