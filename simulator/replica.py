@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -57,7 +58,10 @@ class Replica:
 
     With `compress`, a run of decode steps without decisions is one event, exactly as if the plans were made one by one.
     It is cut where the next request is seen: at the router's `next_ns` if that is known beforehand, or else when the
-    request is submitted. The plan is extended only after that is known.
+    request is submitted or the router calls `wake`. The plan is extended only after that is known.
+
+    Several replicas may share a router. All that ends at a time ends before anything is planned at that time, so that
+    it does not matter in which order replicas come to that time.
 
     Args:
         transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
@@ -98,6 +102,10 @@ class Replica:
     def submit(self, request: Request) -> None:
         """Take a request; it is seen when the next step is planned."""
         self._inbox.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the router again: its next request comes earlier than it said."""
         if self._can_wake:
             self._can_wake = False
             self.process.interrupt()
@@ -112,26 +120,29 @@ class Replica:
         while not self._stopping:
             now: int = env.now  # whole, as all delays are
             if plan is None:
+                if env.peek() == now:
+                    yield env.timeout(0)
                 self._take_in(now)
                 plan = scheduler.schedule(now)
             if plan is None:
                 yield from self._idle(now)
                 continue
-            durations, ends = self._price(plan, now)
-            if ends is None:
-                num_steps, total = 1, durations
-                yield env.timeout(total)
+            price = self._price(plan, now)
+            if isinstance(price, int):
+                yield env.timeout(price)
+                total = last = price
+                observer.on_step(plan, now, price)
             else:
+                durations, ends = price
                 num_steps = yield from self._run(now, ends)
                 plan = scheduler.extend(plan, num_steps)
-                durations = durations[:num_steps]
-                total = int(ends[num_steps - 1])
+                total, last = int(ends[num_steps - 1]), int(durations[num_steps - 1])
+                observer.on_step(plan, now, durations[:num_steps])
             end = now + total
-            observer.on_step(plan, now, durations)
             planned = None
             if scheduler.plans_ahead:
                 # The step to come was planned when the last step of this plan began.
-                started = end - (total if ends is None else int(durations[-1]))
+                started = end - last
                 self._take_in(started)
                 planned = scheduler.schedule(started)
             outcome = scheduler.commit(plan, end)
@@ -163,41 +174,43 @@ class Replica:
         if self._scheduler.wait_until is not None:
             wake_at = min(wake_at, self._scheduler.wait_until)
         self._can_wake = True
-        try:
+        with suppress(simpy.Interrupt):
             yield self._env.event() if wake_at == NEVER else self._env.timeout(wake_at - now)
-        except simpy.Interrupt:
-            pass
         self._can_wake = False
 
     def _run(self, start: int, ends: NDArray[np.int64]) -> Generator[simpy.Event, None, int]:
         """Let steps that end at these times after `start` pass; returns how many do before a request must be seen."""
-        num_steps = len(ends)
+        env, num_steps = self._env, len(ends)
         while True:
             self._can_wake = self._compress
             try:
-                yield self._env.timeout(start + int(ends[num_steps - 1]) - self._env.now)
+                yield env.timeout(start + int(ends[num_steps - 1]) - env.now)
             except simpy.Interrupt:
-                seen_after = self._whole_plans(int(ends.searchsorted(self._env.now - start)))
-                num_steps = min(num_steps, seen_after)
+                if env.peek() == env.now:
+                    yield env.timeout(0)
+                self._router.dispatch(env.now)  # to whichever replica it goes
+                wait = max(self._next_event_ns(), env.now) - start
+                num_steps = min(num_steps, self._whole_plans(int(ends.searchsorted(wait))))
                 continue
             self._can_wake = False
             return num_steps
 
-    def _price(self, plan: StepPlan, now: int) -> tuple[int, None] | tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What each step of the plan takes, and when it ends: as many as can run before the next request is seen."""
+    def _price(self, plan: StepPlan, now: int) -> int | tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
+        before the next request is seen."""
         first = self._transfers.start(plan, now)
         if plan.work.num_decodes or plan.work.chunks:
             first += self._cost_model.step_ns(plan.work)
         if first > _LONGEST_STEP_NS:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         if plan.horizon == 1:
-            return first, None
+            return first
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         wait = self._next_event_ns() - now
         limit = self._whole_plans((wait - 1) // first) if self._compress else self._lookahead
         limit = min(limit, plan.horizon)
         if limit <= 1:
-            return first, None
+            return first
         durations = self._cost_model.decode_ns(plan.work, limit)
         ends = durations.cumsum()
         num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
@@ -205,7 +218,8 @@ class Replica:
 
     def _next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
-        return min(self._router.next_ns, self._transfers.next_ns)
+        next_ns = min(self._router.next_ns, self._transfers.next_ns)
+        return min(next_ns, self._inbox[0].arrival_time) if self._inbox else next_ns
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

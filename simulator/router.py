@@ -18,12 +18,15 @@ class Server(Protocol):
 
     def submit(self, request: Request) -> None: ...
 
+    def wake(self) -> None:
+        """The next request comes earlier than `next_ns` was."""
+
 
 class RoundRobin:
     """Hands the requests of `arrivals` to its servers in turn.
 
-    Servers call `dispatch` before they plan, and do not plan past `next_ns` without looking; what comes earlier
-    because a request ended elsewhere is submitted at once, and wakes them.
+    Servers call `dispatch` before they plan, and do not plan past `next_ns` without looking; they are woken when a
+    request that ended brings one earlier than that.
     """
 
     def __init__(self, arrivals: Arrivals, make_request: MakeRequest) -> None:
@@ -49,6 +52,8 @@ class RoundRobin:
 
     def on_finish(self, request: Request, now_ns: int) -> None:
         """A request ended, or was refused, which may bring the next one of its client."""
+        known_ns = self._arrivals.next_ns
         self._arrivals.on_finish(request.request_id, now_ns)
-        if len(self._servers) > 1:
-            self.dispatch(now_ns)
+        if self._arrivals.next_ns < known_ns:
+            for server in self._servers:
+                server.wake()
