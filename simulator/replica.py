@@ -67,7 +67,8 @@ class Replica:
         transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
 
     Raises:
-        ValueError: planning ahead together with more than one step in a plan, or with several lanes.
+        ValueError: planning ahead together with more than one step in a plan, several lanes, or a host tier without
+            `transfers`.
     """
 
     def __init__(
@@ -86,6 +87,8 @@ class Replica:
             raise ValueError("async_scheduling: each step is planned on its own")
         if scheduler.num_lanes > 1:
             raise ValueError("a replica has one lane; several are for pipelines")
+        if scheduler.blocks.host is not None and transfers is None:
+            raise ValueError("a scheduler with a host tier needs a link to it")
         self._env = env
         self._scheduler = scheduler
         self._cost_model = cost_model
