@@ -185,16 +185,18 @@ class Replica:
         """Let steps that end at these times after `start` pass; returns how many do before a request must be seen."""
         env, num_steps = self._env, len(ends)
         while True:
+            end = start + int(ends[num_steps - 1])
             self._can_wake = self._compress
             try:
-                yield env.timeout(start + int(ends[num_steps - 1]) - env.now)
+                yield env.timeout(end - env.now)
             except simpy.Interrupt:
-                if env.peek() == env.now:
-                    yield env.timeout(0)
-                self._router.dispatch(env.now)  # to whichever replica it goes
-                wait = max(self._next_event_ns(), env.now) - start
-                num_steps = min(num_steps, self._whole_plans(int(ends.searchsorted(wait))))
-                continue
+                if env.now < end:
+                    if env.peek() == env.now:
+                        yield env.timeout(0)
+                    self._router.dispatch(env.now)  # to whichever replica it goes
+                    wait = max(self._next_event_ns(), env.now) - start
+                    num_steps = min(num_steps, self._steps_until_seen(wait, ends))
+                    continue
             self._can_wake = False
             return num_steps
 
@@ -216,13 +218,19 @@ class Replica:
             return first
         durations = self._cost_model.decode_ns(plan.work, limit)
         ends = durations.cumsum()
-        num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
+        num_steps = min(limit, self._steps_until_seen(wait, ends)) if self._compress else limit
         return durations[:num_steps], ends[:num_steps]
 
     def _next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
         next_ns = min(self._router.next_ns, self._transfers.next_ns)
         return min(next_ns, self._inbox[0].arrival_time) if self._inbox else next_ns
+
+    def _steps_until_seen(self, wait: int, ends: NDArray[np.int64]) -> int:
+        """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""
+        if wait <= 0 and self._scheduler.plans_ahead:
+            return 1  # in time for the step that is planned when this one begins
+        return self._whole_plans(int(ends.searchsorted(wait)))
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.
