@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
+from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
@@ -38,6 +39,7 @@ class Observer(Protocol):
 class Router(Protocol):
     """Where requests come from, and who is told when they end."""
 
+    is_shared: bool  # a request that ends on one of its replicas may bring one to another
     next_ns: int  # no request comes before this time, unless one that runs now ends; NEVER where none does
 
     def dispatch(self, until_ns: int) -> None:
@@ -55,13 +57,17 @@ class Replica:
 
     With `compress`, a run of decode steps without decisions is one event, exactly as if the plans were made one by one.
     It is cut where the next request is seen: at the router's `next_ns` if that is known beforehand, or else when the
-    request is submitted. The plan is extended only after that is known.
+    request is submitted or the router calls `wake`. The plan is extended only after that is known.
+
+    Several replicas may share a router. All that ends at a time ends before anything is planned at that time, so that
+    it does not matter in which order replicas come to that time.
 
     Args:
         transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
 
     Raises:
-        ValueError: planning ahead together with more than one step in a plan, or with several lanes.
+        ValueError: planning ahead together with more than one step in a plan, several lanes, or a host tier without
+            `transfers`.
     """
 
     def __init__(
@@ -80,6 +86,8 @@ class Replica:
             raise ValueError("async_scheduling: each step is planned on its own")
         if scheduler.num_lanes > 1:
             raise ValueError("a replica has one lane; several are for pipelines")
+        if scheduler.blocks.host is not None and transfers is None:
+            raise ValueError("a scheduler with a host tier needs a link to it")
         self._env = env
         self._scheduler = scheduler
         self._cost_model = cost_model
@@ -96,6 +104,10 @@ class Replica:
     def submit(self, request: Request) -> None:
         """Take a request; it is seen when the next step is planned."""
         self._inbox.append(request)
+        self.wake()
+
+    def wake(self) -> None:
+        """Look at the router again: its next request comes earlier than it said."""
         if self._can_wake:
             self._can_wake = False
             self.process.interrupt()
@@ -106,42 +118,39 @@ class Replica:
 
     def _serve(self) -> Generator[simpy.Event, None, None]:
         env, scheduler, router, observer = self._env, self._scheduler, self._router, self._observer
-        inbox, transfers = self._inbox, self._transfers
+        inbox, transfers, is_shared = self._inbox, self._transfers, router.is_shared
         plan: StepPlan | None = None  # made ahead
         while not self._stopping:
             now: int = env.now  # whole, as all delays are
             if plan is None:
+                if is_shared and env.peek() == now:
+                    yield env.timeout(0)  # what ends now elsewhere may bring a request
                 if router.next_ns <= now or inbox or transfers.next_ns <= now:
                     self._take_in(now)
                 plan = scheduler.schedule(now)
             if plan is None:
                 yield from self._idle(now)
                 continue
-            durations, ends = self._price(plan, now)
-            if ends is None:
-                total = durations
-                yield env.timeout(total)
+            price = self._price(plan, now)
+            if isinstance(price, int):
+                yield env.timeout(price)
+                total = last = price
+                observer.on_step(plan, now, price)
             else:
-                num_steps, wait = len(ends), ends.item(-1)
-                self._can_wake = self._compress
-                while wait:
-                    try:
-                        yield env.timeout(wait)
-                        wait = 0
-                    except simpy.Interrupt:  # a request came that was not foreseen
-                        passed = env.now - now
-                        num_steps = min(num_steps, self._whole_plans(int(ends.searchsorted(passed))))
-                        wait = int(ends[num_steps - 1]) - passed
-                self._can_wake = False
-                total = ends.item(num_steps - 1)
+                durations, ends = price
+                num_steps = len(ends)
+                if is_shared:
+                    num_steps = yield from self._run(now, ends)
+                else:
+                    yield env.timeout(ends.item(-1))
                 plan = scheduler.extend(plan, num_steps)
-                durations = durations[:num_steps]
+                total, last = ends.item(num_steps - 1), durations.item(num_steps - 1)
+                observer.on_step(plan, now, durations[:num_steps])
             end = now + total
-            observer.on_step(plan, now, durations)
             planned = None
             if scheduler.plans_ahead:
                 # The step to come was planned when the last step of this plan began.
-                started = end - (total if ends is None else int(durations[-1]))
+                started = end - last
                 self._take_in(started)
                 planned = scheduler.schedule(started)
             outcome = scheduler.commit(plan, end)
@@ -175,36 +184,60 @@ class Replica:
         if self._scheduler.wait_until is not None:
             wake_at = min(wake_at, self._scheduler.wait_until)
         self._can_wake = True
-        try:
+        with suppress(simpy.Interrupt):
             yield self._env.event() if wake_at == NEVER else self._env.timeout(wake_at - now)
-        except simpy.Interrupt:
-            pass
         self._can_wake = False
 
-    def _price(self, plan: StepPlan, now: int) -> tuple[int, None] | tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """What each step of the plan takes, and when it ends: as many as can run before the next request is seen."""
+    def _run(self, start: int, ends: NDArray[np.int64]) -> Generator[simpy.Event, None, int]:
+        """Let steps that end at these times after `start` pass; returns how many do before a request must be seen."""
+        env, num_steps = self._env, len(ends)
+        while True:
+            end = start + ends.item(num_steps - 1)
+            self._can_wake = self._compress
+            try:
+                yield env.timeout(end - env.now)
+            except simpy.Interrupt:
+                if env.now < end:
+                    if env.peek() == env.now:
+                        yield env.timeout(0)
+                    self._router.dispatch(env.now)  # to whichever replica it goes
+                    wait = max(self._next_event_ns(), env.now) - start
+                    num_steps = min(num_steps, self._steps_until_seen(wait, ends))
+                    continue
+            self._can_wake = False
+            return num_steps
+
+    def _price(self, plan: StepPlan, now: int) -> int | tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
+        before the next request is seen."""
         first = self._transfers.start(plan, now) if plan.transfers else 0
         if plan.work.num_decodes or plan.work.chunks:
             first += self._cost_model.step_ns(plan.work)
         if first > _LONGEST_STEP_NS:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         if plan.horizon == 1:
-            return first, None
+            return first
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         wait = self._next_event_ns() - now
         limit = self._whole_plans((wait - 1) // first) if self._compress else self._lookahead
         limit = min(limit, plan.horizon)
         if limit <= 1:
-            return first, None
+            return first
         durations = self._cost_model.decode_ns(plan.work, limit)
         ends = np.add.accumulate(durations)
-        num_steps = min(limit, self._whole_plans(int(ends.searchsorted(wait)))) if self._compress else limit
+        num_steps = min(limit, self._steps_until_seen(wait, ends)) if self._compress else limit
         return durations[:num_steps], ends[:num_steps]
 
     def _next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
-        next_request, next_ready = self._router.next_ns, self._transfers.next_ns
-        return next_request if next_request < next_ready else next_ready
+        next_ns = min(self._router.next_ns, self._transfers.next_ns)
+        return min(next_ns, self._inbox[0].arrival_time) if self._inbox else next_ns
+
+    def _steps_until_seen(self, wait: int, ends: NDArray[np.int64]) -> int:
+        """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""
+        if wait <= 0 and self._scheduler.plans_ahead:
+            return 1  # in time for the step that is planned when this one begins
+        return self._whole_plans(int(ends.searchsorted(wait)))
 
     def _whole_plans(self, step: int) -> int:
         """How many steps it is to the end of the plan of this step, counted from 0, during which a request comes.

@@ -1,0 +1,109 @@
+"""KV blocks that move to a host tier and back over a link of a given speed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from engine.core.kv.tier import DEVICE, HOST
+from engine.core.plan import StepPlan
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from harness.runs.recorder import RecordedRun
+from harness.workload.arrivals import OpenLoop
+from simulator.transfers import HostLink
+from tests.simulator.workloads import (
+    Case,
+    FlatCost,
+    PlanLog,
+    assert_same,
+    cases,
+    simple_trace,
+    simulate,
+    simulate_case,
+)
+
+BLOCK_BYTES = 1000
+NUM_HOST_BLOCKS = st.sampled_from([3, 20, 1000])
+RATES = (1e7, 1e9, 1e12)  # 100 us, 1 us and 1 ns per block
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    cases(extra_blocks=st.sampled_from([1, 5]), num_host_blocks=NUM_HOST_BLOCKS, num_replicas=st.sampled_from([1, 2])),
+    st.sampled_from(RATES),
+)
+def test_compressed_equals_stepped_with_swaps(case: Case, rate: float) -> None:
+    runs = [
+        simulate_case(case, compress=compress, make_transfers=lambda: HostLink(BLOCK_BYTES, rate))
+        for compress in (False, True)
+    ]
+    for stepped, compressed in zip(*runs, strict=True):
+        assert_same(stepped, compressed)
+    tokens = sum(run.requests["num_output_tokens"].sum() for run in runs[0])
+    assert tokens == runs[0][0].requests["num_requested_tokens"].sum()
+
+
+def starved(num_host_blocks: int, rate: float = 1e9, *, log: PlanLog | None = None) -> RecordedRun:
+    """8 requests of 120 tokens in a pool of 40 blocks of 4, which holds one of them and a part of a second."""
+    scheduler = make_scheduler(
+        SchedulerOptions(watermark=0),
+        num_blocks=40,
+        block_size=4,
+        max_num_seqs=8,
+        max_num_batched_tokens=100,
+        num_host_blocks=num_host_blocks,
+    )
+    arrivals = OpenLoop(np.arange(8) * 5_000)
+    link = HostLink(BLOCK_BYTES, rate)
+    (run,) = simulate(
+        simple_trace([20] * 8, [100] * 8), arrivals, [scheduler], FlatCost(20_000),
+        observer=log, make_transfers=lambda: link,
+    )  # fmt: skip
+    assert (run.requests["num_output_tokens"] == 100).all()
+    return run
+
+
+def test_a_starved_pool_recomputes_fewer_tokens_the_more_it_can_swap() -> None:
+    recomputed = [starved(n).requests["num_recomputed_tokens"].sum() for n in (0, 25, 1000)]
+    assert recomputed[0] > recomputed[1] > recomputed[2] == 0
+
+
+def test_a_slower_link_makes_no_latency_shorter() -> None:
+    latencies = [starved(1000, rate).requests["e2el"] for rate in (1e12, 1e8, 1e7, 1e6)]
+    for fast, slow in zip(latencies, latencies[1:], strict=False):
+        assert fast.mean() < slow.mean() and fast.max() < slow.max()
+    assert starved(1000).requests["num_preemptions"].sum() > 0
+
+
+class SwapLog(PlanLog):
+    """Also keeps for each plan whether it computes anything, and how many blocks leave the device and come back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moves: list[tuple[bool, int, int]] = []
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+        super().on_step(plan, start_ns, durations_ns)
+        num_out = sum((t.source_tier, t.target_tier) == (DEVICE, HOST) for t in plan.transfers)
+        num_in = sum((t.source_tier, t.target_tier) == (HOST, DEVICE) for t in plan.transfers)
+        self.moves.append((bool(plan.num_decodes or plan.prefills), num_out, num_in))
+
+
+def test_a_step_waits_for_what_leaves_the_device_and_runs_beside_what_comes_back() -> None:
+    log = SwapLog()
+    starved(1000, 1e9, log=log)  # 1 us per block
+    for (_, durations), (computes, num_out, _) in zip(log.plans, log.moves, strict=True):
+        assert durations[0] == 20_000 * computes + 1000 * num_out
+    num_out, num_in = (sum(move[i] for move in log.moves) for i in (1, 2))
+    assert num_out == num_in > 0
+
+
+def test_without_a_link_a_scheduler_with_a_host_tier_is_refused() -> None:
+    scheduler = make_scheduler(
+        SchedulerOptions(), num_blocks=10, block_size=4, max_num_seqs=2, max_num_batched_tokens=9, num_host_blocks=5
+    )
+    with pytest.raises(ValueError, match="host tier"):
+        simulate(simple_trace([1], [1]), OpenLoop(np.array([0])), [scheduler])
