@@ -200,7 +200,7 @@ class Scheduler:
         flight = running.flights[-1]
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
         growth = plan.growth + running.decodes.run(num_steps, self.blocks)
-        flight.plan = StepPlan(*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :])
+        flight.plan = StepPlan._make((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
         return flight.plan
 
     def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
@@ -221,7 +221,7 @@ class Scheduler:
                 request.finish_time = now
                 del self._requests[request.request_id]
                 finished.append(request)
-        return StepOutcome(finished, resumed_gaps)
+        return StepOutcome._make((finished, resumed_gaps))
 
     def _advance(self, running: RunningSet) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
@@ -236,7 +236,7 @@ class Scheduler:
         if draft.prefills:
             chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
         num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
-        return StepPlan(
+        fields = (
             lane,
             draft.prefills,
             decodes.sequences.keys() if num_decodes else (),
@@ -255,6 +255,7 @@ class Scheduler:
             len(self.waiting),
             self.blocks.num_used_without(running.ending),
         )
+        return StepPlan._make(fields)  # in half the time of a call by field
 
     def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
         """Decode steps, this one included, during which the policy has nothing to decide."""

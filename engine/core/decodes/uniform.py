@@ -82,7 +82,8 @@ class UniformDecodes:
 
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
         num_decodes, contexts = len(self.sequences), self._num_context_tokens
-        return StepWork(chunks, num_decodes, contexts, self._num_squared_context_tokens, num_copied_blocks)
+        squared = self._num_squared_context_tokens
+        return StepWork._make((chunks, num_decodes, contexts, squared, num_copied_blocks, 1, None, None))
 
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
@@ -158,6 +159,5 @@ def _grow(ahead: int, due: dict[Sequence, list[int]], blocks: BlockManager) -> B
     if not due:
         return BlockGrowth(ahead, [], [])
     taken = blocks.take(len(due))
-    for table, block in zip(due.values(), taken, strict=True):
-        table.append(block)
-    return BlockGrowth(ahead, list(due), taken)
+    any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
+    return BlockGrowth._make((ahead, list(due), taken))

@@ -119,10 +119,13 @@ class BlockPool:
         if self._shared and (shared := self._shared.keys() & table):
             for block in shared:
                 self.drop_shared(block)
-            num_hashed = len(hashes)
-            hashes = [each for block, each in zip(table, hashes, strict=False) if block not in shared]
-            unhashed = [block for block in table[num_hashed:] if block not in shared]
-            table = [block for block in table[:num_hashed] if block not in shared] + unhashed
+            count, num_hashed = len(shared), len(hashes)
+            if shared.issuperset(table[:count]):  # a common prefix, as nearly always
+                table, hashes = table[count:], hashes[count:]
+            else:
+                hashes = [each for block, each in zip(table, hashes, strict=False) if block not in shared]
+                unhashed = [block for block in table[num_hashed:] if block not in shared]
+                table = [block for block in table[:num_hashed] if block not in shared] + unhashed
         num_hashed = len(hashes)
         self.num_free += len(table)
         private = table[: num_hashed - 1 if num_hashed else None : -1] if len(table) > num_hashed else []
