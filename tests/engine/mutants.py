@@ -52,7 +52,7 @@ MUTANTS = [
     Mutant("what lost its blocks is named beyond them", "running_set.py", "            num_known -= self.lag\n", "            pass\n"),
     # -- forks and the host tier --------------------------------------------------------------------------------------
     Mutant("forks are not counted", "running_set.py", "            self._blocks.share(fork)\n", ""),
-    Mutant("forks write what they share", "running_set.py", "            self.forked |= dict.fromkeys([sequence, *forks])\n", ""),
+    Mutant("forks write what they share", "running_set.py", "self.forked |= dict.fromkeys([sequence, *forks])", "pass"),
     Mutant("a copy keeps its old reference", "kv/block_manager.py", "        self._pool.drop_shared(source)\n", ""),
     Mutant("a copy is not made", "kv/block_manager.py", "        return Transfer(DEVICE, source, DEVICE, target)\n", "        return Transfer(DEVICE, target, DEVICE, target)\n"),
     Mutant("forks have no blocks of their own due", "step_planner.py", " + (running.num_shared_blocks() if running.forked else 0)", ""),
