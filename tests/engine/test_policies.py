@@ -120,7 +120,6 @@ def test_decodes_take_blocks_first_or_whoever_was_admitted_first(
     assert [ids(plan.preempted) for plan in plans] == [[], [], [victim]]
 
 
-@pytest.mark.xfail(strict=True, reason="a step planned ahead that comes out empty leaves its paused sequences paused")
 def test_who_sat_out_a_step_that_came_out_empty_takes_part_in_the_next() -> None:
     """Request 0 gives way itself while its last step is under way, so request 1 is paused and nobody is left."""
     scheduler = make("admission_order", num_blocks=18, block_size=1, allocation="chunk", queue="fcfs",
