@@ -12,7 +12,7 @@ from tests.engine.fuzz_workloads import random_workload
 from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.shadow import check_workload
 
-LONGEST_S = 60  # far more than a workload takes
+LONGEST_S = 30  # far more than a workload takes
 
 
 def fuzz(first: int, num_seeds: int) -> None:

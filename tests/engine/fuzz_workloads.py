@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -115,6 +115,16 @@ def random_options(rng: random.Random) -> SchedulerOptions:
     return SchedulerOptions(**options)
 
 
+def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
+    """Let prompts repeat what another request is generating when they arrive, and one token more."""
+    for case, before in zip(cases[1:], cases, strict=False):
+        cut = rng.randint(before.num_prompt_tokens, len(before.tokens))
+        own = case.tokens[case.num_prompt_tokens - 1 :]
+        if cut + len(own) <= longest:
+            case.tokens, case.num_prompt_tokens = before.tokens[:cut] + own, cut + 1
+            case.arrival_step = before.arrival_step + rng.randint(1, 10)
+
+
 def random_workload(seed: int) -> Workload:
     """A workload that shares prefixes, repeats prompts, starves for blocks and aborts."""
     rng = random.Random(seed)
@@ -154,15 +164,28 @@ def random_workload(seed: int) -> Workload:
                 num_sequences=num_sequences,
             )
         )
+    options = random_options(rng)
+    makes_pauses = options.policy == "admission_order" and rng.random() < 0.6
+    if makes_pauses:  # one in the middle gives way, and those after it sit a step out
+        options = replace(options, victim="least_urgent", queue="fcfs")
+        for case in cases:
+            case.priority, case.arrival_step = rng.randint(0, 9), case.arrival_step // 10
+    makes_supply = rng.random() < 0.15
+    if makes_supply:
+        options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
+        continue_others(cases, rng, 4 * longest)
     most = max(-(-len(case.tokens) // block_size) for case in cases)
-    max_num_seqs = rng.choice([1, 2, 8, 32])
+    max_num_seqs = rng.choice([8, 32] if makes_pauses else [1, 2, 8, 32])
     num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None
+    spare_blocks = [1, 1, 2, most, 10 * most]
+    if makes_pauses or makes_supply:
+        spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     return Workload(
         cases,
-        options=random_options(rng),
+        options=options,
         block_size=block_size,
-        num_blocks=most + rng.choice([1, 1, 2, most, 10 * most]),
+        num_blocks=most + rng.choice(spare_blocks),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
         num_host_blocks=rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0,

@@ -29,6 +29,8 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
     may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
+    if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
+        check_horizon(workload, scheduler, plan)
     if waiting and not may_wait and not had_early_release(scheduler):
         assert not could_enter(workload, scheduler, plan, waiting[0]), "the head of the queue waits though it fits"
 
@@ -36,6 +38,20 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
 def had_early_release(scheduler: Scheduler) -> bool:
     """With steps planned ahead, blocks of an ending sequence may have been taken: then too nobody is admitted."""
     return scheduler.plans_ahead
+
+
+def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
+    """A batch that decodes is not planned step by step, whoever waits for its end."""
+    if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
+        decodes = scheduler._lanes[0].running.decodes
+        steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_free_blocks)
+        assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
+
+
+def check_seats(workload: Workload, scheduler: Scheduler) -> None:
+    """The lanes share out all seats, as evenly as can be."""
+    seats = [lane.limits.max_num_seqs for lane in scheduler._lanes]
+    assert sum(seats) == workload.max_num_seqs and max(seats) - min(seats) <= 1, "seats are lost or shared"
 
 
 def reserve_of(workload: Workload) -> int:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.fuzz_workloads import FORK_TOKENS, Workload
-from tests.engine.promptness import check_promptness
+from tests.engine.promptness import check_promptness, check_seats
 from tests.engine.shadow_store import Holders, ShadowStore, Token
 
 ARRIVE, ABORT, READY = range(3)
@@ -36,6 +36,7 @@ class ShadowExecutor:
         self.max_steps = max_steps  # most steps a plan is extended to; None: a random number up to the horizon
         self.random = random.Random(seed)
         self.scheduler = workload.make_scheduler()
+        check_seats(workload, self.scheduler)
         self.store = ShadowStore(workload)
         self.live: dict[int, Request] = {}
         self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times

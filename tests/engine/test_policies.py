@@ -118,3 +118,13 @@ def test_decodes_take_blocks_first_or_whoever_was_admitted_first(
     plans = [step(scheduler, now) for now in range(3)]
     assert [chunks(plan) for plan in plans] == [[(0, 0, 4), (1, 0, 4)], [(0, 4, 4)], chunk]
     assert [ids(plan.preempted) for plan in plans] == [[], [], [victim]]
+
+
+def test_who_sat_out_a_step_that_came_out_empty_takes_part_in_the_next() -> None:
+    """Request 0 gives way itself while its last step is under way, so request 1 is paused and nobody is left."""
+    scheduler = make("admission_order", num_blocks=18, block_size=1, allocation="chunk", queue="fcfs",
+                     async_scheduling=True, long_prefill_token_threshold=4)  # fmt: skip
+    scheduler.add(Request(0, 16, 1, priority=2))
+    scheduler.add(Request(1, 2, 12, priority=1))
+    list(run(scheduler))
+    assert not scheduler.unfinished

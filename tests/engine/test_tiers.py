@@ -68,6 +68,25 @@ def test_without_room_on_the_host_the_kv_is_computed_again() -> None:
     assert restarts and second.num_recomputed_tokens > 0 and second.num_output_tokens == 9
 
 
+@pytest.mark.xfail(strict=True, reason="who joins the decodes while a plan is under way gains the plan's token")
+def test_a_sequence_that_is_ready_while_a_plan_is_under_way_gets_no_token_of_it() -> None:
+    scheduler = make(num_blocks=7, num_host_blocks=4)
+    for i, max_tokens in enumerate([20, 5, 9]):
+        scheduler.add(Request(i, 7, max_tokens))
+    plan, now = run_until(scheduler, 0, swaps=False)
+    (parked,) = plan.parked
+    scheduler.commit(plan, now + 1)
+    under_way = scheduler.schedule(now + 1)
+    assert under_way is not None and ids(list(under_way.decodes)) == [0]
+    num_tokens = parked.num_tokens
+    scheduler.ready(parked)
+    scheduler.commit(under_way, now + 2)
+    assert parked.num_tokens == num_tokens
+    scheduler.check_integrity()
+    after = scheduler.schedule(now + 2)
+    assert after is not None and parked in after.decodes
+
+
 @pytest.mark.parametrize("is_parked", [False, True])
 def test_abort_frees_what_a_swapped_sequence_holds_on_the_host(is_parked: bool) -> None:
     scheduler, _ = two_that_outgrow_the_pool(num_host_blocks=4)
