@@ -93,6 +93,20 @@ def test_a_request_that_an_end_brings_cuts_the_plan_of_the_replica_that_gets_it(
 
 
 @pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(("num_at_once", "ends_first"), [(4, 1), (5, 0)])
+def test_a_request_that_an_end_brings_is_in_the_step_that_begins_at_that_time(
+    num_at_once: int, ends_first: int, compress: bool
+) -> None:
+    # Both replicas begin a step at 5 us, when one of them ends a request, and the next is for the other.
+    outputs = [50] * num_at_once + [3]
+    outputs[ends_first] = 5
+    trace = simple_trace([10] * len(outputs), outputs)
+    runs = simulate(trace, ClosedLoop(len(outputs), num_at_once), [make(), make()], FlatCost(1000), compress=compress)
+    brought = runs[1 - ends_first].requests.loc[num_at_once]
+    assert brought["arrival_time"] == brought["first_scheduled_time"] == pytest.approx(5e-6)
+
+
+@pytest.mark.parametrize("compress", [True, False])
 def test_an_idle_replica_serves_the_next_turn_at_its_arrival_while_the_others_are_busy(compress: bool) -> None:
     # Rows 0 and 3 are a session; row 2 keeps replica 0 busy with steps of 1 ms when row 3 comes to replica 1.
     trace = simple_trace([10] * 4, [2, 1, 100, 1], session_id=[0, 1, 2, 0])
