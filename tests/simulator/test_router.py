@@ -40,7 +40,7 @@ def served_rows(run: RecordedRun) -> list[int]:
     return np.flatnonzero(run.requests["status"] == "finished").tolist()
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans())
 def test_compressed_replicas_equal_stepped_ones_to_the_last_bit(case: Case, is_flat: bool) -> None:
     # With a flat cost replicas often end their steps, and requests, at the same time.
@@ -90,6 +90,20 @@ def test_a_request_that_an_end_brings_cuts_the_plan_of_the_replica_that_gets_it(
     assert runs[1].requests["finish_time"].dropna().tolist() == [0.5, 0.010]
     if compress:
         assert len(log.plans) == 2 + 2 + 5  # the long request: prompt, 7 steps, a prompt beside it, 1 step, the rest
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(("num_at_once", "ends_first"), [(4, 1), (5, 0)])
+def test_a_request_that_an_end_brings_is_in_the_step_that_begins_at_that_time(
+    num_at_once: int, ends_first: int, compress: bool
+) -> None:
+    # Both replicas begin a step at 5 us, when one of them ends a request, and the next is for the other.
+    outputs = [50] * num_at_once + [3]
+    outputs[ends_first] = 5
+    trace = simple_trace([10] * len(outputs), outputs)
+    runs = simulate(trace, ClosedLoop(len(outputs), num_at_once), [make(), make()], FlatCost(1000), compress=compress)
+    brought = runs[1 - ends_first].requests.loc[num_at_once]
+    assert brought["arrival_time"] == brought["first_scheduled_time"] == pytest.approx(5e-6)
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from engine.core.kv.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.sequence import Sequence
 from harness.runs.recorder import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from simulator.transfers import HostLink
@@ -79,16 +80,24 @@ def test_a_slower_link_makes_no_latency_shorter() -> None:
 
 
 class SwapLog(PlanLog):
-    """Also keeps for each plan whether it computes anything, and how many blocks leave the device and come back."""
+    """Also keeps for each plan whether it computes anything, and how many blocks leave the device and come back.
+
+    A sequence that comes back must not decode before its blocks can be there, at 1 us per block.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.moves: list[tuple[bool, int, int]] = []
+        self.back_at: dict[Sequence, int] = {}
 
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
         super().on_step(plan, start_ns, durations_ns)
         num_out = sum((t.source_tier, t.target_tier) == (DEVICE, HOST) for t in plan.transfers)
         num_in = sum((t.source_tier, t.target_tier) == (HOST, DEVICE) for t in plan.transfers)
+        if plan.parked:
+            self.back_at[plan.parked[0]] = start_ns + (num_out + len(plan.parked[0].host_blocks or ())) * 1000
+        for sequence in plan.decodes:
+            assert start_ns >= self.back_at.pop(sequence, 0)
         self.moves.append((bool(plan.num_decodes or plan.prefills), num_out, num_in))
 
 
@@ -97,6 +106,7 @@ def test_a_step_waits_for_what_leaves_the_device_and_runs_beside_what_comes_back
     starved(1000, 1e9, log=log)  # 1 us per block
     for (_, durations), (computes, num_out, _) in zip(log.plans, log.moves, strict=True):
         assert durations[0] == 20_000 * computes + 1000 * num_out
+    assert not log.back_at
     num_out, num_in = (sum(move[i] for move in log.moves) for i in (1, 2))
     assert num_out == num_in > 0
 
