@@ -80,6 +80,7 @@ class RunningSet:
         self._blocks = blocks
         self._waiting = waiting
         self.lag = lag
+        self._returning: list[Sequence] = []  # ready since the plan under way was made
         self._last_decode_time: int | None = None
 
     @property
@@ -103,7 +104,10 @@ class RunningSet:
         self.parked[sequence] = None
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there."""
+        """What a parked sequence waited for is there: it takes part in the next plan."""
+        if self.flights and not self.flights[-1].is_advanced:
+            self._returning.append(sequence)  # it gets no token of the plan that is under way
+            return
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
         self._blocks.drop_host_blocks(sequence)
@@ -190,6 +194,10 @@ class RunningSet:
             self._advance_prefills(flight, stopped)
         if self.paused:
             self.resume()
+        for sequence in self._returning:
+            if sequence in self.parked:
+                self.ready(sequence)
+        self._returning.clear()
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue

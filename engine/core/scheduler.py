@@ -151,7 +151,6 @@ class Scheduler:
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there: from the next plan on it takes part."""
         (lane,) = (lane for lane in self._lanes if sequence in lane.running.parked)
-        self._advance(lane.running)
         lane.running.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
