@@ -68,7 +68,6 @@ def test_without_room_on_the_host_the_kv_is_computed_again() -> None:
     assert restarts and second.num_recomputed_tokens > 0 and second.num_output_tokens == 9
 
 
-@pytest.mark.xfail(strict=True, reason="who joins the decodes while a plan is under way gains the plan's token")
 def test_a_sequence_that_is_ready_while_a_plan_is_under_way_gets_no_token_of_it() -> None:
     scheduler = make(num_blocks=7, num_host_blocks=4)
     for i, max_tokens in enumerate([20, 5, 9]):
