@@ -70,7 +70,7 @@ MUTANTS = [
     Mutant("forks have no blocks of their own due", "step_planner.py",
            "return num_due + running.num_shared_blocks() if running.forked else num_due", "return num_due"),
     Mutant("seats of forks are not reserved", "step_planner.py",
-           "self.running.num_seats + sequence.num_forks >=", "self.running.num_seats >="),
+           "running.num_seats + sequence.num_forks >=", "running.num_seats >="),
     Mutant("a swap keeps the wrong blocks", "kv/block_manager.py", "sources = sequence.block_table[: self",
            "sources = sequence.block_table[::-1][: self"),
     Mutant("a swap loses its last block", "kv/block_manager.py",
