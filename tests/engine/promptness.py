@@ -82,6 +82,8 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     if head.host_blocks is not None:
         return budget > 0 and blocks.blocks_for(head.num_tokens) + reserve <= blocks.num_free_blocks
     match = blocks.match(head)
+    if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
+        return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
     if num_decodes and options.policy not in ("mixed", "admission_order"):
         match = NO_MATCH  # what these decodes fill can be found from the next step on
     wanted = head.num_tokens - match.num_cached_tokens
