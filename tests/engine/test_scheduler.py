@@ -224,3 +224,13 @@ def test_abort_while_plans_are_under_way_frees_all_and_stops_nobody(policy: str,
     ]  # fmt: skip
     assert requests[2].num_output_tokens == 8 and [r.finish_time is None for r in requests] == [True, True, False]
     assert scheduler.blocks.num_used_blocks == 0
+
+
+def test_whoever_was_behind_an_aborted_head_that_did_not_fit_is_admitted_at_once() -> None:
+    scheduler = make(num_blocks=6)
+    for i, num_prompt_tokens in enumerate([12, 20, 4]):  # three, five and one blocks
+        scheduler.add(Request(i, num_prompt_tokens, 9))
+    plans = run(scheduler)
+    assert [next(plans).num_waiting, next(plans).num_waiting] == [2, 2]
+    scheduler.abort(1)
+    assert chunks(next(plans)) == [(2, 0, 4)]
