@@ -176,13 +176,18 @@ class PlanLog:
     Attributes:
         plans: start and durations of each plan.
         num_prefill_tokens: computed in all prompt chunks.
-        finished: requests.
+        finished: requests, whose sequences a replica forgets.
+        num_output_tokens: of each finished request.
+        num_preemptions, num_recomputed_tokens: of all finished requests.
     """
 
     def __init__(self) -> None:
         self.plans: list[tuple[int, NDArray[np.int64]]] = []
         self.num_prefill_tokens = 0
         self.finished: list[Request] = []
+        self.num_output_tokens: dict[int, int] = {}
+        self.num_preemptions = 0
+        self.num_recomputed_tokens = 0
 
     def on_refused(self, request: Request, reason: str) -> None:
         raise AssertionError(reason)
@@ -194,6 +199,10 @@ class PlanLog:
 
     def on_commit(self, outcome: StepOutcome) -> None:
         self.finished += outcome.finished
+        for request in outcome.finished:
+            self.num_output_tokens[request.request_id] = request.num_output_tokens
+            self.num_preemptions += request.num_preemptions
+            self.num_recomputed_tokens += request.num_recomputed_tokens
 
 
 class Both:
