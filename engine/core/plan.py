@@ -100,6 +100,14 @@ class StepPlan(NamedTuple):
     num_used_blocks: int
 
 
+_GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
+
+
+def extended(plan: StepPlan, num_steps: int, growth: list[BlockGrowth]) -> StepPlan:
+    """The plan over `num_steps` steps; faster than `_replace`."""
+    return StepPlan._make((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
+
+
 class StepOutcome(NamedTuple):
     """What a commit brought about.
 

@@ -4,45 +4,19 @@
        ▲  └──park──▶ parked ──ready──▶ ┘ or ───────▶ ┘ │
        └──────────────────── preempt ──────────────────┘
 
-A plan is *advanced* when what it is certain to bring is counted, its tokens, and *committed* when it has run. Between
-the two, when the next step is planned while this one runs, a sequence that gets its last token is ending: it keeps its
-seat and its blocks.
+`engine.core.progress` tells what a plan brings them.
 """
 
 from __future__ import annotations
 
-from collections import abc, deque
-from collections.abc import Mapping
+from collections import deque
 
 from engine.core.decodes.interface import Decodes
+from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.tier import Transfer
-from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
-
-Stopped = Mapping[Sequence, int]
-NOBODY: Stopped = {}
-
-
-class Flight:
-    """A plan that is not committed yet.
-
-    Attributes:
-        is_advanced: its tokens are counted.
-        started: sequences to which the last chunk of a prompt gave a token.
-        ended: sequences that got their last token with it.
-        victims: decoding sequences that got a token with it and were preempted before it was committed.
-    """
-
-    __slots__ = ("plan", "is_advanced", "started", "ended", "victims")
-
-    def __init__(self, plan: StepPlan) -> None:
-        self.plan = plan
-        self.is_advanced = False
-        self.started: abc.Sequence[Sequence] = ()
-        self.ended: list[Sequence] = []
-        self.victims: abc.Sequence[Sequence] = ()
 
 
 class RunningSet:
@@ -65,6 +39,8 @@ class RunningSet:
         ending: those that got their last token in a plan that is not committed.
         num_reserved: seats of sequences that will be forked from admitted ones.
         flights: plans that are not committed, at most two, in order.
+        returning: parked ones that became ready since the plan under way was made.
+        last_decode_time: when the last decode step ended.
     """
 
     def __init__(self, blocks: BlockManager, waiting: WaitingQueue, decodes: Decodes, *, lag: int) -> None:
@@ -80,8 +56,8 @@ class RunningSet:
         self._blocks = blocks
         self._waiting = waiting
         self.lag = lag
-        self._returning: list[Sequence] = []  # ready since the plan under way was made
-        self._last_decode_time: int | None = None
+        self.returning: list[Sequence] = []
+        self.last_decode_time: int | None = None
 
     @property
     def num_seats(self) -> int:
@@ -106,7 +82,7 @@ class RunningSet:
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there: it takes part in the next plan."""
         if self.flights and not self.flights[-1].is_advanced:
-            self._returning.append(sequence)  # it gets no token of the plan that is under way
+            self.returning.append(sequence)  # it gets no token of the plan that is under way
             return
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
@@ -155,7 +131,7 @@ class RunningSet:
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
             num_known -= self.lag
-        self._leave(sequence, SequenceStatus.WAITING)
+        self.leave(sequence, SequenceStatus.WAITING)
         sequence.num_preemptions += 1
         transfers = []
         if keeps_copy:
@@ -164,80 +140,18 @@ class RunningSet:
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
             self._blocks.name_content(sequence, num_known)
             sequence.set_computed(0)
-        self._release(sequence)
+        self.release(sequence)
         self._waiting.push(sequence)
         return transfers
 
     def release_early(self, sequence: Sequence) -> None:
         """Let an ending sequence go at once, because its blocks are needed."""
         del self.ending[sequence]
-        self._release(sequence)
-
-    # -- when a plan is certain, and when it has run ---------------------------------------------------------------
-
-    def advance(self, flight: Flight, stopped: Stopped = NOBODY) -> None:
-        """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
-        plan = flight.plan
-        flight.is_advanced = True
-        if plan.num_decodes:
-            if self.decodes.findable:
-                for ahead in range(1, plan.num_steps):
-                    self.register_filled(ahead, stopped)
-            ended = self.decodes.advance(plan.num_steps)
-            for sequence in stopped:
-                if sequence in self.decodes.sequences:
-                    self.decodes.remove(sequence)
-                    ended.append(sequence)
-            for sequence in ended:
-                self._end(flight, sequence, stopped)
-        if plan.prefills:
-            self._advance_prefills(flight, stopped)
-        if self.paused:
-            self.resume()
-        for sequence in self._returning:
-            if sequence in self.parked:
-                self.ready(sequence)
-        self._returning.clear()
-
-    def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
-        self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
-        started: list[Sequence] = []
-        for sequence, start, num_tokens, is_last in flight.plan.prefills:
-            if sequence not in self.prefilling:  # aborted meanwhile
-                continue
-            sequence.set_computed(start + num_tokens)
-            if is_last:
-                started += self._finish_prefill(flight, sequence, stopped)
-        flight.started = started
-
-    def settle(self, flight: Flight, now: int, stopped: Stopped) -> list[int]:
-        """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
-        if not flight.is_advanced:
-            self.advance(flight, stopped)
-        elif stopped:
-            for sequence in stopped:
-                self._stop_late(flight, sequence, stopped[sequence])
-        resumed_gaps: list[int] = []
-        for sequence in flight.started:
-            if sequence.request.first_token_time is None:
-                sequence.request.first_token_time = now
-            elif sequence.last_token_time is not None:
-                resumed_gaps.append(now - sequence.last_token_time)
-            sequence.last_token_time = now
-        if flight.plan.num_decodes:
-            self._last_decode_time = now
-            for sequence in flight.victims:
-                sequence.last_token_time = now
-        for sequence in self._in_order_of_release(flight, stopped):
-            if sequence in self.ending:
-                del self.ending[sequence]
-                self._blocks.register(sequence, sequence.num_tokens - 1)
-                self._release(sequence)
-        return resumed_gaps
+        self.release(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        self._leave(sequence, SequenceStatus.ABORTED)
-        self._release(sequence)
+        self.leave(sequence, SequenceStatus.ABORTED)
+        self.release(sequence)
 
     # -- between states -------------------------------------------------------------------------------------------
 
@@ -245,7 +159,7 @@ class RunningSet:
         """Note when a sequence that leaves the decodes got its last token; False if not from a decode step."""
         if sequence not in self.decodes.sequences or sequence in self.decodes.fresh:
             return False
-        sequence.last_token_time = self._last_decode_time
+        sequence.last_token_time = self.last_decode_time
         if self.flights:
             self.flights[-1].victims = [*self.flights[-1].victims, sequence]
         return True
@@ -257,62 +171,7 @@ class RunningSet:
             sequence.request.first_scheduled_time = now
         self.sequences[sequence] = None
 
-    def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
-        """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
-        del self.prefilling[sequence]
-        started = self._fork(sequence) if sequence.num_forks else [sequence]
-        for each in started:
-            each.add_tokens(1)
-            if each.num_tokens < each.end_length and each not in stopped:
-                self.decodes.join(each)
-            else:
-                self._end(flight, each, stopped)
-        return started
-
-    def _fork(self, sequence: Sequence) -> list[Sequence]:
-        """Make the other sequences of a request, which share the blocks of the prompt; returns all of them."""
-        self._blocks.name_content(sequence, sequence.num_computed_tokens)
-        forks = [sequence.fork() for _ in range(sequence.num_forks)]
-        self.num_reserved -= len(forks)
-        for fork in forks:
-            self._blocks.share(fork)
-            self.sequences[fork] = None
-        self.forked |= dict.fromkeys([sequence, *forks])
-        return [sequence, *forks]
-
-    def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
-        """`sequence`, in no state now, has got its last token; what it generated past a stop is discarded."""
-        sequence.leave(SequenceStatus.FINISHED)
-        if self.forked:
-            self.forked.pop(sequence, None)
-        if sequence in stopped:
-            sequence.add_tokens(-stopped[sequence])
-        self.ending[sequence] = None
-        flight.ended.append(sequence)
-
-    def _in_order_of_release(self, flight: Flight, stopped: Stopped) -> list[Sequence]:
-        """Who ended with a plan, in order of admission, which decides whose blocks are taken first."""
-        ended = flight.ended
-        if len(ended) < 2 or not (stopped or any(s.status is SequenceStatus.FINISHED for s in flight.started)):
-            return ended  # decodes that reached their length, which are in order already
-        members = set(ended)
-        return [sequence for sequence in self.sequences if sequence in members]
-
-    def _stop_late(self, flight: Flight, sequence: Sequence, num_discarded: int) -> None:
-        """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""
-        if sequence.status is SequenceStatus.WAITING:  # preempted meanwhile
-            self._waiting.remove(sequence)
-            self._blocks.drop_host_blocks(sequence)
-            sequence.status = SequenceStatus.FINISHED
-            sequence.add_tokens(-num_discarded)
-            flight.ended.append(sequence)
-        elif sequence.status is SequenceStatus.FINISHED:  # it got its last token with the same plan
-            sequence.add_tokens(-num_discarded)
-        else:
-            self._leave(sequence, SequenceStatus.FINISHED)
-            self._end(flight, sequence, {sequence: num_discarded})
-
-    def _leave(self, sequence: Sequence, status: SequenceStatus) -> None:
+    def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
         if sequence in self.decodes.sequences:
             self.decodes.remove(sequence)
         else:
@@ -322,7 +181,7 @@ class RunningSet:
         self.forked.pop(sequence, None)
         sequence.leave(status)
 
-    def _release(self, sequence: Sequence) -> None:
+    def release(self, sequence: Sequence) -> None:
         del self.sequences[sequence]
         self._blocks.release(sequence)
         if sequence.status is not SequenceStatus.WAITING:

@@ -12,16 +12,19 @@ from dataclasses import replace
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
+from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.horizon import decode_horizon
+from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import StepDraft, StepOutcome, StepPlan
-from engine.core.policy import Policy, QueueView
-from engine.core.running_set import NOBODY, Flight, RunningSet, Stopped
+from engine.core.limits import Limits
+from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended
+from engine.core.plan_making import make_plan
+from engine.core.policy import Policy
+from engine.core.progress import Progress
+from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
-from engine.core.step_planner import Limits, StepPlanner
+from engine.core.step_planner import StepPlanner
 from engine.core.waiting_queue import WaitingQueue
-from engine.core.work import ChunkWork, StepWork
-
-_GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
 
 
 class Scheduler:
@@ -62,26 +65,26 @@ class Scheduler:
         self.plans_ahead = plans_ahead
         self.num_lanes = num_lanes
         self.max_num_seqs = limits.max_num_seqs
-        lengths = [blocks.num_blocks * blocks.block_size]
-        lengths += [] if max_model_len is None else [max_model_len]
-        lengths += [] if limits.cuts_prompts else [limits.max_num_batched_tokens]
-        self.max_model_len = min(lengths)
+        longest = blocks.num_blocks * blocks.block_size
+        longest = longest if limits.cuts_prompts else min(longest, limits.max_num_batched_tokens)
+        self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
         self.waiting = WaitingQueue(policy.order)
         self._policy = policy
         self._limits = limits
-        self._lanes: list[StepPlanner] = []
+        self._planners: list[StepPlanner] = []  # one for each lane, and so on
         for lane in range(num_lanes):
             decodes = make_decodes(blocks.block_size)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             num_seats = (limits.max_num_seqs + lane) // num_lanes
             bounds = replace(limits, max_num_seqs=num_seats)
-            self._lanes.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
+            self._planners.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
             if limits.max_num_seqs * decodes.tokens_per_decode > limits.max_num_batched_tokens:
                 raise ValueError(
                     f"max_num_seqs={limits.max_num_seqs} must be at least 1, and its decodes fit into "
                     f"max_num_batched_tokens={limits.max_num_batched_tokens}"
                 )
-        self._seated = [lane.running.sequences for lane in self._lanes]
+        self._lanes = [planner.running for planner in self._planners]
+        self._progress = [Progress(lane, blocks, self.waiting) for lane in self._lanes]
         self._requests: dict[int, Request] = {}
         self._num_added = 0
         self._unreported: list[Sequence] = []  # preempted while planning a step that came out empty
@@ -91,7 +94,9 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._seated[0]) if self.num_lanes == 1 else sum(map(len, self._seated))
+        if self.num_lanes == 1:
+            return len(self._lanes[0].sequences)
+        return sum(len(lane.sequences) for lane in self._lanes)
 
     @property
     def num_waiting(self) -> int:
@@ -142,16 +147,16 @@ class Scheduler:
                 self.waiting.remove(sequence)
                 self.blocks.drop_host_blocks(sequence)
                 sequence.status = SequenceStatus.ABORTED
-            for lane in self._lanes:
-                if sequence in lane.running.sequences:
-                    self._advance(lane.running)
-                    lane.running.abort(sequence)
+            for number, lane in enumerate(self._lanes):
+                if sequence in lane.sequences:
+                    self._advance(number)
+                    lane.abort(sequence)
         return request
 
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there: from the next plan on it takes part."""
-        (lane,) = (lane for lane in self._lanes if sequence in lane.running.parked)
-        lane.running.ready(sequence)
+        (lane,) = (lane for lane in self._lanes if sequence in lane.parked)
+        lane.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -163,11 +168,10 @@ class Scheduler:
         Where requests are left and nothing is under way, `wait_until` says when to call again, if not only after an
         arrival or `ready`.
         """
-        planner = self._lanes[lane]
-        running = planner.running
+        planner, running = self._planners[lane], self._lanes[lane]
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
         if running.flights:
-            self._advance(running)
+            self._advance(lane)
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
@@ -186,7 +190,12 @@ class Scheduler:
         if self._unreported:
             draft.preempted[:0] = self._unreported
             self._unreported.clear()
-        plan = self._finish_plan(lane, planner, draft)
+        plan = make_plan(
+            lane, running, draft, self._horizon(running, draft),
+            num_running=self.num_running - len(running.ending),
+            num_waiting=len(self.waiting),
+            num_used_blocks=self.blocks.num_used_without(running.ending),
+        )  # fmt: skip
         running.flights.append(Flight(plan))
         return plan
 
@@ -195,11 +204,11 @@ class Scheduler:
 
         With `plans_ahead` only where every stop is foreseen, as in a simulation: the next plan would come too late.
         """
-        running = self._lanes[plan.lane].running
+        running = self._lanes[plan.lane]
         flight = running.flights[-1]
         assert flight.plan is plan and not flight.is_advanced and 1 <= num_steps <= plan.horizon
         growth = plan.growth + running.decodes.run(num_steps, self.blocks)
-        flight.plan = StepPlan._make((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
+        flight.plan = extended(plan, num_steps, growth)
         return flight.plan
 
     def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
@@ -208,10 +217,9 @@ class Scheduler:
         Args:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
         """
-        running = self._lanes[plan.lane].running
-        flight = running.flights.popleft()
+        flight = self._lanes[plan.lane].flights.popleft()
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
-        resumed_gaps = running.settle(flight, now, stopped)
+        resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped)
         finished: list[Request] = []
         for sequence in flight.ended:
             request = sequence.request
@@ -222,79 +230,21 @@ class Scheduler:
                 finished.append(request)
         return StepOutcome._make((finished, resumed_gaps))
 
-    def _advance(self, running: RunningSet) -> None:
+    def _advance(self, lane: int) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
-        if self.plans_ahead and running.flights and not running.flights[-1].is_advanced:
-            running.advance(running.flights[-1])
-
-    def _finish_plan(self, lane: int, planner: StepPlanner, draft: StepDraft) -> StepPlan:
-        running = planner.running
-        decodes = running.decodes
-        num_decodes = draft.num_decodes
-        chunks: list[ChunkWork] | tuple[()] = ()
-        if draft.prefills:
-            chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
-        num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
-        fields = (
-            lane,
-            draft.prefills,
-            decodes.sequences.keys() if num_decodes else (),
-            num_decodes,
-            decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied),
-            list(decodes.fresh) if num_decodes else [],
-            draft.admitted,
-            draft.parked,
-            draft.preempted,
-            draft.paused,
-            draft.transfers,
-            draft.growth,
-            self._horizon(running, draft),
-            1,
-            self.num_running - len(running.ending),
-            len(self.waiting),
-            self.blocks.num_used_without(running.ending),
-        )
-        return StepPlan._make(fields)  # in half the time of a call by field
+        flights = self._lanes[lane].flights
+        if self.plans_ahead and flights and not flights[-1].is_advanced:
+            self._progress[lane].advance(flights[-1])
 
     def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
-        """Decode steps, this one included, during which the policy has nothing to decide."""
+        """Decode steps, the planned one included, in which there is nothing to decide."""
         if draft.prefills or not draft.num_decodes or draft.transfers or draft.paused or self.num_lanes > 1:
             return 1
-        decodes, waiting = running.decodes, self.waiting
-        limit = decodes.next_event()
-        if limit > 1 and waiting:
-            has_seat = self.num_running < self.max_num_seqs
-            view = QueueView(len(waiting), self.num_running, has_seat, not waiting.head_blocked)
-            if running.ending or self._policy.admits(view):
-                return 1
-            if waiting.head_blocked and waiting.suppliers and self._policy.admits(view._replace(head_fits=True)):
-                limit = min(limit, self._steps_until_supply(running))
-        return decodes.affordable_steps(limit, self.blocks.num_free_blocks) if limit > 1 else 1
-
-    def _steps_until_supply(self, running: RunningSet) -> int:
-        """Decode steps until one of the suppliers of the queue's head fills the awaited block."""
-        end = (self.waiting.awaited_block + 1) * self.blocks.block_size
-        return min(running.decodes.steps_until(supplier, end) for supplier in self.waiting.suppliers)
-
-    # -- invariants -----------------------------------------------------------------------------------------------
+        num_running, num_seats = self.num_running, self.max_num_seqs
+        return decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, num_seats)
 
     def check_integrity(self) -> None:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""
-        lanes, waiting = [lane.running for lane in self._lanes], list(self.waiting)
-        running = [sequence for lane in lanes for sequence in lane.sequences]
-        for lane in lanes:
-            lane.check_integrity()
-        assert sum(lane.num_seats for lane in lanes) <= self.max_num_seqs
-        assert all(not s.block_table and (s.num_computed_tokens > 0) == (s.host_blocks is not None) for s in waiting)
-        unfinished = {s for request in self.unfinished for s in request.sequences}
-        assert unfinished == {s for s in {*waiting, *running, *unfinished} if s.request_id in self._requests}
-        assert len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two places"
-        self.blocks.check_integrity(running, [*waiting, *running])
-        allocates_chunks = self._limits.allocates_chunks
-        for lane in lanes:
-            for sequence in lane.sequences:
-                num_held = sequence.num_computed_tokens
-                if sequence in lane.prefilling and not allocates_chunks:
-                    num_held = sequence.num_tokens
-                if lane.decodes.tokens_per_decode == 1 and not lane.flights and sequence not in lane.parked:
-                    assert len(sequence.block_table) == self.blocks.blocks_for(num_held)
+        waiting = list(self.waiting)
+        check_places(self._lanes, waiting, self.unfinished, self.max_num_seqs)
+        check_tables(self._lanes, waiting, self.blocks, allocates_chunks=self._limits.allocates_chunks)

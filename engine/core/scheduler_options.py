@@ -11,10 +11,10 @@ from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.block_manager import BlockManager, Eviction, FullHit
 from engine.core.kv.tier import HOST, Tier
+from engine.core.limits import Limits
 from engine.core.policies import POLICIES
 from engine.core.preemption import VICTIM_RULES, Preemption
 from engine.core.scheduler import Scheduler
-from engine.core.step_planner import Limits
 from engine.core.waiting_queue import by_arrival, by_priority
 
 

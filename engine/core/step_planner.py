@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from engine.core.kv.block_manager import BlockManager, PrefixMatch
+from engine.core.limits import Limits
 from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.preemption import Preemption
 from engine.core.running_set import RunningSet
@@ -14,31 +14,6 @@ from engine.core.waiting_queue import WaitingQueue
 
 Cut = Literal["any", "first", "never"]
 """Which prompts may be cut to what the token budget leaves: any, only the first of a step, or none."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on steps.
-
-    Attributes:
-        max_num_seqs: running sequences.
-        max_num_batched_tokens: tokens of a step.
-        watermark_blocks: free blocks that an admission leaves while others run.
-        allocates_chunks: whether a prompt that is cut gets its blocks chunk by chunk.
-        checks_full_prompt: whether a prompt is admitted only if all its blocks are free, or those of its first chunk.
-        max_chunk_tokens: tokens of a prompt chunk; 0 for no bound of its own.
-        cuts_prompts: whether prompts may be cut to the token budget at all.
-        max_padding: for engines that pad the prompts of a step to the longest: tokens of padding that a step may have.
-    """
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    watermark_blocks: int = 0
-    allocates_chunks: bool = False
-    checks_full_prompt: bool = True
-    max_chunk_tokens: int = 0
-    cuts_prompts: bool = True
-    max_padding: int | None = None
 
 
 class StepPlanner:

@@ -43,14 +43,14 @@ def had_early_release(scheduler: Scheduler) -> bool:
 def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
-        decodes = scheduler._lanes[0].running.decodes
+        decodes = scheduler._planners[0].running.decodes
         steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_free_blocks)
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
 
 
 def check_seats(workload: Workload, scheduler: Scheduler) -> None:
     """The lanes share out all seats, as evenly as can be."""
-    seats = [lane.limits.max_num_seqs for lane in scheduler._lanes]
+    seats = [lane.limits.max_num_seqs for lane in scheduler._planners]
     assert sum(seats) == workload.max_num_seqs and max(seats) - min(seats) <= 1, "seats are lost or shared"
 
 
@@ -69,7 +69,7 @@ def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
 def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, head: Sequence) -> bool:
     """Whether the head of the queue fits into what the plan leaves of seats, tokens and blocks."""
     options, blocks = workload.options, scheduler.blocks
-    (lane,) = scheduler._lanes
+    (lane,) = scheduler._planners
     if lane.running.num_seats + head.num_forks + 1 > workload.max_num_seqs:
         return False
     num_decodes = 0 if plan is None else plan.num_decodes

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from engine.core.hashing import token_bytes
 from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.integrity import check_blocks
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.tier import DEVICE, Tier, Transfer
 from engine.core.sequence import Sequence
@@ -31,7 +32,6 @@ class PrefixMatch(NamedTuple):
 
 Eviction = Literal["unhashed_first", "lru"]
 FullHit = Literal["copy", "recompute_block"]
-
 NO_MATCH = PrefixMatch([], 0, 0, False)
 
 
@@ -67,27 +67,27 @@ class BlockManager:
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
         self._recomputes_last_block = full_hit == "recompute_block"
-        self._index = PrefixIndex()
-        self._pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=self._index.remove)
-        self.take = self._pool.take
-        self.settle = self._index.settle
+        self.index = PrefixIndex()
+        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=self.index.remove)
+        self.take = self.pool.take
+        self.settle = self.index.settle
 
     @property
     def num_free_blocks(self) -> int:
-        return self._pool.num_free
+        return self.pool.num_free
 
     @property
     def num_used_blocks(self) -> int:
         """Blocks that some sequence references."""
-        return self.num_blocks - self._pool.num_free
+        return self.num_blocks - self.pool.num_free
 
     def num_used_without(self, sequences: abc.Collection[Sequence]) -> int:
         """Blocks that sequences other than these reference."""
-        used = self.num_blocks - self._pool.num_free
+        used = self.num_blocks - self.pool.num_free
         if not sequences:
             return used
         references = Counter(block for sequence in sequences for block in sequence.block_table)
-        return used - sum(self._pool.num_references(block) == count for block, count in references.items())
+        return used - sum(self.pool.num_references(block) == count for block, count in references.items())
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -99,22 +99,22 @@ class BlockManager:
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
         hashes = self._hashes(sequence, num_full)
-        if not hashes or hashes[0] not in self._index:
+        if not hashes or hashes[0] not in self.index:
             return NO_MATCH
-        blocks = self._index.find(hashes[:num_full])
+        blocks = self.index.find(hashes[:num_full])
         if sequence.token_ids is not None:
-            blocks = blocks[: self._index.num_equal(blocks, self._contents(sequence, 0, len(blocks)))]
+            blocks = blocks[: self.index.num_equal(blocks, self._contents(sequence, 0, len(blocks)))]
         num_cached_tokens = len(blocks) * self.block_size
         copy_last = False
         if blocks and num_cached_tokens == num_tokens:
             # One token must be computed. Its block can be copied only when its content is there before the step.
-            if self._index.is_pending(blocks[-1]):
+            if self.index.is_pending(blocks[-1]):
                 blocks.pop()
                 num_cached_tokens -= self.block_size
             else:
-                copy_last = not self._pool.is_queued(blocks[-1])
+                copy_last = not self.pool.is_queued(blocks[-1])
                 num_cached_tokens -= 1
-        return PrefixMatch(blocks, num_cached_tokens, self._pool.count_queued(blocks), copy_last)
+        return PrefixMatch(blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last)
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
@@ -129,7 +129,7 @@ class BlockManager:
         if not hashes:
             return
         end = start + len(hashes)
-        self._index.add(sequence.block_table[start:end], hashes, self._contents(sequence, start, end))
+        self.index.add(sequence.block_table[start:end], hashes, self._contents(sequence, start, end))
         sequence.num_registered_blocks = end
 
     def name_content(self, sequence: Sequence, num_tokens: int) -> None:
@@ -170,7 +170,7 @@ class BlockManager:
 
     def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> list[Transfer]:
         """Give `sequence` the matched blocks and new ones for up to `num_tokens` tokens; may ask for a copy."""
-        self._pool.hold(match.blocks)
+        self.pool.hold(match.blocks)
         sequence.block_table = match.blocks.copy()
         sequence.num_registered_blocks = len(match.blocks) - match.copy_last
         copies = [self._copy(sequence, len(match.blocks) - 1)] if match.copy_last else []
@@ -182,25 +182,25 @@ class BlockManager:
         table = sequence.block_table
         missing = self.blocks_for(num_tokens) - len(table)
         if missing > 0:
-            table += self._pool.take(missing)
+            table += self.pool.take(missing)
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
         num_registered = sequence.num_registered_blocks
         hashes = sequence.block_hashes[:num_registered] if num_registered else []  # type: ignore[index]
-        self._pool.release(sequence.block_table, hashes)
+        self.pool.release(sequence.block_table, hashes)
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 
     def share(self, fork: Sequence) -> None:
         """Count the references of a fork, which has the block table of the sequence that it was forked from."""
-        self._pool.hold(fork.block_table)
+        self.pool.hold(fork.block_table)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether the block that the next token is written to is held by others too, after a fork."""
         index = (sequence.num_tokens - 1) // self.block_size
         table = sequence.block_table
-        return index < len(table) and self._pool.is_shared(table[index])
+        return index < len(table) and self.pool.is_shared(table[index])
 
     def copy_on_write(self, sequence: Sequence) -> Transfer:
         """Give `sequence` a copy of its own of the block that the next token is written to."""
@@ -208,8 +208,8 @@ class BlockManager:
 
     def _copy(self, sequence: Sequence, index: int) -> Transfer:
         source = sequence.block_table[index]
-        self._pool.drop_shared(source)
-        (target,) = self._pool.take(1)
+        self.pool.drop_shared(source)
+        (target,) = self.pool.take(1)
         sequence.block_table[index] = target
         return Transfer(DEVICE, source, DEVICE, target)
 
@@ -225,10 +225,9 @@ class BlockManager:
         assert self.host is not None
         sources = sequence.block_table[: self.blocks_for(sequence.num_computed_tokens)]
         sequence.host_blocks = self.host.take(len(sources))
-        moves = zip(sources, sequence.host_blocks, strict=True)
-        transfers = [Transfer(DEVICE, source, self.host.name, target) for source, target in moves]
+        name, moves = self.host.name, zip(sources, sequence.host_blocks, strict=True)
         self.release(sequence)
-        return transfers
+        return [Transfer(DEVICE, source, name, target) for source, target in moves]
 
     def swap_in(self, sequence: Sequence, num_tokens: int) -> list[Transfer]:
         """Give a swapped-out sequence device blocks for `num_tokens` tokens, its KV coming back into the first."""
@@ -244,26 +243,8 @@ class BlockManager:
             self.host.release(sequence.host_blocks)
             sequence.host_blocks = None
 
-    # -- invariants -----------------------------------------------------------------------------------------------
-
     def check_integrity(self, sequences: abc.Iterable[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
-        """Prove the invariants, given all sequences that hold blocks of the device, and those that hold host blocks.
-
-        Raises:
-            AssertionError: a block is lost, held twice without a count, free while referenced, or wrongly indexed.
-        """
-        sequences = list(sequences)
-        references = Counter(block for sequence in sequences for block in sequence.block_table)
-        hash_of = self._pool.check_integrity(references)
-        assert all(len(set(s.block_table)) == len(s.block_table) for s in sequences), "a block twice in one table"
-        for sequence in sequences:
-            n = sequence.num_registered_blocks
-            hashes = (sequence.block_hashes or [])[:n]
-            for block, block_hash in zip(sequence.block_table, hashes, strict=False):
-                assert hash_of.setdefault(block, block_hash) == block_hash, "two holders disagree on a block's content"
-        for sequence in sequences:
-            private = sequence.block_table[sequence.num_registered_blocks :]
-            assert not hash_of.keys() & private, "a private block is findable"
-        self._index.check_integrity(hash_of, self.block_size)
+        """Prove the invariants of pool, index and host tier; arguments and errors as those of `check_blocks`."""
+        check_blocks(self.pool, self.index, self.block_size, list(sequences))
         if self.host is not None:
-            self.host.check_integrity([block for sequence in swapped for block in sequence.host_blocks or ()])
+            self.host.check_integrity([block for s in swapped for block in s.host_blocks or ()])

@@ -1,0 +1,33 @@
+"""A plan that is under way: made, but not committed yet."""
+
+from __future__ import annotations
+
+from collections import abc
+
+from engine.core.plan import StepPlan
+from engine.core.sequence import Sequence
+
+Stopped = abc.Mapping[Sequence, int]
+"""Sequences that met a stop condition in a plan, with the number of tokens they generated past it."""
+
+NOBODY: Stopped = {}
+
+
+class Flight:
+    """A plan that is not committed yet.
+
+    Attributes:
+        is_advanced: its tokens are counted.
+        started: sequences to which the last chunk of a prompt gave a token.
+        ended: sequences that got their last token with it.
+        victims: decoding sequences that got a token with it and were preempted before it was committed.
+    """
+
+    __slots__ = ("plan", "is_advanced", "started", "ended", "victims")
+
+    def __init__(self, plan: StepPlan) -> None:
+        self.plan = plan
+        self.is_advanced = False
+        self.started: abc.Sequence[Sequence] = ()
+        self.ended: list[Sequence] = []
+        self.victims: abc.Sequence[Sequence] = ()

@@ -1,0 +1,39 @@
+"""Proof of the scheduler's invariants, for tests: every sequence in one place, with the blocks that its tokens need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.core.kv.block_manager import BlockManager
+from engine.core.running_set import RunningSet
+from engine.core.sequence import Request, Sequence
+
+
+def check_places(
+    lanes: list[RunningSet], waiting: list[Sequence], unfinished: Iterable[Request], num_seats: int
+) -> None:
+    """Prove that each sequence is waiting, or running in one lane; raises AssertionError."""
+    for lane in lanes:
+        lane.check_integrity()
+    running = [sequence for lane in lanes for sequence in lane.sequences]
+    assert sum(lane.num_seats for lane in lanes) <= num_seats
+    assert all(not s.block_table and (s.num_computed_tokens > 0) == (s.host_blocks is not None) for s in waiting)
+    requests = set(unfinished)
+    known = {sequence for request in requests for sequence in request.sequences}
+    assert {s for s in [*waiting, *running] if s.request in requests} <= known
+    assert len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two places"
+
+
+def check_tables(
+    lanes: list[RunningSet], waiting: list[Sequence], blocks: BlockManager, *, allocates_chunks: bool
+) -> None:
+    """Prove that each running sequence holds the blocks of its tokens, and that the pool agrees."""
+    running = [sequence for lane in lanes for sequence in lane.sequences]
+    blocks.check_integrity(running, [*waiting, *running])
+    for lane in lanes:
+        for sequence in lane.sequences:
+            num_held = sequence.num_computed_tokens
+            if sequence in lane.prefilling and not allocates_chunks:
+                num_held = sequence.num_tokens
+            if lane.decodes.tokens_per_decode == 1 and not lane.flights and sequence not in lane.parked:
+                assert len(sequence.block_table) == blocks.blocks_for(num_held)

@@ -1,0 +1,28 @@
+"""Proof that pool, prefix index and block tables agree, for tests."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.prefix_index import PrefixIndex
+from engine.core.sequence import Sequence
+
+
+def check_blocks(pool: BlockPool, index: PrefixIndex, block_size: int, sequences: list[Sequence]) -> None:
+    """Prove the invariants, given all sequences that hold blocks of the device.
+
+    Raises:
+        AssertionError: a block is lost, held twice without a count, free while referenced, or wrongly indexed.
+    """
+    references = Counter(block for sequence in sequences for block in sequence.block_table)
+    hash_of = pool.check_integrity(references)
+    assert all(len(set(s.block_table)) == len(s.block_table) for s in sequences), "a block twice in one table"
+    for sequence in sequences:
+        hashes = (sequence.block_hashes or [])[: sequence.num_registered_blocks]
+        for block, block_hash in zip(sequence.block_table, hashes, strict=False):
+            assert hash_of.setdefault(block, block_hash) == block_hash, "two holders disagree on a block's content"
+    for sequence in sequences:
+        private = sequence.block_table[sequence.num_registered_blocks :]
+        assert not hash_of.keys() & private, "a private block is findable"
+    index.check_integrity(hash_of, block_size)

@@ -1,0 +1,143 @@
+"""What a plan brings: its tokens as soon as they are certain, its times and its ends when it has run."""
+
+from __future__ import annotations
+
+from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.kv.block_manager import BlockManager
+from engine.core.running_set import RunningSet
+from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.waiting_queue import WaitingQueue
+
+
+class Progress:
+    """Accounts for the plans of one lane.
+
+    A plan is *advanced* when what it is certain to bring is counted, its tokens, and *settled* when it has run. Between
+    the two, when the next step is planned while this one runs, a sequence that gets its last token is ending: it keeps
+    its seat and its blocks.
+    """
+
+    def __init__(self, running: RunningSet, blocks: BlockManager, waiting: WaitingQueue) -> None:
+        self._running = running
+        self._blocks = blocks
+        self._waiting = waiting
+
+    def advance(self, flight: Flight, stopped: Stopped = NOBODY) -> None:
+        """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
+        running = self._running
+        plan = flight.plan
+        flight.is_advanced = True
+        if plan.num_decodes:
+            if running.decodes.findable:
+                for ahead in range(1, plan.num_steps):
+                    running.register_filled(ahead, stopped)
+            ended = running.decodes.advance(plan.num_steps)
+            for sequence in stopped:
+                if sequence in running.decodes.sequences:
+                    running.decodes.remove(sequence)
+                    ended.append(sequence)
+            for sequence in ended:
+                self._end(flight, sequence, stopped)
+        if plan.prefills:
+            self._advance_prefills(flight, stopped)
+        if running.paused:
+            running.resume()
+        for sequence in running.returning:
+            if sequence in running.parked:
+                running.ready(sequence)
+        running.returning.clear()
+
+    def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
+        self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
+        started: list[Sequence] = []
+        for sequence, start, num_tokens, is_last in flight.plan.prefills:
+            if sequence not in self._running.prefilling:  # aborted meanwhile
+                continue
+            sequence.set_computed(start + num_tokens)
+            if is_last:
+                started += self._finish_prefill(flight, sequence, stopped)
+        flight.started = started
+
+    def settle(self, flight: Flight, now: int, stopped: Stopped) -> list[int]:
+        """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
+        running = self._running
+        if not flight.is_advanced:
+            self.advance(flight, stopped)
+        elif stopped:
+            for sequence in stopped:
+                self._stop_late(flight, sequence, stopped[sequence])
+        resumed_gaps: list[int] = []
+        for sequence in flight.started:
+            if sequence.request.first_token_time is None:
+                sequence.request.first_token_time = now
+            elif sequence.last_token_time is not None:
+                resumed_gaps.append(now - sequence.last_token_time)
+            sequence.last_token_time = now
+        if flight.plan.num_decodes:
+            running.last_decode_time = now
+            for sequence in flight.victims:
+                sequence.last_token_time = now
+        for sequence in self._in_order_of_release(flight, stopped):
+            if sequence in running.ending:
+                del running.ending[sequence]
+                self._blocks.register(sequence, sequence.num_tokens - 1)
+                running.release(sequence)
+        return resumed_gaps
+
+    def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
+        """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
+        running = self._running
+        del running.prefilling[sequence]
+        started = self._fork(sequence) if sequence.num_forks else [sequence]
+        for each in started:
+            each.add_tokens(1)
+            if each.num_tokens < each.end_length and each not in stopped:
+                running.decodes.join(each)
+            else:
+                self._end(flight, each, stopped)
+        return started
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Make the other sequences of a request, which share the blocks of the prompt; returns all of them."""
+        running = self._running
+        self._blocks.name_content(sequence, sequence.num_computed_tokens)
+        forks = [sequence.fork() for _ in range(sequence.num_forks)]
+        running.num_reserved -= len(forks)
+        for fork in forks:
+            self._blocks.share(fork)
+            running.sequences[fork] = None
+        running.forked |= dict.fromkeys([sequence, *forks])
+        return [sequence, *forks]
+
+    def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
+        """`sequence`, in no state now, has got its last token; what it generated past a stop is discarded."""
+        running = self._running
+        sequence.leave(SequenceStatus.FINISHED)
+        if running.forked:
+            running.forked.pop(sequence, None)
+        if sequence in stopped:
+            sequence.add_tokens(-stopped[sequence])
+        running.ending[sequence] = None
+        flight.ended.append(sequence)
+
+    def _in_order_of_release(self, flight: Flight, stopped: Stopped) -> list[Sequence]:
+        """Who ended with a plan, in order of admission, which decides whose blocks are taken first."""
+        ended = flight.ended
+        if len(ended) < 2 or not (stopped or any(s.status is SequenceStatus.FINISHED for s in flight.started)):
+            return ended  # decodes that reached their length, which are in order already
+        members = set(ended)
+        return [sequence for sequence in self._running.sequences if sequence in members]
+
+    def _stop_late(self, flight: Flight, sequence: Sequence, num_discarded: int) -> None:
+        """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""
+        if sequence.status is SequenceStatus.WAITING:  # preempted meanwhile
+            self._waiting.remove(sequence)
+            self._blocks.drop_host_blocks(sequence)
+            sequence.status = SequenceStatus.FINISHED
+            sequence.add_tokens(-num_discarded)
+            flight.ended.append(sequence)
+        elif sequence.status is SequenceStatus.FINISHED:  # it got its last token with the same plan
+            sequence.add_tokens(-num_discarded)
+        else:
+            self._running.leave(sequence, SequenceStatus.FINISHED)
+            self._end(flight, sequence, {sequence: num_discarded})
