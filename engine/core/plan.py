@@ -72,7 +72,7 @@ class StepPlan(NamedTuple):
         admitted: sequences that left the queue for this step.
         parked: those of them that wait until their KV is back from another tier.
         preempted: sequences that lost their blocks and went back to the queue.
-        paused: decoding sequences that keep their blocks but take no part in this step.
+        paused: decoding sequences that keep their blocks but took no part in this step, or in one that came out empty.
         transfers: blocks to copy before the step.
         growth: blocks appended for decoding sequences.
         horizon: how many consecutive decode steps may run before there is something to decide.

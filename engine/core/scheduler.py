@@ -87,7 +87,7 @@ class Scheduler:
         self._progress = [Progress(lane, blocks, self.waiting) for lane in self._lanes]
         self._requests: dict[int, Request] = {}
         self._num_added = 0
-        self._unreported: list[Sequence] = []  # preempted while planning a step that came out empty
+        self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
 
     # -- requests -------------------------------------------------------------------------------------------------
@@ -179,7 +179,8 @@ class Scheduler:
         draft = StepDraft(now)
         self._policy.compose(planner, draft)
         while draft.is_empty:
-            self._unreported += draft.preempted
+            self._unreported.preempted += draft.preempted
+            self._unreported.paused += draft.paused
             if running.paused:
                 running.resume()
             if not draft.preempted or running.flights:
@@ -187,9 +188,10 @@ class Scheduler:
                 return None
             draft = StepDraft(now)  # nobody was served: with the blocks of the victims free, somebody can be
             self._policy.compose(planner, draft)
-        if self._unreported:
-            draft.preempted[:0] = self._unreported
-            self._unreported.clear()
+        if self._unreported.preempted or self._unreported.paused:
+            draft.preempted[:0] = self._unreported.preempted
+            draft.paused[:0] = self._unreported.paused
+            self._unreported = StepDraft(now)
         plan = make_plan(
             lane, running, draft, self._horizon(running, draft),
             num_running=self.num_running - len(running.ending),

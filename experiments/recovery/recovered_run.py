@@ -88,7 +88,7 @@ def recover(system: System, run: MeasuredRun) -> RecoveredRun:
             neither that of vLLM 1 nor that of its early versions.
     """
     scheduler = system.scheduler
-    asynchronous = scheduler.policy == "mixed" and scheduler.async_scheduling
+    asynchronous = scheduler.policy == "admission_order" and scheduler.async_scheduling
     early = scheduler.policy == "prefill_first" and not (scheduler.async_scheduling or scheduler.enable_prefix_caching)
     if not (asynchronous or early):
         raise LogError("steps are recovered by the rules of scheduler=vllm and scheduler=vllm_v0: choose one of them")
