@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable
-from itertools import repeat
+from itertools import compress, repeat
 
 Evict = Callable[[list[int], list[int]], None]
 
@@ -66,9 +66,9 @@ class BlockPool:
         """Whether a block is free but kept in the queue, so that it can be brought back."""
         return self._segment_of[block] is not None
 
-    def count_queued(self, blocks: Iterable[int]) -> int:
-        segment_of = self._segment_of
-        return sum(segment_of[block] is not None for block in blocks)
+    def count_queued(self, blocks: list[int]) -> int:
+        segments = [*map(self._segment_of.__getitem__, blocks)]
+        return len(blocks) - segments.count(None)
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
@@ -90,8 +90,10 @@ class BlockPool:
             blocks.reverse()
             del free[split:]
             return blocks
-        blocks = free[::-1]
-        free.clear()
+        blocks = self._dequeue(count - len(free))
+        if free:
+            blocks += free
+            free.clear()
         while (missing := count - len(blocks)) > 0:
             blocks += self._dequeue(missing)
         blocks.sort()
@@ -117,8 +119,12 @@ class BlockPool:
         Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
         """
         if self._shared and (shared := self._shared.keys() & table):
+            references = self._shared
             for block in shared:
-                self.drop_shared(block)
+                if references[block] == 1:
+                    del references[block]
+                else:
+                    references[block] -= 1
             count, num_hashed = len(shared), len(hashes)
             if shared.issuperset(table[:count]):  # a common prefix, as nearly always
                 table, hashes = table[count:], hashes[count:]
@@ -160,8 +166,8 @@ class BlockPool:
         if segment.num_stale:
             is_here = [segment_of[block] is segment for block in blocks]
             segment.num_stale -= is_here.count(False)
-            hashes = [each for each, here in zip(hashes, is_here, strict=False) if here]
-            blocks = [block for block, here in zip(blocks, is_here, strict=True) if here]
+            hashes = [*compress(hashes, is_here)]
+            blocks = [*compress(blocks, is_here)]
         segment.start = min(end, len(segment.blocks))
         if not segment.num_blocks:
             del self._queue[segment]
