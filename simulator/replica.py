@@ -104,7 +104,8 @@ class Replica:
     def submit(self, request: Request) -> None:
         """Take a request; it is seen when the next step is planned."""
         self._inbox.append(request)
-        self.wake()
+        if self._can_wake:
+            self.wake()
 
     def wake(self) -> None:
         """Look at the router again: its next request comes earlier than it said."""

@@ -12,7 +12,6 @@ def make_plan(
     running: RunningSet,
     draft: StepDraft,
     horizon: int,
-    *,
     num_running: int,
     num_waiting: int,
     num_used_blocks: int,

@@ -77,7 +77,10 @@ class Progress:
             running.last_decode_time = now
             for sequence in flight.victims:
                 sequence.last_token_time = now
-        for sequence in self._in_order_of_release(flight, stopped):
+        ended = flight.ended
+        if len(ended) > 1:
+            ended = self._in_order_of_release(flight, stopped)
+        for sequence in ended:
             if sequence in running.ending:
                 del running.ending[sequence]
                 self._blocks.register(sequence, sequence.num_tokens - 1)
@@ -123,7 +126,7 @@ class Progress:
     def _in_order_of_release(self, flight: Flight, stopped: Stopped) -> list[Sequence]:
         """Who ended with a plan, in order of admission, which decides whose blocks are taken first."""
         ended = flight.ended
-        if len(ended) < 2 or not (stopped or any(s.status is SequenceStatus.FINISHED for s in flight.started)):
+        if not (stopped or any(s.status is SequenceStatus.FINISHED for s in flight.started)):
             return ended  # decodes that reached their length, which are in order already
         members = set(ended)
         return [sequence for sequence in self._running.sequences if sequence in members]

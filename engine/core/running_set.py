@@ -172,6 +172,7 @@ class RunningSet:
         self.sequences[sequence] = None
 
     def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
+        """Take `sequence` out of the state that it is in; it keeps its seat and its blocks."""
         if sequence in self.decodes.sequences:
             self.decodes.remove(sequence)
         else:
@@ -182,6 +183,7 @@ class RunningSet:
         sequence.leave(status)
 
     def release(self, sequence: Sequence) -> None:
+        """Take the seat and the blocks of a sequence that is in no state any more."""
         del self.sequences[sequence]
         self._blocks.release(sequence)
         if sequence.status is not SequenceStatus.WAITING:

@@ -192,12 +192,10 @@ class Scheduler:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused
             self._unreported = StepDraft(now)
-        plan = make_plan(
-            lane, running, draft, self._horizon(running, draft),
-            num_running=self.num_running - len(running.ending),
-            num_waiting=len(self.waiting),
-            num_used_blocks=self.blocks.num_used_without(running.ending),
-        )  # fmt: skip
+        horizon = 1 if draft.prefills else self._horizon(running, draft)
+        num_running = self.num_running - len(running.ending)
+        num_used_blocks = self.blocks.num_used_blocks(running.ending)
+        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), num_used_blocks)
         running.flights.append(Flight(plan))
         return plan
 
@@ -240,7 +238,7 @@ class Scheduler:
 
     def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
         """Decode steps, the planned one included, in which there is nothing to decide."""
-        if draft.prefills or not draft.num_decodes or draft.transfers or draft.paused or self.num_lanes > 1:
+        if not draft.num_decodes or draft.transfers or draft.paused or self.num_lanes > 1:
             return 1
         num_running, num_seats = self.num_running, self.max_num_seqs
         return decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, num_seats)

@@ -30,12 +30,12 @@ def test_three_sequences_compute_their_prompt_once_and_end_together(policy: str)
     plans = list(run(scheduler))
     assert [(chunks(plan), plan.num_decodes) for plan in plans] == [([(0, 0, 10)], 0)] + [([], 3)] * 5
     assert [sequence.num_output_tokens for sequence in request.sequences] == [6, 6, 6]
-    assert request.finish_time == 6 and scheduler.blocks.num_used_blocks == 0
+    assert request.finish_time == 6 and scheduler.blocks.num_used_blocks() == 0
 
 
 def test_forks_share_full_blocks_and_copy_the_last_partial_one() -> None:
     scheduler, request = forked(10)
-    assert scheduler.blocks.num_used_blocks == 3, "nothing is written yet, so nothing is copied"
+    assert scheduler.blocks.num_used_blocks() == 3, "nothing is written yet, so nothing is copied"
     shared = request.sequences[0].block_table.copy()
     plan = step(scheduler, 1)
     tables = [sequence.block_table for sequence in request.sequences]
@@ -65,7 +65,7 @@ def test_blocks_live_until_their_last_holder_ends() -> None:
         assert plan is not None
         outcome = scheduler.commit(plan, now + 1, {stopped: 0})
         scheduler.check_integrity()
-        assert scheduler.blocks.num_used_blocks == num_used and bool(outcome.finished) == (num_used == 0)
+        assert scheduler.blocks.num_used_blocks() == num_used and bool(outcome.finished) == (num_used == 0)
         assert all(s.block_table[:2] == shared for s in children if s.status is SequenceStatus.DECODING)
     assert request.finish_time == 5
 
@@ -94,4 +94,4 @@ def test_abort_takes_out_all_sequences() -> None:
     scheduler.abort(0)
     scheduler.check_integrity()
     assert {sequence.status for sequence in request.sequences} == {SequenceStatus.ABORTED}
-    assert scheduler.blocks.num_used_blocks == 0 and scheduler.schedule(2) is None
+    assert scheduler.blocks.num_used_blocks() == 0 and scheduler.schedule(2) is None

@@ -76,17 +76,12 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self.pool.num_free
 
-    @property
-    def num_used_blocks(self) -> int:
-        """Blocks that some sequence references."""
-        return self.num_blocks - self.pool.num_free
-
-    def num_used_without(self, sequences: abc.Collection[Sequence]) -> int:
-        """Blocks that sequences other than these reference."""
+    def num_used_blocks(self, without: abc.Collection[Sequence] = ()) -> int:
+        """Blocks that some sequence references, other than those in `without`."""
         used = self.num_blocks - self.pool.num_free
-        if not sequences:
+        if not without:
             return used
-        references = Counter(block for sequence in sequences for block in sequence.block_table)
+        references = Counter(block for sequence in without for block in sequence.block_table)
         return used - sum(self.pool.num_references(block) == count for block, count in references.items())
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -170,6 +165,9 @@ class BlockManager:
 
     def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> list[Transfer]:
         """Give `sequence` the matched blocks and new ones for up to `num_tokens` tokens; may ask for a copy."""
+        if match is NO_MATCH:
+            sequence.block_table = self.pool.take(self.blocks_for(num_tokens))
+            return []
         self.pool.hold(match.blocks)
         sequence.block_table = match.blocks.copy()
         sequence.num_registered_blocks = len(match.blocks) - match.copy_last
