@@ -154,7 +154,7 @@ class OurEngine:
         """Note the counts after planning in the steps from `first` on, with the blocks that each of them adds."""
         scheduler = self._scheduler
         later = [growth for growth in flight.plan.growth if growth.ahead] if flight else []
-        num_used = scheduler.blocks.num_used_blocks - sum(len(growth.blocks) for growth in later)
+        num_used = scheduler.blocks.num_used_blocks() - sum(len(growth.blocks) for growth in later)
         for ahead, step in enumerate(self.steps[first:]):
             step.num_running, step.num_waiting = scheduler.num_running, scheduler.num_waiting
             num_used += sum(len(growth.blocks) for growth in later if growth.ahead == ahead)

@@ -79,7 +79,7 @@ def test_nothing_comes_after_a_stop_token(lookahead: int) -> None:
     (output,) = llm.generate(make_prompts()[:1], params)
     assert output.token_ids == full[: full.index(stop) + 1] and output.finish_reason == "stop"
     llm.engine.scheduler.check_integrity()
-    assert llm.engine.scheduler.blocks.num_used_blocks == 0
+    assert llm.engine.scheduler.blocks.num_used_blocks() == 0
     (output,) = llm.generate(make_prompts()[:1], GREEDY)  # what the prefix cache kept of it is right
     assert output.token_ids == full and output.finish_reason == "length"
 
@@ -110,7 +110,7 @@ def test_a_refused_prompt_and_an_abandoned_stream_leave_nothing_behind() -> None
     for _ in range(20):
         next(stream)
     stream.close()
-    assert not llm.engine.scheduler.unfinished and llm.engine.scheduler.blocks.num_used_blocks == 0
+    assert not llm.engine.scheduler.unfinished and llm.engine.scheduler.blocks.num_used_blocks() == 0
     assert [output.token_ids for output in llm.generate(make_prompts(), GREEDY)] == one_by_one()
 
 

@@ -198,7 +198,7 @@ def test_abort_frees_everything_and_lets_the_queue_move() -> None:
     assert plan is not None and chunks(plan) == [(1, 0, 12)]
     scheduler.commit(plan, 2)
     scheduler.abort(1)
-    assert scheduler.blocks.num_used_blocks == 0 and scheduler.schedule(2) is None
+    assert scheduler.blocks.num_used_blocks() == 0 and scheduler.schedule(2) is None
     with pytest.raises(KeyError):
         scheduler.abort(1)
 
@@ -223,7 +223,7 @@ def test_abort_while_plans_are_under_way_frees_all_and_stops_nobody(policy: str,
         SequenceStatus.ABORTED, SequenceStatus.ABORTED, SequenceStatus.FINISHED
     ]  # fmt: skip
     assert requests[2].num_output_tokens == 8 and [r.finish_time is None for r in requests] == [True, True, False]
-    assert scheduler.blocks.num_used_blocks == 0
+    assert scheduler.blocks.num_used_blocks() == 0
 
 
 def test_whoever_was_behind_an_aborted_head_that_did_not_fit_is_admitted_at_once() -> None:

@@ -172,7 +172,7 @@ def test_async_scheduling_plans_again_when_everything_had_to_wait_for_the_last_s
     assert plan is not None and chunks(plan) == [(1, 0, 4)]
     assert scheduler.schedule(1) is None
     scheduler.commit(plan, 2)
-    assert scheduler.schedule(2) is None and scheduler.blocks.num_used_blocks == 0
+    assert scheduler.schedule(2) is None and scheduler.blocks.num_used_blocks() == 0
 
 
 def test_an_ended_sequence_is_no_preemption_when_its_blocks_are_needed() -> None:
@@ -192,7 +192,7 @@ def test_a_stop_that_was_not_foreseen_costs_one_slot_when_steps_are_planned_ahea
     request = Request(0, 6, 40)
     scheduler.add(request)
     assert sum(plan.num_decodes for plan in run(scheduler, stops={0: 5})) == num_decodes
-    assert request.num_output_tokens == 5 and scheduler.blocks.num_used_blocks == 0
+    assert request.num_output_tokens == 5 and scheduler.blocks.num_used_blocks() == 0
 
 
 def test_the_real_engine_refuses_async_scheduling() -> None:
