@@ -88,6 +88,11 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
 
 
 def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> list[int]:
-    last_tokens = np.arange(block_size - 1, num_tokens, block_size)
-    identities: list[int] = (hash_ids[last_tokens // span] * span + last_tokens % span).tolist()
-    return identities
+    if span % block_size == 0:  # each hash id covers whole blocks: no division per block
+        starts = hash_ids[:, np.newaxis] * span
+        identities = (starts + np.arange(block_size - 1, span, block_size)).ravel()[: num_tokens // block_size]
+    else:
+        last_tokens = np.arange(block_size - 1, num_tokens, block_size)
+        identities = hash_ids[last_tokens // span] * span + last_tokens % span
+    blocks: list[int] = identities.tolist()
+    return blocks
