@@ -178,6 +178,7 @@ class Replica:
             except RequestRefusedError as refusal:
                 self._observer.on_refused(request, str(refusal))
                 router.on_finish(request, self._env.now)
+                request.forget_sequences()
 
     def _idle(self, now: int) -> Generator[simpy.Event, None, None]:
         """Wait for the next thing that the scheduler can act on; for ever where nothing comes."""
