@@ -186,7 +186,7 @@ class RunningSet:
         """Take the seat and the blocks of a sequence that is in no state any more."""
         del self.sequences[sequence]
         self._blocks.release(sequence)
-        if sequence.status is not SequenceStatus.WAITING:
+        if sequence.host_blocks is not None and sequence.status is not SequenceStatus.WAITING:
             self._blocks.drop_host_blocks(sequence)
         self._waiting.head_blocked = False
 

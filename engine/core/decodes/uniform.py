@@ -48,7 +48,7 @@ class UniformDecodes:
         self.fresh[sequence] = None
         self._num_context_tokens += length
         self._num_squared_context_tokens += length * length
-        if can_be_found(sequence):
+        if sequence.block_hashes is not None and can_be_found(sequence):
             self.findable[sequence] = None
         phase, end = self._keys(sequence, length)
         bucket = self._boundary.get(phase)
