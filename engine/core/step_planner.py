@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import abc
 from typing import Literal
 
 from engine.core.kv.block_manager import BlockManager, PrefixMatch
@@ -14,6 +15,8 @@ from engine.core.waiting_queue import WaitingQueue
 
 Cut = Literal["any", "first", "never"]
 """Which prompts may be cut to what the token budget leaves: any, only the first of a step, or none."""
+
+NO_CHUNKS: abc.Mapping[Sequence, int] = {}
 
 
 class StepPlanner:
@@ -44,8 +47,12 @@ class StepPlanner:
         num_due = running.decodes.num_blocks_due()
         return num_due + running.num_shared_blocks() if running.forked else num_due
 
-    def plan_decodes(self, draft: StepDraft) -> None:
-        """Let every decoding sequence compute one token; the blocks for that must be free."""
+    def plan_decodes(self, draft: StepDraft, chunks: abc.Mapping[Sequence, int] = NO_CHUNKS) -> None:
+        """Let every decoding sequence compute one token; the blocks for that must be free.
+
+        `chunks` are cut prompts that go on in the same step, which have the blocks for it, and how many tokens each
+        computes: the blocks that they fill are registered together with those of the decodes, in order of admission.
+        """
         running = self.running
         decodes = running.decodes
         if running.forked:
@@ -56,7 +63,11 @@ class StepPlanner:
             draft.growth.append(growth)
         if decodes.findable:
             # With nothing under way all tokens are known, so there is nothing to lag behind.
-            running.register_filled(0 if running.flights else running.lag)
+            ahead = 0 if running.flights else running.lag
+            if chunks:
+                self._register_in_order(ahead, chunks)
+            else:
+                running.register_filled(ahead)
             self.waiting.look_for_supply()
 
     def continue_prefills(self, draft: StepDraft, budget: int) -> int:
@@ -152,6 +163,17 @@ class StepPlanner:
         keeps_copy = self._preemption.keeps == "host_copy" and self._blocks.can_swap_out(victim)
         draft.transfers += self.running.preempt(victim, keeps_copy=keeps_copy)
         draft.preempted.append(victim)
+
+    def _register_in_order(self, ahead: int, chunks: abc.Mapping[Sequence, int]) -> None:
+        """Register what decodes and `chunks` fill, in order of admission: of equal blocks the first one is found."""
+        running = self.running
+        filled = dict(running.decodes.filling(ahead - running.lag))
+        if not filled:  # the chunks are in order already, and registered as they are planned
+            return
+        filled |= {s: s.num_computed_tokens + num_tokens for s, num_tokens in chunks.items() if s.has_content}
+        for sequence in running.sequences:
+            if sequence in filled:
+                self._blocks.register(sequence, filled[sequence])
 
     def _admissible_tokens(
         self, draft: StepDraft, sequence: Sequence, match: PrefixMatch, budget: int, cut: Cut

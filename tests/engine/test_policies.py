@@ -12,7 +12,7 @@ from engine.core.policies.static import Static
 from engine.core.preemption import VICTIM_RULES, Preemption
 from engine.core.sequence import Request, Sequence
 from engine.core.waiting_queue import QueueOrder
-from tests.engine.builders import chunks, ids, make, run, sequences, step
+from tests.engine.builders import bare_sequence, chunks, ids, make, run, sequences, step
 
 
 def by_output(sequence: Sequence) -> int:
@@ -128,3 +128,15 @@ def test_who_sat_out_a_step_that_came_out_empty_takes_part_in_the_next() -> None
     scheduler.add(Request(1, 2, 12, priority=1))
     list(run(scheduler))
     assert not scheduler.unfinished
+
+
+def test_of_equal_blocks_that_one_step_fills_that_of_the_first_admitted_is_found() -> None:
+    """In the second step the second chunk of request 0 fills a block, and the first token of request 1 an equal one."""
+    scheduler = make("admission_order", allocation="chunk", full_hit="recompute_block", long_prefill_token_threshold=4)
+    scheduler.add(Request(0, 12, 2, token_ids=[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11]))
+    scheduler.add(Request(1, 7, 9, token_ids=[0, 1, 2, 3, 4, 5, 6]))
+    plans = [step(scheduler, now) for now in range(2)]
+    assert [chunks(plan) for plan in plans] == [[(0, 0, 4), (1, 4, 3)], [(0, 4, 4)]] and ids([*plans[1].decodes]) == [1]
+    one, other = sequences(scheduler).values()
+    assert one.block_hashes == other.block_hashes and one.block_table[1] != other.block_table[1]
+    assert scheduler.blocks.match(bare_sequence(2, 9, token_ids=[*range(9)])).blocks == one.block_table[:2]

@@ -19,9 +19,10 @@ class AdmissionOrder(BasePolicy):
         num_blocks = planner.num_blocks_due() + sum(planner.missing_blocks(s, n) for s, n in chunks.items())
         if num_blocks > planner.num_free_blocks:
             chunks, budget = _ration(planner, draft)
-        planner.plan_decodes(draft)
         for sequence, num_tokens in chunks.items():
             planner.extend(sequence, num_tokens)
+        planner.plan_decodes(draft, chunks)
+        for sequence, num_tokens in chunks.items():
             planner.plan_chunk(draft, sequence, num_tokens)
         if not draft.is_starved:
             planner.admit(draft, budget, cut="any")
