@@ -13,11 +13,13 @@ class ExecutionOptions:
     """How the real engine executes plans: keys of the configuration groups `engine=gpu` and `engine=cpu`.
 
     Attributes:
-        attention_backend: auto takes the fastest that the device has.
-        kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (e4m3) with a scale per head (fp8).
-        cuda_graphs: whether decode steps run as CUDA graphs: auto where the device and the attention backend allow it;
-            true fails where the backend does not, and on the CPU runs the same padded batches uncaptured.
-        max_lookahead_steps: most decode steps between two looks at the queue.
+        attention_backend: `auto` takes the fastest backend that runs on the device.
+        kv_cache_dtype: dtype of the KV cache. `auto` keeps the model's dtype; `fp8` is 8 bits (e4m3), with a scale per
+            KV head.
+        cuda_graphs: whether decode steps run as CUDA graphs. `auto` uses graphs where the device and the attention
+            backend allow them, and `false` never does. `true` raises ModelError on a GPU whose attention backend cannot
+            be captured; on the CPU it runs decode steps in the same padded batches, without capturing them.
+        max_lookahead_steps: most decode steps in one plan; waiting requests are looked at only between plans.
     """
 
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
@@ -32,11 +34,16 @@ class ExecutionOptions:
 
 @dataclass(frozen=True)
 class EngineConfig(ExecutionOptions, SchedulerOptions):
-    """What an engine is built with; names and meanings as in the configuration of a run.
+    """Settings of one engine; `conf/config.yaml` explains the fields that are not listed here.
 
-    `device` is "cpu" or "cuda"; `dtype` of weights and activations, None for the model's own; `num_blocks=None` sizes
-    the KV pool from free memory; `load_format` "auto" reads safetensors from the model's folder, "random" makes seeded
-    weights of the right shapes.
+    Attributes:
+        dtype: of weights and activations; None takes the dtype of the model's `config.json`.
+        num_blocks: size of the KV pool; None fills the free memory.
+        max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
+        load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
+
+    Raises:
+        ValueError: a value is out of range, or the real engine does not support it.
     """
 
     device: Literal["cpu", "cuda"] = "cpu"
@@ -62,11 +69,18 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the tokens of one request are chosen.
+    """How the tokens of one request are chosen, and when generation ends.
 
-    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 are off; equal `seed` and prompt give equal tokens. Generation
-    ends after `max_tokens`, at one of `stop_token_ids`, or at the model's end-of-sequence token unless `ignore_eos`;
-    the token that ended it is the last one returned. `n` > 1 is reserved.
+    Attributes:
+        max_tokens: most output tokens.
+        temperature: 0 takes the most likely token.
+        top_k: sample from the `top_k` most likely tokens only; 0 is off.
+        top_p: sample from the most likely tokens that together have this probability; 1 is off.
+        seed: requests with equal seeds and prompts get equal tokens; None derives a seed from the engine's and the
+            request's id.
+        ignore_eos: do not end at the model's end-of-sequence tokens.
+        stop_token_ids: tokens that end the request; the token that ended it is the last one returned.
+        n: outputs per prompt; must be 1.
 
     Raises:
         ValueError: a value is out of range.

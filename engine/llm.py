@@ -20,8 +20,14 @@ Prompt = str | abc.Sequence[int]
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """What a request has generated so far: `index` of its prompt, its tokens, its text if the model has a tokenizer,
-    and why it ended, None while it goes on."""
+    """What one request has generated so far.
+
+    Attributes:
+        index: place of the request's prompt in the list of prompts.
+        token_ids: all output tokens so far.
+        text: the output tokens as text; None if the model has no tokenizer.
+        finish_reason: why the request ended; None while it runs.
+    """
 
     index: int
     token_ids: list[int]
@@ -33,8 +39,8 @@ class LLM:
     """A model ready to generate.
 
     Args:
-        model: a folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or fields as in
-            `conf/model/`), which then gets random weights.
+        model: a model folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or the fields of a
+            `conf/model/*.yaml` file), whose weights are then random.
         config: the engine's settings; keyword arguments override its fields.
 
     Raises:
@@ -70,11 +76,15 @@ class LLM:
         prompts: abc.Sequence[Prompt],
         sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
     ) -> list[RequestOutput]:
-        """Generate for all prompts, texts or token ids; outputs are in the order of the prompts.
+        """Generate for all prompts (texts or token ids); the outputs are in the order of the prompts.
+
+        Args:
+            sampling_params: for all prompts, or one for each prompt; None takes the defaults.
 
         Raises:
             RequestRefusedError: a prompt can never run.
-            ModelError: a text without a tokenizer, or as many parameters as not prompts.
+            ModelError: a prompt is a text but the model has no tokenizer, or the numbers of prompts and parameters
+                differ.
         """
         outputs = {output.index: output for output in self.stream(prompts, sampling_params) if output.finish_reason}
         return [outputs[i] for i in range(len(prompts))]
@@ -84,7 +94,7 @@ class LLM:
         prompts: abc.Sequence[Prompt],
         sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
     ) -> abc.Generator[RequestOutput, None, None]:
-        """Like `generate`, but yields each request's output whenever it has grown."""
+        """Like `generate`, but yields the output of a request after every plan that gave it tokens."""
         params = self._params_of(prompts, sampling_params)
         requests = [self._request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
         indices = {request: i for i, request in enumerate(requests)}
@@ -99,7 +109,7 @@ class LLM:
         except (
             GeneratorExit,
             RequestRefusedError,
-        ):  # a caller that stops early, or a bad prompt, leaves nothing behind
+        ):  # the caller stopped early, or a prompt was refused: the engine must keep none of these requests
             for request in added:
                 if request.finish_time is None:
                     self.engine.abort(request.request_id)
@@ -135,7 +145,7 @@ class LLM:
 
 
 def _load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder, None where there is none."""
+    """The tokenizer of a model folder; None if the folder has none."""
     if not (folder / "tokenizer_config.json").exists() and not (folder / "tokenizer.json").exists():
         return None
     from transformers import AutoTokenizer

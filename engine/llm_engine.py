@@ -1,4 +1,4 @@
-"""The real engine: the scheduling core plans, a model runner executes, and this keeps the tokens of every request."""
+"""The real engine: the scheduling core plans a step, an executor runs it, and `LLMEngine` keeps the sampled tokens."""
 
 from __future__ import annotations
 
@@ -18,19 +18,26 @@ FinishReason = Literal["stop", "length"]
 
 
 class Executor(Protocol):
-    """Executes plans, on one rank in this process or on several ranks in processes of their own."""
+    """Executes plans, on one rank in this process or on several ranks in processes of their own.
+
+    Attributes:
+        num_blocks: blocks of the KV cache, the same on every rank.
+        backend_name: the attention backend.
+    """
 
     num_blocks: int
     backend_name: str
 
-    def execute(self, inputs: StepInputs) -> StepTokens: ...
+    def execute(self, inputs: StepInputs) -> StepTokens:
+        """Run a plan and return the tokens that it sampled."""
+        ...
 
     def close(self) -> None:
         """Free everything; the executor cannot be used any more."""
 
 
 class NewTokens(NamedTuple):
-    """Tokens that a plan gave to a request, and why the request ended, None while it goes on."""
+    """The tokens that a plan gave to a sequence; `finish_reason` is None while the request runs."""
 
     sequence: Sequence
     token_ids: list[int]
@@ -39,7 +46,14 @@ class NewTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Time of a plan by phase, in ns: scheduling, building and sending inputs, the model, and logits with sampling."""
+    """Time of a plan by phase, in ns.
+
+    Attributes:
+        schedule_ns: planning.
+        prepare_ns: building the inputs and sending them to the ranks.
+        execute_ns: the model.
+        sample_ns: logits and sampling; 0 for decode steps under CUDA graphs, where `execute_ns` includes both.
+    """
 
     schedule_ns: int
     prepare_ns: int
@@ -49,7 +63,7 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ExecutedPlan:
-    """A plan that ran and is not committed yet; `stopped` as `Scheduler.commit` takes it."""
+    """A plan that ran and is not committed yet; `stopped` is the argument of that name of `Scheduler.commit`."""
 
     plan: StepPlan
     start_ns: int
@@ -76,8 +90,8 @@ class LLMEngine:
     Args:
         config: limits and policy.
         executor: executes plans.
-        max_model_len: most tokens of a sequence.
-        eos_token_ids: tokens that end a sequence unless its parameters ignore them.
+        max_model_len: most tokens of a sequence, prompt and output.
+        eos_token_ids: tokens that end a sequence, unless its sampling parameters say `ignore_eos`.
     """
 
     def __init__(
@@ -96,7 +110,7 @@ class LLMEngine:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the prefix cache; no request may be left."""
+        """Start again with an empty prefix cache; no request may be waiting or running."""
         config = self.config
         self.scheduler = make_scheduler(
             config,
@@ -106,14 +120,16 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
         )
-        # Rows of the executor start empty with a new builder, because a first plan keeps none.
+        # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
 
     def add(self, request: Request, params: SamplingParams) -> None:
-        """Queue a request of one sequence, whose `token_ids` hold the prompt and will hold what is generated.
+        """Queue a request of one sequence.
+
+        The sequence's `token_ids` hold the prompt; sampled tokens are appended to them.
 
         Raises:
-            RequestRefusedError: it can never run.
+            RequestRefusedError: the request can never run.
         """
         self.scheduler.add(request)
         (sequence,) = request.sequences
@@ -124,19 +140,19 @@ class LLMEngine:
             self._stops[sequence] = stops
 
     def abort(self, request_id: int) -> Request:
-        """Take a request out; raises KeyError where there is none."""
+        """Remove a waiting or running request and return it; raises KeyError if no request has this id."""
         request = self.scheduler.abort(request_id)
         self._forget([request])
         return request
 
     def step(self, now_ns: int) -> StepReport | None:
-        """Plan, execute and commit at the time that has passed since `now_ns`; None when no request is left."""
+        """Plan at `now_ns`, execute, and commit at `now_ns` plus the time both took; None if no request is left."""
         started = time.perf_counter_ns()
         executed = self.execute(now_ns)
         return None if executed is None else self.commit(executed, now_ns + time.perf_counter_ns() - started)
 
     def execute(self, now_ns: int) -> ExecutedPlan | None:
-        """Plan at `now_ns` and execute the plan; None when no request is left."""
+        """Plan at `now_ns` and execute the plan; None if no request is left."""
         started = time.perf_counter_ns()
         plan = self.scheduler.schedule(now_ns)
         if plan is None:
@@ -170,7 +186,12 @@ class LLMEngine:
         self._executor.close()
 
     def _collect(self, plan: StepPlan, tokens: StepTokens) -> tuple[list[NewTokens], dict[Sequence, int]]:
-        """Append the plan's tokens to their sequences, up to a stop; returns them, and how many were cut off."""
+        """Append the plan's tokens to their sequences, each up to and including its first stop token.
+
+        Returns:
+            The appended tokens by sequence; and for each sequence that met a stop token, how many of the plan's tokens
+            came after it and were dropped.
+        """
         columns = tokens.decode.T.tolist()
         given = list(zip(self._builder.sequences, columns, strict=True)) if columns else []
         last_chunks = [chunk.sequence for chunk in plan.prefills if chunk.is_last]

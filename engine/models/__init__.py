@@ -25,7 +25,7 @@ def build_model(
     dtype: torch.dtype,
     device: torch.device,
 ) -> CausalLM:
-    """This rank's part of a model, its weights uninitialised: fill them with `engine.weights`.
+    """This rank's part of a model, with uninitialised weights, which `engine.models.weights` fills.
 
     Raises:
         ModelError: the ranks cannot share the heads or the MLPs equally.
@@ -41,10 +41,13 @@ def build_model(
 
 
 def check_parallel(config: ModelConfig, size: int) -> None:
-    """Whether `size` ranks can share the model: equal shares of all, but for KV heads, which may be repeated.
+    """Check that `size` ranks can share the model.
+
+    Attention heads and MLPs must split into equal shares. KV heads may also be fewer than the ranks: several ranks then
+    hold the same KV head.
 
     Raises:
-        ModelError: they cannot.
+        ModelError: the ranks cannot share the model.
     """
     shared = {"num_attention_heads": config.num_attention_heads}
     if config.num_experts:

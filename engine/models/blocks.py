@@ -1,10 +1,10 @@
-"""What decoder-only transformers are made of; the model files say how a family puts it together.
+"""The blocks of decoder-only transformers; a family's model file puts them together.
 
     tokens -> embedding -> [ norm -> attention -> norm -> MLP ] x layers -> norm -> hidden -> output head -> logits
 
-The sum of all sublayers' outputs, the residual, travels beside the current sublayer's output, so that adding the one
-to the other and normalising the sum is one kernel. A forward pass has no data-dependent shape and never waits for the
-device, so that a CUDA graph can capture it.
+A layer returns its MLP's output `x` and the `residual` (the sum of all outputs before `x`) as two tensors. The next
+norm adds `x` to the residual and normalises the sum in one kernel. No shape in a forward pass depends on the data and
+the host never waits for the device, so that a CUDA graph can capture the pass.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RMSNorm(Layer):
         return rms_norm(x, self.weight, self.eps)
 
     def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-        """`(norm(x + residual), x + residual)`; without a residual, x alone."""
+        """`(norm(x + residual), x + residual)`; without a residual, `(norm(x), x)`."""
         if residual is None:
             return self(x), x
         return add_rms_norm(x, residual, self.weight, self.eps)
@@ -61,7 +61,7 @@ class RMSNorm(Layer):
 
 
 class Rotary(nn.Module):
-    """Rotary position embedding: a float32 table `[max_position_embeddings, head_dim]`, cosines before sines."""
+    """Rotary position embedding from a float32 table `[max_position_embeddings, head_dim]`, cosines before sines."""
 
     cos_sin: Tensor
 
@@ -79,8 +79,8 @@ class Rotary(nn.Module):
 def rotary_frequencies(head_dim: int, theta: float, scaling: Llama3RopeScaling | None) -> Tensor:
     """Radians per position of each pair of dimensions, `float32[head_dim / 2]`.
 
-    With Llama 3.1's scaling, long wavelengths are stretched by `factor`, short ones stay, and those between are
-    interpolated (transformers, `modeling_rope_utils._compute_llama3_parameters`).
+    Llama 3.1's scaling stretches long wavelengths by `factor`, keeps short wavelengths, and interpolates between the
+    two (transformers, `modeling_rope_utils._compute_llama3_parameters`).
     """
     frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if scaling is None:
@@ -95,8 +95,9 @@ class Attention(nn.Module):
     """Grouped-query self-attention on the paged KV cache.
 
     Args:
-        name: of the module in checkpoints, as for every block here.
-        qkv_bias, output_bias: whether the projections have biases.
+        name: the module's name in checkpoints, for example `model.layers.0.self_attn`. The other blocks have one too.
+        qkv_bias: whether the projections to q, k and v have biases.
+        output_bias: whether the output projection has a bias.
         qk_norm: whether q and k are normalised per head.
     """
 
@@ -117,7 +118,7 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.head_dim = config.head_dim
         self.scale = config.head_dim**-0.5
-        self.kv_scales: Tensor | None = None  # of a float8 cache; see engine.runner.kv_quantization
+        self.kv_scales: Tensor | None = None  # set for a float8 cache by engine.runner.kv_quantization
         q_size = config.num_attention_heads * config.head_dim
         parts = [Rows.shard(f"{name}.q_proj", q_size, tp)]
         parts += [
@@ -130,7 +131,7 @@ class Attention(nn.Module):
         self.k_norm = RMSNorm(f"{name}.k_norm", config.head_dim, config.rms_norm_eps) if qk_norm else None
 
     def forward(self, x: Tensor, positions: Tensor, cache: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """`[T, H] -> [T, H]`; `cache` is the layer's `[2, num_blocks, block_size, kv_heads, head_dim]`."""
+        """`x [T, H] -> [T, H]`; `cache` is this layer's `[2, num_blocks, block_size, kv_heads, head_dim]`."""
         q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -156,7 +157,7 @@ class GatedMLP(nn.Module):
 
 
 class MoE(nn.Module):
-    """Mixture of gated MLPs, of which each token goes through the `num_experts_per_token` best; `[T, H] -> [T, H]`."""
+    """Mixture of gated MLPs: each token goes through its `num_experts_per_token` best ones; `[T, H] -> [T, H]`."""
 
     def __init__(self, name: str, config: ModelConfig, tp: TensorParallel) -> None:
         super().__init__()
@@ -194,7 +195,7 @@ class DecoderLayer(nn.Module):
 
 
 class LayerFactory(Protocol):
-    """How a family makes the layer of an index: the one function of a model file."""
+    """Makes layer number `index` (from 0) of a family's model; every model file defines one such function."""
 
     def __call__(
         self, index: int, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, rotary: Rotary
@@ -202,7 +203,7 @@ class LayerFactory(Protocol):
 
 
 class CausalLM(nn.Module):
-    """A whole model: hidden states of a step's tokens, and logits of those that need them."""
+    """A whole model: `forward` computes the hidden states of a step's tokens, `compute_logits` the logits of some."""
 
     def __init__(
         self, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, make_layer: LayerFactory
@@ -219,7 +220,7 @@ class CausalLM(nn.Module):
         self.head = VocabParallelHead("lm_head", config.vocab_size, config.hidden_size, tp, tied)
 
     def forward(self, input_ids: Tensor, positions: Tensor, kv_cache: Tensor, metadata: AttentionMetadata) -> Tensor:
-        """One step.
+        """Compute the tokens of one step and store their keys and values in the KV cache.
 
         Args:
             input_ids, positions: int64[T], in the order of `metadata`.

@@ -1,12 +1,14 @@
-"""Layers of a tensor-parallel model: each holds its rank's slice of the weights and says where it lies in a checkpoint.
+"""Layers of a tensor-parallel model. A layer holds one rank's slice of its weights, and `checkpoint_tensors` says which
+slices of which checkpoint tensors these are.
 
-A column-parallel layer splits the output features and a row-parallel one the input features, so that a pair of them
-needs one all-reduce. Projections that share their input are one matrix here and several tensors in a checkpoint:
+A column-parallel layer splits its output features over the ranks, a row-parallel layer its input features, so that a
+column-parallel layer followed by a row-parallel one needs one all-reduce. Projections that share their input are one
+matrix here and several tensors in a checkpoint:
 
     checkpoint      q_proj [heads * D, H]    k_proj [kv_heads * D, H]    v_proj [kv_heads * D, H]
     this rank       [ its q rows ; its k rows ; its v rows ]   one matrix product
 
-Weights are created on the default device in the default dtype, uninitialised; `engine.weights` fills them.
+Weights are created on the default device in the default dtype, uninitialised; `engine.models.weights` fills them.
 """
 
 from __future__ import annotations
@@ -25,14 +27,14 @@ from engine.models.parallel import TensorParallel
 
 @dataclass(frozen=True)
 class CheckpointTensor:
-    """A tensor of a checkpoint, and what this rank takes of it.
+    """A tensor of a checkpoint, and the slice of it that this rank holds.
 
     Attributes:
-        name: as in Hugging Face's checkpoints.
-        shape: of the full tensor.
-        index: the slice of every dimension that this rank takes.
-        target: the piece of a parameter that it goes to.
-        is_norm: a norm's weight, which is all ones in a random model.
+        name: the tensor's name in Hugging Face's checkpoints.
+        shape: shape of the full tensor.
+        index: for every dimension, the slice that this rank reads.
+        target: the part of a parameter that the slice is copied to.
+        is_norm: whether the tensor is a norm's weight, which is all ones in a model with random weights.
     """
 
     name: str
@@ -42,6 +44,7 @@ class CheckpointTensor:
     is_norm: bool = False
 
 
+# Numbers of tokens that oneDNN's kernels are compiled for; see `_packed_linear`.
 PACKED_ROWS = (*range(1, 33), *range(40, 129, 8), *range(160, 513, 32), *range(576, 1025, 64))
 
 
@@ -55,7 +58,7 @@ class Layer(nn.Module):
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows `[start, start + size)` of a checkpoint matrix of `total` rows, `name` without `.weight` or `.bias`."""
+    """Rows `[start, start + size)` of a checkpoint matrix of `total` rows; `name` is without `.weight` or `.bias`."""
 
     name: str
     total: int
@@ -64,19 +67,19 @@ class Rows:
 
     @classmethod
     def shard(cls, name: str, total: int, tp: TensorParallel) -> Rows:
-        """This rank's equal share; `total` is a multiple of the number of ranks."""
+        """This rank's share of the rows; `total` must be a multiple of the number of ranks."""
         size = total // tp.size
         return cls(name, total, tp.rank * size, size)
 
     def checkpoint_tensor(self, target: Tensor, kind: Literal["weight", "bias"] = "weight") -> CheckpointTensor:
-        """These rows, to be read into `target`: `[size, columns]`, or `[size]` of a bias."""
+        """These rows, to be copied to `target`: a weight `[size, columns]` or a bias `[size]`."""
         rest = target.shape[1:]
         index = (slice(self.start, self.start + self.size), *(slice(None) for _ in rest))
         return CheckpointTensor(f"{self.name}.{kind}", (self.total, *rest), index, target)
 
 
 def kv_head_rows(name: str, num_kv_heads: int, head_dim: int, tp: TensorParallel) -> Rows:
-    """This rank's KV heads of a projection: an equal share, or one head that several ranks hold."""
+    """This rank's rows of a key or value projection: an equal share of the heads, or one head shared by several ranks."""
     if tp.size <= num_kv_heads:
         return Rows.shard(name, num_kv_heads * head_dim, tp)
     head = tp.rank * num_kv_heads // tp.size
@@ -97,10 +100,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`linear` of at most `PACKED_ROWS[-1]` tokens, padded to one of `PACKED_ROWS`.
+    """`linear` of at most `PACKED_ROWS[-1]` tokens, padded to the next number of tokens in `PACKED_ROWS`.
 
-    oneDNN compiles a kernel for every number of tokens that it meets, in 3 to 10 ms for the five matrices of a small
-    model (measured on an AVX-512 CPU): more than the step itself takes. So it meets few.
+    oneDNN compiles a kernel for every new number of tokens. Compiling takes 3 to 10 ms for the five matrices of a small
+    model (measured on an AVX-512 CPU), longer than the step itself; padding keeps the number of kernels small.
     """
     num_tokens = x.shape[0]
     padding = PACKED_ROWS[bisect.bisect_left(PACKED_ROWS, num_tokens)] - num_tokens
@@ -111,15 +114,15 @@ def _packed_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def packed(weight: Tensor) -> nn.Parameter:
-    """A weight in the layout that oneDNN computes in, which saves the copy that it makes of a plain one in every call.
+    """A copy of a weight in oneDNN's own layout. A weight in the plain layout is copied to it in every call.
 
-    The layout is chosen for 16 tokens and serves any number. The result can be used in `linear` only.
+    oneDNN chooses the layout for 16 tokens; the result works for any number of tokens, but only in `linear`.
     """
     return nn.Parameter(torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 16), requires_grad=False)
 
 
 class ColumnParallelLinear(Layer):
-    """`[T, in_features] -> [T, sum of the parts' rows]`: the parts of the checkpoint, one below the other."""
+    """`[T, in_features] -> [T, sum of the parts' rows]`; the weight stacks the rows of `parts` in their order."""
 
     def __init__(self, in_features: int, parts: Sequence[Rows], bias: bool = False) -> None:
         super().__init__()
@@ -163,14 +166,14 @@ class RowParallelLinear(Layer):
 
 
 def vocabulary_rows(name: str, vocab_size: int, tp: TensorParallel) -> Rows:
-    """This rank's range of the vocabulary: equal ranges but for the last ones, which may be short or empty."""
+    """This rank's range of the vocabulary. All ranges are equal, but the last ones may be shorter or empty."""
     size = -(-vocab_size // tp.size)
     start = min(tp.rank * size, vocab_size)
     return Rows(name, vocab_size, start, min(size, vocab_size - start))
 
 
 def vocabulary_weight(rows: Rows, hidden_size: int, tp: TensorParallel) -> nn.Parameter:
-    """Weights of a range of the vocabulary, with rows of zeros at the end up to the size that every rank has."""
+    """Weights of a range of the vocabulary, padded with rows of zeros so that every rank has the same shape."""
     weight = parameter(-(-rows.total // tp.size), hidden_size)
     weight[rows.size :].zero_()
     return weight
@@ -199,10 +202,10 @@ class VocabParallelEmbedding(Layer):
 
 
 class VocabParallelHead(Layer):
-    """Hidden states to logits; each rank computes those of its range of the vocabulary.
+    """Hidden states to logits; each rank computes the logits of its range of the vocabulary.
 
     Args:
-        tied: the embedding whose weights these are; None for weights of its own.
+        tied: the embedding whose weights the head uses; None if the head has its own weights.
     """
 
     def __init__(
@@ -224,7 +227,10 @@ class VocabParallelHead(Layer):
 
 
 class Experts(Layer):
-    """Weights of a mixture of gated MLPs: `w13 [E, 2I, H]` (gate above up) and `w2 [E, H, I]`, I split over ranks."""
+    """Weights of a mixture of gated MLPs: `w13 [E, 2I, H]` (gate rows, then up rows) and `w2 [E, H, I]`.
+
+    The ranks split I, the width of an expert.
+    """
 
     def __init__(self, name: str, num_experts: int, hidden_size: int, size: int, tp: TensorParallel) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Shape of a model as Hugging Face's `config.json` states it; no torch, so that the harness can read it anywhere."""
+"""Shape of a model, read from Hugging Face's `config.json`. Imports no torch: the harness reads shapes without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARCHITECTURES: dict[str, Family] = {
     "Qwen2ForCausalLM": "qwen2",
     "LlamaForCausalLM": "llama",
 }
-# Keys whose other values would change what the model computes in ways that the layers do not know.
+# Keys of `config.json` of which the layers implement one value only.
 _FIXED_VALUES: dict[str, Any] = {
     "hidden_act": "silu",
     "mlp_bias": False,
@@ -46,12 +46,13 @@ class ModelConfig:
     """Shape of a decoder-only transformer; sizes are counts of elements.
 
     Attributes:
-        attention_bias: all projections of attention have a bias; Qwen2 has its own rule and ignores it.
-        num_experts: 0 for a dense model; then the other expert fields are 0 or empty too.
-        norm_topk_prob: the weights of the chosen experts are scaled to sum to 1.
+        attention_bias: whether all four projections of attention have biases. Qwen2 ignores it: only its projections to
+            q, k and v have biases.
+        num_experts: 0 for a dense model, whose other expert fields have no meaning.
+        norm_topk_prob: whether the weights of a token's chosen experts are scaled to sum to 1.
         decoder_sparse_step, mlp_only_layers: which layers have experts; see `has_experts`.
         initializer_range: standard deviation of random weights.
-        dtype: of the checkpoint; the engine may compute in another one.
+        dtype: dtype of the checkpoint; `EngineConfig.dtype` may choose another one for the engine.
         eos_token_ids: tokens that end an answer; empty if the model has none.
     """
 
@@ -86,10 +87,12 @@ class ModelConfig:
 
     @classmethod
     def load(cls, folder: str | Path) -> ModelConfig:
-        """Read `config.json` of a model folder, and more EOS tokens from `generation_config.json` where there is one.
+        """Read `config.json` of a model folder.
+
+        EOS tokens in `generation_config.json`, where the folder has this file, replace those of `config.json`.
 
         Raises:
-            ModelError: no such folder or file, not JSON, or what `from_hf` raises.
+            ModelError: the folder or the file is missing, a file is not JSON, or `from_hf` refuses its contents.
         """
         folder = Path(folder)
         if not folder.is_dir():
@@ -147,14 +150,18 @@ class ModelConfig:
 def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     """A `config.json` for the fields of a `conf/model/*.yaml` file, for a model with random weights.
 
-    The file states shapes only, so the rest is what the published models of the family have. There is no EOS token: a
-    random model says nothing on purpose. The family is the optional field `family`, or is guessed from `name`.
+    The file states shapes only; all other values are those of the family's published models. The model has no EOS
+    token, because a random one would end answers at random. The family is the optional field `family`; without it, the
+    family is guessed from `name`.
+
+    Raises:
+        ModelError: the family is not supported, or the model has learned positions.
     """
     family = model.get("family") or _guess_family(model)
     if family not in get_args(Family):
         raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
     if positions := model.get("learned_positions"):
-        raise ModelError(f"learned_positions={positions}: not supported, all models here rotate; simulate it instead")
+        raise ModelError(f"learned_positions={positions} is not supported by the real engine; use engine=sim")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
     if family == "llama":
         rope = {"rope_type": "default", "rope_theta": 500_000.0}
@@ -246,7 +253,7 @@ def _eos_token_ids(data: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _expert_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    num_experts = data.get("num_experts") or data.get("num_local_experts")  # the second: as transformers 5 saves it
+    num_experts = data.get("num_experts") or data.get("num_local_experts")  # the name in transformers 5
     return {
         "num_experts": num_experts or _get(data, "num_experts"),
         "num_experts_per_token": _get(data, "num_experts_per_tok"),

@@ -1,4 +1,4 @@
-"""Tensor parallelism: what one rank knows about the others, and the two collectives that the layers need."""
+"""Tensor parallelism: a rank's place in its group, and the two collectives that the layers need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class TensorParallel:
-    """One rank of a tensor-parallel group; the default is a single rank, for which the collectives do nothing.
+    """One rank of a tensor-parallel group; by default a group of one rank, whose collectives return their input.
 
     Attributes:
         rank: 0..size-1.

@@ -11,7 +11,7 @@ from kernels.attention import AttentionBackend
 def make_layer(
     index: int, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, rotary: Rotary
 ) -> DecoderLayer:
-    """The layer of an index, counted from 0."""
+    """Layer number `index`, counted from 0."""
     name = f"model.layers.{index}"
     bias = config.attention_bias
     attention = Attention(

@@ -30,21 +30,21 @@ from engine.models.model_config import ModelError
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
 _FLOATS = ("F32", "BF16", "F16")
-_COMPILED_ELEMENTS = 1 << 20  # of a matrix that is compiled for every number of tokens at once
+_COMPILED_ELEMENTS = 1 << 20  # largest matrix that `_compile_packed` compiles kernels for
 
 
 def load_random(model: CausalLM, seed: int = 0) -> None:
     """Fill a model with normal weights of standard deviation `initializer_range`; norms are ones.
 
-    The numbers depend on the seed, the tensor's name and the kind of device only: every tensor-parallel rank draws the
-    full tensor, in float32, and keeps its slice.
+    The weights depend only on the seed, the tensor's name and the kind of device, not on the number of ranks: every
+    tensor-parallel rank draws the full tensor in float32 and keeps its slice.
     """
     for wanted in checkpoint_tensors(model):
         if wanted.is_norm:
             wanted.target.fill_(1.0)
             continue
         device = wanted.target.device
-        # The CPU generator heeds only 32 bits of its seed.
+        # The CPU generator uses only 32 bits of its seed, hence crc32.
         generator = torch.Generator(device).manual_seed(zlib.crc32(f"{seed}/{wanted.name}".encode()))
         full = torch.empty(wanted.shape, dtype=torch.float32, device=device)
         full.normal_(0.0, model.config.initializer_range, generator=generator)
@@ -54,12 +54,12 @@ def load_random(model: CausalLM, seed: int = 0) -> None:
 def load_safetensors(model: CausalLM, folder: str | Path) -> None:
     """Fill a model from `model.safetensors`, or from the files that `model.safetensors.index.json` lists.
 
-    A rank reads its slice of each tensor only; numbers are cast to the model's dtype. All names and shapes are checked
-    before the first tensor is read.
+    A rank reads only its slice of each tensor and casts it to the model's dtype. All names, shapes and dtypes are
+    checked before the first tensor is read.
 
     Raises:
-        ModelError: no weights, an unreadable file, or tensors that are missing, left over, of the wrong shape or not
-            of a floating-point type of 16 or 32 bits.
+        ModelError: the folder has no weights, a file cannot be read, or a tensor is missing, is not part of the model,
+            has the wrong shape, or has another dtype than float32, bfloat16 or float16.
     """
     folder = Path(folder)
     wanted = {tensor.name: tensor for tensor in checkpoint_tensors(model)}
@@ -75,12 +75,14 @@ def load_safetensors(model: CausalLM, folder: str | Path) -> None:
 
 
 def pack_for_cpu(model: CausalLM) -> None:
-    """Put a filled model's matrices into oneDNN's layout, where this machine has one for them; else do nothing.
+    """Put the matrices of a model whose weights are loaded into oneDNN's layout.
 
-    That saves a copy of the matrix in every call. The model computes the same but cannot be filled again, and tied
-    embeddings take memory twice. Measured decoding with 8 layers of hidden size 512 and a vocabulary of 32,000 on one
-    core of an AVX-512 CPU: in bfloat16 1.5, 1.4 and 1.2 times the speed at batch 1, 8 and 32, in float32 1.1, 1.6
-    and 1.4 times.
+    Does nothing where the device, the processor or the dtype has no such layout. The layout saves oneDNN a copy of the
+    matrix in every call. The model computes the same, but weights cannot be loaded into it again, and tied embeddings
+    take their memory twice.
+
+    Measured decoding with 8 layers of hidden size 512 and a vocabulary of 32,000 on one core of an AVX-512 CPU: 1.5,
+    1.4 and 1.2 times the speed in bfloat16 at batch 1, 8 and 32, and 1.1, 1.6 and 1.4 times in float32.
     """
     if not _has_packed_layout(model.embedding.weight):
         return
@@ -91,7 +93,7 @@ def pack_for_cpu(model: CausalLM) -> None:
 
 
 def _compile_packed(model: CausalLM) -> None:
-    """Meet every number of tokens once, for matrices so small that compiling takes longer than computing."""
+    """Compile oneDNN's kernels for all `PACKED_ROWS`, for matrices so small that compiling would dominate a step."""
     weights = {tuple(weight.shape): weight for weight in model.parameters() if weight.is_mkldnn}
     for (_, width), weight in weights.items():
         if weight.numel() <= _COMPILED_ELEMENTS:
@@ -109,7 +111,7 @@ def _has_packed_layout(weight: Tensor) -> bool:
 
 
 def checkpoint_tensors(model: CausalLM) -> Iterator[CheckpointTensor]:
-    """All checkpoint tensors of a model, each once: of tied embeddings only `model.embed_tokens.weight`."""
+    """All checkpoint tensors of a model, each once; with tied embeddings there is no `lm_head.weight` among them."""
     for module in model.modules():
         if isinstance(module, Layer):
             yield from module.checkpoint_tensors()
@@ -141,7 +143,11 @@ def _open(path: Path) -> Any:
 
 
 def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, Any], *, tied: bool) -> None:
-    """Raise ModelError unless the tensors found are those wanted, give or take some that it can do without."""
+    """Raise ModelError unless the checkpoint has exactly the tensors that the model needs.
+
+    Two kinds of extra tensors are allowed: `lm_head.weight` if the embeddings are tied, and the rotary frequencies that
+    old checkpoints contain.
+    """
     spare = {"lm_head.weight"} if tied else set()
     extra = [name for name in found.keys() - wanted.keys() - spare if not name.endswith(".rotary_emb.inv_freq")]
     faults = []
@@ -160,7 +166,7 @@ def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, A
 
 
 def _some(names: Collection[str], separator: str = ", ") -> str:
-    """The first few in alphabetical order, and how many more there are."""
+    """The first four names in alphabetical order, and how many more there are."""
     shown = sorted(names)[:4]
     more = len(names) - len(shown)
     return separator.join(shown) + (f" and {more} more" if more else "")
