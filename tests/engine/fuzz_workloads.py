@@ -181,14 +181,15 @@ def random_workload(seed: int) -> Workload:
     if makes_pauses or makes_supply:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
+    num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
     return Workload(
         cases,
         options=options,
         block_size=block_size,
-        num_blocks=most + rng.choice(spare_blocks),
+        num_blocks=num_lanes * most + rng.choice(spare_blocks),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
         num_host_blocks=rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0,
-        num_lanes=rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1,
+        num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
