@@ -39,8 +39,8 @@ class Scheduler:
             how many tokens that brings. What it ends keeps its seat and blocks for the planning of one more step, and a
             stop that could not be foreseen costs the slot that is planned meanwhile.
         num_lanes: disjoint sets of sequences, each with a plan of its own under way, as the stages of a pipeline work
-            on different steps; a sequence stays in the lane that admitted it, and gives way to its own lane only: with a
-            pool that does not hold the longest sequence of every lane, two lanes can preempt themselves in turn for ever.
+            on different steps; a sequence stays in the lane that admitted it and gives way to that lane only. The pool
+            should hold the longest sequence of every lane: else two lanes can preempt themselves in turn for ever.
         make_decodes: makes the calendar of a lane's decodes; by default they grow by one token per step.
 
     Raises:
