@@ -79,7 +79,7 @@ class Rows:
 
 
 def kv_head_rows(name: str, num_kv_heads: int, head_dim: int, tp: TensorParallel) -> Rows:
-    """This rank's rows of a key or value projection: an equal share of the heads, or one head shared by several ranks."""
+    """This rank's rows of a key or value projection: an equal share of the heads, or one head that ranks share."""
     if tp.size <= num_kv_heads:
         return Rows.shard(name, num_kv_heads * head_dim, tp)
     head = tp.rank * num_kv_heads // tp.size
