@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
+
+_ADMISSION = attrgetter("admission")
 
 
 class Progress:
@@ -79,7 +83,7 @@ class Progress:
                 sequence.last_token_time = now
         ended = flight.ended
         if len(ended) > 1:
-            ended = self._in_order_of_release(flight, stopped)
+            ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
         for sequence in ended:
             if sequence in running.ending:
                 del running.ending[sequence]
@@ -108,7 +112,7 @@ class Progress:
         running.num_reserved -= len(forks)
         for fork in forks:
             self._blocks.share(fork)
-            running.sequences[fork] = None
+            running.seat(fork)
         running.forked |= dict.fromkeys([sequence, *forks])
         return [sequence, *forks]
 
@@ -122,14 +126,6 @@ class Progress:
             sequence.add_tokens(-stopped[sequence])
         running.ending[sequence] = None
         flight.ended.append(sequence)
-
-    def _in_order_of_release(self, flight: Flight, stopped: Stopped) -> list[Sequence]:
-        """Who ended with a plan, in order of admission, which decides whose blocks are taken first."""
-        ended = flight.ended
-        if not (stopped or any(s.status is SequenceStatus.FINISHED for s in flight.started)):
-            return ended  # decodes that reached their length, which are in order already
-        members = set(ended)
-        return [sequence for sequence in self._running.sequences if sequence in members]
 
     def _stop_late(self, flight: Flight, sequence: Sequence, num_discarded: int) -> None:
         """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""

@@ -52,6 +52,7 @@ class RunningSet:
         self.forked: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
         self.num_reserved = 0
+        self._num_admitted = 0
         self.flights: deque[Flight] = deque()
         self._blocks = blocks
         self._waiting = waiting
@@ -68,7 +69,7 @@ class RunningSet:
 
     def start(self, sequence: Sequence, num_cached_tokens: int, now: int) -> None:
         """Admit a sequence that has its first blocks, `num_cached_tokens` of them computed."""
-        self._seat(sequence, SequenceStatus.PREFILLING, now)
+        self._admit(sequence, SequenceStatus.PREFILLING, now)
         sequence.set_computed(num_cached_tokens)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = num_cached_tokens
@@ -76,7 +77,7 @@ class RunningSet:
 
     def park(self, sequence: Sequence, now: int) -> None:
         """Admit a sequence that has its blocks and cannot run before `ready`."""
-        self._seat(sequence, SequenceStatus.PARKED, now)
+        self._admit(sequence, SequenceStatus.PARKED, now)
         self.parked[sequence] = None
 
     def ready(self, sequence: Sequence) -> None:
@@ -164,11 +165,17 @@ class RunningSet:
             self.flights[-1].victims = [*self.flights[-1].victims, sequence]
         return True
 
-    def _seat(self, sequence: Sequence, status: SequenceStatus, now: int) -> None:
+    def _admit(self, sequence: Sequence, status: SequenceStatus, now: int) -> None:
         sequence.status = status
+        self.seat(sequence)
         self.num_reserved += sequence.num_forks
         if sequence.request.first_scheduled_time is None:
             sequence.request.first_scheduled_time = now
+
+    def seat(self, sequence: Sequence) -> None:
+        """Give `sequence` a seat, behind all that have one."""
+        sequence.admission = self._num_admitted
+        self._num_admitted += 1
         self.sequences[sequence] = None
 
     def leave(self, sequence: Sequence, status: SequenceStatus) -> None:

@@ -121,12 +121,13 @@ class Sequence:
         num_recomputed_tokens: tokens computed again because of preemptions.
         num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
         last_token_time: when its last token came before a preemption or before it joined the decodes.
+        admission: how many admissions its lane had before its own.
     """
 
     __slots__ = (
         "request", "end_length", "status", "token_ids", "block_hashes", "block_table", "host_blocks",
         "num_registered_blocks", "num_forks", "num_cached_tokens", "num_recomputed_tokens", "num_lost_tokens",
-        "num_preemptions", "last_token_time", "_clock", "_num_tokens", "_num_computed_tokens",
+        "num_preemptions", "last_token_time", "admission", "_clock", "_num_tokens", "_num_computed_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, token_ids: list[int] | None, block_hashes: list[int] | None) -> None:
@@ -144,6 +145,7 @@ class Sequence:
         self.num_lost_tokens = 0
         self.num_preemptions = 0
         self.last_token_time: int | None = None
+        self.admission = 0
         self._clock: Clock = STOPPED
         self._num_tokens = request.num_prompt_tokens
         self._num_computed_tokens = 0

@@ -14,7 +14,8 @@ Weights are created on the default device in the default dtype, uninitialised; `
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,7 +80,7 @@ class Rows:
 
 
 def kv_head_rows(name: str, num_kv_heads: int, head_dim: int, tp: TensorParallel) -> Rows:
-    """This rank's rows of a key or value projection: an equal share of the heads, or a head that ranks share."""
+    """This rank's rows of a key or value projection: an equal share of the heads, or one head that ranks share."""
     if tp.size <= num_kv_heads:
         return Rows.shard(name, num_kv_heads * head_dim, tp)
     head = tp.rank * num_kv_heads // tp.size
@@ -124,7 +125,7 @@ def packed(weight: Tensor) -> nn.Parameter:
 class ColumnParallelLinear(Layer):
     """`[T, in_features] -> [T, sum of the parts' rows]`; the weight stacks the rows of `parts` in their order."""
 
-    def __init__(self, in_features: int, parts: Sequence[Rows], bias: bool = False) -> None:
+    def __init__(self, in_features: int, parts: abc.Sequence[Rows], bias: bool = False) -> None:
         super().__init__()
         self.parts = parts
         self.weight = parameter(sum(part.size for part in parts), in_features)
