@@ -148,8 +148,6 @@ MUTANTS = [
            "num_seats = limits.max_num_seqs // num_lanes"),
     # -- the queue ----------------------------------------------------------------------------------------------------
     Mutant("a removal breaks the heap", "waiting_queue.py", "        heapq.heapify(self._heap)\n", ""),
-    Mutant("a removal leaves the head blocked", "waiting_queue.py",
-           "heapq.heapify(self._heap)\n        self.head_blocked = False", "heapq.heapify(self._heap)"),
     Mutant("an urgent arrival finds the head blocked", "waiting_queue.py", "if self._heap[0][-1] is sequence:",
            "if False:"),
     Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed",

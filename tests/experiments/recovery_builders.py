@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
 import numpy as np
@@ -72,6 +73,7 @@ def as_measured(settings: RunConfig, trace: Trace, requests: pd.DataFrame) -> tu
     return resolve(settings), MeasuredRun("", "", "", (), sent, requests, series_table({}), {}, ())
 
 
+@functools.cache
 def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[System, MeasuredRun, Uneven]:
     """A run by vLLM's rules whose log has the times of a log of vLLM, and its steps."""
     settings = config(
@@ -87,6 +89,7 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[S
     return *as_measured(settings, trace, requests.assign(queued_time=noted)), cost
 
 
+@functools.cache
 def early_run(*overrides: str, stall_ns: int = 0) -> tuple[System, MeasuredRun, Uneven]:
     """A run by an early vLLM's rules, as a client sees it, and its steps."""
     settings = config(*EARLY, "engine.compress=false", "trace.num_requests=30", "arrival.rate=3", *overrides)

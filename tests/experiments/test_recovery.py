@@ -61,7 +61,7 @@ def test_all_steps_are_found_and_the_core_repeats_them(overrides: list[str]) -> 
         ([], 256),
         (["arrival.rate=0.5", "trace.num_requests=9"], 256),  # idle at times
         (CROWDED, 256),
-        (["arrival.rate=20", "scheduler.max_padding=2000"], 2000),
+        (["arrival.rate=20", "trace.num_requests=15", "scheduler.max_padding=2000"], 2000),
     ],
 )
 def test_all_steps_of_an_early_vllm_are_found_and_the_core_repeats_them(overrides: list[str], padding: int) -> None:
@@ -134,7 +134,7 @@ def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytes
 
 
 def test_logs_that_no_steps_agree_with_are_refused() -> None:
-    for system, run, _ in (real_run(), early_run()):
+    for system, run, _ in (real_run("trace.num_requests=20"), early_run("trace.num_requests=20")):
         shorter = run.requests["num_output_tokens"].to_numpy().copy()
         shorter[shorter.argmax()] //= 2  # others that decode beside it have as many steps as before
         trace = replace(run.trace, table=run.trace.table.assign(num_output_tokens=shorter))

@@ -24,6 +24,8 @@ SHAPE: dict[str, Any] = {
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
 EXPERTS = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16}
+GREEDY = SamplingParams(9, temperature=0.0)
+FILTERED = SamplingParams(9, temperature=0.7, top_k=20, top_p=0.9, seed=3)
 PROMPTS = [[5, 9, 2], [7] * 11, [1, 2, 3, 4, 5, 6, 7]]
 
 
@@ -38,11 +40,14 @@ def generate(device: str, params: SamplingParams, shape: dict[str, Any], **setti
         llm.close()
 
 
-@pytest.mark.parametrize("shape", [SHAPE, SHAPE | EXPERTS], ids=["dense", "experts"])
 @pytest.mark.parametrize(
-    "params",
-    [SamplingParams(9, temperature=0.0), SamplingParams(9, temperature=0.7, top_k=20, top_p=0.9, seed=3)],
-    ids=["greedy", "filtered"],
+    ("params", "shape"),
+    [
+        pytest.param(GREEDY, SHAPE | EXPERTS, id="greedy-experts"),
+        pytest.param(FILTERED, SHAPE, id="filtered-dense"),
+        pytest.param(GREEDY, SHAPE, id="greedy-dense", marks=pytest.mark.slow),
+        pytest.param(FILTERED, SHAPE | EXPERTS, id="filtered-experts", marks=pytest.mark.slow),
+    ],
 )
 def test_tokens_are_those_of_the_reference(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, shape: dict[str, Any]

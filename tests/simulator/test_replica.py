@@ -78,7 +78,7 @@ class TokenLog:
 # -- random workloads -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(), st.booleans())
 def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool) -> None:
     price = cost() if by_profile else ROOFLINE
@@ -86,7 +86,7 @@ def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool)
     assert_same(stepped, compressed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases(max_lookahead_steps=1))
 def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     log = TokenLog()

@@ -31,7 +31,7 @@ NUM_DRAFTS = 3
 PRICES = st.sampled_from([ROOFLINE, cost()])
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(cases(num_drafts=st.sampled_from([1, 3]), num_replicas=st.sampled_from([1, 1, 2])), PRICES)
 def test_compressed_equals_stepped_with_drafts(case: Case, price: CostModel) -> None:
     runs = [simulate_case(case, price, compress=compress) for compress in (False, True)]
@@ -42,7 +42,7 @@ def test_compressed_equals_stepped_with_drafts(case: Case, price: CostModel) -> 
     assert tokens == runs[0][0].requests["num_requested_tokens"].sum()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases(), PRICES)
 def test_without_drafts_all_is_as_with_uniform_decodes(case: Case, price: CostModel) -> None:
     (uniform,), (ragged,) = (simulate_case(replace(case, num_drafts=drafts), price) for drafts in (None, 0))
@@ -68,7 +68,7 @@ def lone_request(gains: NDArray[np.int64], num_output_tokens: int) -> tuple[floa
     return run.requests["finish_time"].item(), len(run.steps)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.integers(1, 60), st.data())
 def test_more_accepted_drafts_never_make_a_lone_request_slower(num_output_tokens: int, data: st.DataObject) -> None:
     n = num_output_tokens

@@ -18,13 +18,14 @@ from tests.harness.builders import config
 from tests.harness.measured_builders import calibrate, made_up, pretend_measured, write_distserve, write_llmservingsim
 
 WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
+SHORT = [*WORK, "trace.num_requests=20"]
 TRUTH = {"memory_efficiency": 0.61, "flops_efficiency": 0.43, "step_overhead_s": 0.0031}
 TRUE = [f"device.{name}={value}" for name, value in TRUTH.items()]
 
 
 def test_step_times_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *WORK, *TRUE, "trace.num_requests=14")
-    settings = ["calibration.part=first_half", "calibration.max_evaluations=250"]
+    settings = ["calibration.part=first_half", "calibration.max_evaluations=150"]
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *settings)
     assert found.constants == pytest.approx(TRUTH, rel=0.02)
     assert found.fitted_on["part"] == "first_half" and found.fitted_on["num_requests"] == 7
@@ -57,7 +58,7 @@ def test_only_runs_of_our_own_engine_have_step_times_to_fit_to(tmp_path: Path) -
 
 
 def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> None:
-    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    pretend_measured(tmp_path / "a", *SHORT, *TRUE)
     only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=60", *TRUE[:2]]
     width = "calibration.widths={step_overhead_s:1e-7}"
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, width)
@@ -93,7 +94,7 @@ def test_what_was_measured_as_0_does_not_count() -> None:
 
 
 def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_path: Path) -> None:
-    pretend_measured(tmp_path / "a", *WORK, *TRUE)
+    pretend_measured(tmp_path / "a", *SHORT, *TRUE)
     on = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 1}
     earlier = tmp_path / "earlier.yaml"
     calibration.write(earlier, {"constants": TRUTH | {"step_overhead_s": 0.01}, "cost": "roofline", "fitted_on": on})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +24,18 @@ PREFIXES = [
     "trace.suffix.high=40", "trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=60",
 ]  # fmt: skip
 ENGINE = ["engine=cpu", "model=tiny", "engine.num_threads=1", "max_num_batched_tokens=64", "max_num_seqs=8"]
+STARVED = ["arrival=all_at_once", "num_blocks=30", "trace.num_requests=10"]
 
 
 def measure(folder: Path, *overrides: str) -> Path:
     execute_in(folder, config("progress=false", *ENGINE, *PREFIXES, "plots=false", *overrides))
     return folder
+
+
+@pytest.fixture(scope="module")
+def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real run of three requests; tests that change it copy it first."""
+    return measure(tmp_path_factory.mktemp("short") / "run", "arrival=all_at_once", "trace.num_requests=3")
 
 
 def retime(run: Path, out: Path, repeats: int) -> pd.DataFrame:
@@ -48,10 +56,10 @@ def validate(run: Path, out: Path, *retimed: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["engine.max_lookahead_steps=1", "arrival=all_at_once", "num_blocks=30", "trace.num_requests=16"],
-        ["engine.max_lookahead_steps=6", "arrival=all_at_once", "num_blocks=30", "trace.num_requests=16"],
-        ["engine.max_lookahead_steps=6", "arrival.rate=3", "trace.num_requests=8", "max_model_len=90"],
-        ["engine.max_lookahead_steps=4", "arrival=closed_loop", "arrival.concurrency=3", "trace.num_requests=10"],
+        pytest.param(["engine.max_lookahead_steps=1", *STARVED], marks=pytest.mark.slow),
+        ["engine.max_lookahead_steps=6", *STARVED],
+        ["engine.max_lookahead_steps=6", "arrival.rate=3", "trace.num_requests=5", "max_model_len=90"],
+        ["engine.max_lookahead_steps=4", "arrival=closed_loop", "arrival.concurrency=3", "trace.num_requests=6"],
     ],
     ids=["starved", "starved, looking ahead", "idle in between, some refused", "closed loop"],
 )
@@ -78,8 +86,8 @@ def test_steps_are_executed_as_planned_and_scored_by_their_median(overrides: lis
     assert ratio == pytest.approx(executions[0].sum() / median.sum())
 
 
-def test_a_run_that_is_planned_otherwise_now_is_refused(tmp_path: Path) -> None:
-    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=8")
+def test_a_run_that_is_planned_otherwise_now_is_refused(short_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
     path = run / "config.yaml"
     path.write_text(path.read_text().replace("max_num_batched_tokens: 64", "max_num_batched_tokens: 48"))
     with pytest.raises(MeasuredRunError, match=r"step \d+ of \d+ is planned otherwise"):
@@ -90,7 +98,7 @@ def test_a_run_that_is_planned_otherwise_now_is_refused(tmp_path: Path) -> None:
 def test_turns_of_sessions_are_executed_again(tmp_path: Path) -> None:
     trace = [
         "trace=sharegpt_multiturn",
-        "trace.num_requests=12",
+        "trace.num_requests=6",
         "arrival=sessions",
         "arrival.rate=20",
         "arrival.think_time=0.1",
@@ -99,15 +107,15 @@ def test_turns_of_sessions_are_executed_again(tmp_path: Path) -> None:
     assert retime(tmp_path / "run", tmp_path / "more", 1).to_numpy().min() > 0
 
 
-def test_a_run_of_another_device_is_refused(tmp_path: Path) -> None:
-    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
+def test_a_run_of_another_device_is_refused(short_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
     change_summary(run, device="another CPU, 1 thread")
     with pytest.raises(MeasuredRunError, match="measured on another CPU, 1 thread, this is "):
         retime(run, tmp_path / "more", 1)
 
 
-def test_results_do_not_replace_what_they_are_made_of(tmp_path: Path) -> None:
-    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
+def test_results_do_not_replace_what_they_are_made_of(short_run: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(short_run, tmp_path / "run")
     before = {path.name: path.read_bytes() for path in run.iterdir()}
     with pytest.raises(ConfigError, match="task=retime reads this folder"):
         retime(run, run, 1)
@@ -119,21 +127,23 @@ def test_results_do_not_replace_what_they_are_made_of(tmp_path: Path) -> None:
         validate(run, tmp_path / "out", tmp_path / "more", tmp_path / "more")
 
 
-def test_an_interrupt_keeps_the_repeats_that_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = measure(tmp_path / "run", "arrival=all_at_once", "trace.num_requests=3")
+def test_an_interrupt_keeps_the_repeats_that_are_whole(
+    short_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = iter((replay_paced, interrupt))
     monkeypatch.setattr("harness.runs.real.replay_paced", lambda *arguments: next(calls)(*arguments))
     with pytest.raises(KeyboardInterrupt):
-        retime(run, tmp_path / "more", 5)
-    assert validate(run, tmp_path / "out", tmp_path / "more")["steps"]["num_executions"] == 2
+        retime(short_run, tmp_path / "more", 5)
+    assert validate(short_run, tmp_path / "out", tmp_path / "more")["steps"]["num_executions"] == 2
 
 
 def interrupt(*arguments: object) -> list[int]:
     raise KeyboardInterrupt
 
 
-def test_step_times_belong_to_one_run(tmp_path: Path) -> None:
-    runs = [measure(tmp_path / f"run{i}", "arrival=all_at_once", f"trace.num_requests={5 + i}") for i in range(2)]
+def test_step_times_belong_to_one_run(short_run: Path, tmp_path: Path) -> None:
+    runs = [shutil.copytree(short_run, tmp_path / "run0"), tmp_path / "run1"]
+    measure(runs[1], "arrival=all_at_once", "trace.num_requests=2")
     retime(runs[0], tmp_path / "more", 1)
     with pytest.raises(MeasuredRunError, match="step times of .*run0, not of .*run1"):
         validate(runs[1], tmp_path / "out", tmp_path / "more")

@@ -1,9 +1,7 @@
-"""The project's own formats, and what all readers do about bad rows, wrong files and limits."""
+"""The project's own CSV, and what all readers do about bad rows, wrong files and limits."""
 
-import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -25,11 +23,6 @@ def path(tmp_path: Path) -> Path:
 def read(path: Path, text: str | bytes, **keys: object) -> Trace:
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return load_trace(CsvTrace(path=str(path), **keys), seed=0)  # type: ignore[arg-type]
-
-
-def read_jsonl(path: Path, *records: dict[str, object], **keys: object) -> Trace:
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return load_trace(JsonlTrace(path=str(path), **keys), seed=0)  # type: ignore[arg-type]
 
 
 def prompts(trace: Trace) -> list[int]:
@@ -220,81 +213,11 @@ def test_every_reader_names_a_file_it_cannot_open(tmp_path: Path, kind: type) ->
         load_trace(kind(path=str(tmp_path)), seed=0)
 
 
-def test_jsonl_with_every_key(path: Path) -> None:
-    common = {"session_id": 1, "priority": 2, "hash_block_size": 4, "request_id": "r"}
-    trace = read_jsonl(
-        path,
-        common
-        | {"arrival_time": 1, "num_prompt_tokens": 5, "num_output_tokens": 2, "turn": 0}
-        | {"hash_ids": [1, 2], "token_ids": [9, 8, 7, 6, 5]},
-        common
-        | {"arrival_time": 1.5, "num_prompt_tokens": 7, "num_output_tokens": 1, "turn": 1}
-        | {"hash_ids": [1, 3, 4], "token_ids": [9, 8, 7, 6, 5, 4, 3]},
-    )
-    assert trace.hash_block_size == 4
-    assert trace.table["arrival_time"].tolist() == [0.0, 0.5]
-    assert [ids.tolist() for ids in trace.table["hash_ids"]] == [[1, 2], [1, 3, 4]]
-    assert [ids.tolist() for ids in trace.table["token_ids"]] == [[9, 8, 7, 6, 5], [9, 8, 7, 6, 5, 4, 3]]
-    assert trace.table["token_ids"][0].dtype == np.int32
-    assert trace.table["turn"].tolist() == [0, 1]
-    assert trace.bad_rows == {}
-
-
-HASHED: dict[str, object] = {"num_prompt_tokens": 5, "num_output_tokens": 1, "hash_block_size": 4, "hash_ids": [1, 2]}
-TOKENS: dict[str, object] = {"num_prompt_tokens": 2, "num_output_tokens": 1, "token_ids": [1, 2]}
-
-
-@pytest.mark.parametrize(
-    ("good", "change", "reason"),
-    [
-        (HASHED, {"hash_ids": [1]}, "too few hash_ids for num_prompt_tokens"),
-        (HASHED, {"hash_block_size": 8}, "hash_block_size is not that of the first line"),
-        (HASHED, {"hash_ids": ["1", "2"]}, "hash_ids is not a list of whole numbers"),
-        (HASHED, {"priority": 1}, "the keys are not those of the first line"),
-        (TOKENS, {"token_ids": [1]}, "token_ids does not hold num_prompt_tokens ids"),
-        (TOKENS, {"token_ids": [1, -1]}, "token_ids holds a negative id"),
-        (TOKENS, {"token_ids": [1, 2**31]}, "token_ids is not a list of whole numbers"),
-        (TOKENS, {"num_output_tokens": float("nan")}, "num_output_tokens is not a finite number"),
-        (TOKENS, {"num_output_tokens": None}, "num_output_tokens is missing"),
-    ],
-)
-def test_jsonl_bad_rows(path: Path, good: dict[str, object], change: dict[str, object], reason: str) -> None:
-    trace = read_jsonl(path, good, good | change, good)
-    assert len(trace.table) == 2
-    assert trace.bad_rows == {reason: 1}
-
-
-def test_jsonl_more_hash_ids_than_the_prompt_needs_are_fine(path: Path) -> None:
-    assert read_jsonl(path, HASHED | {"hash_ids": [1, 2, 3]}, on_bad_row="error").table["hash_ids"][0].tolist() == [
-        1,
-        2,
-        3,
-    ]
-
-
-@pytest.mark.parametrize(
-    ("records", "message"),
-    [
-        ([TOKENS | {"model": "x"}], "unknown column 'model' (allowed: request_id"),
-        ([TOKENS, TOKENS | {"model": "x"}], "unknown column 'model' (allowed: request_id"),
-        ([TOKENS | {"hash_ids": [1]}], "hash_ids and hash_block_size"),
-        ([TOKENS | {"hash_block_size": 16}], "hash_ids and hash_block_size"),
-        ([HASHED | {"hash_block_size": 0}], "hash_ids and hash_block_size"),
-        ([TOKENS | {"turn": 1}], "turn without session_id"),
-        ([{"num_prompt_tokens": 1}], "not a trace: each line must be a JSON object with num_prompt_tokens"),
-    ],
-)
-def test_jsonl_wrong_files(path: Path, records: list[dict[str, object]], message: str) -> None:
-    with pytest.raises(TraceError) as error:
-        read_jsonl(path, *records)
-    assert str(error.value).startswith(f"{path}: {message}")
-
-
 values = st.sampled_from(
     ["1", "2", "-1", "0", "1.5", "", "x", "\xff", '"', ",", "\r", "\n", "\x00", " ", "1e9", "[1]", "{", "}"]
 )
 CSV_START = HEADER + "0,1,1\n"
-JSON_START = json.dumps(TOKENS) + "\n"
+JSON_START = '{"num_prompt_tokens": 2, "num_output_tokens": 1, "token_ids": [1, 2]}\n'
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
