@@ -1,11 +1,12 @@
 """Decode steps as CUDA graphs: captured once for a few batch sizes, replayed for all.
 
-A batch of n rows is served by the graph of the smallest bucket that holds it; its other rows are padding. A graph
-holds the whole step: positions and slots from the decode rows, the model, logits, sampling, and the tokens' way back
-into the rows. So the replays of a plan follow each other with nothing to do for the host in between.
+A batch of n rows runs in the graph of the smallest bucket with at least n rows; the other rows are padding. A graph
+contains the whole step: it reads positions and slots from the decode rows, runs the model, computes logits, samples,
+and writes the tokens back to the rows. So the host launches all steps of a plan without any work between two replays.
 
-Graphs are captured largest first into one memory pool, so that smaller ones find their memory there. Those that filter
-by top-k or top-p need a sort of the vocabulary, and are captured when a request first asks for one.
+Graphs are captured largest first into one memory pool, whose memory the smaller graphs reuse. Every bucket has two
+graphs: one that samples from all tokens, and one that filters by top-k and top-p, for which it sorts the vocabulary. A
+filtering graph is captured when a batch first needs it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _MOST_GRAPH_BYTES = 64 << 20
 
 Step = Callable[[], None]
 Capture = Callable[[Step], Step]
-"""From a function that launches kernels on static tensors to one that launches them again."""
+"""Takes a step that launches kernels on static tensors; returns a function that launches the same kernels again."""
 
 
 def buckets(max_num_seqs: int) -> list[int]:
@@ -30,17 +31,17 @@ def buckets(max_num_seqs: int) -> list[int]:
 
 
 def bucket_for(num_decodes: int, sizes: Sequence[int]) -> int:
-    """The smallest of the ascending `sizes` that holds a batch."""
+    """The smallest of the ascending `sizes` that is at least `num_decodes`."""
     return next(size for size in sizes if size >= num_decodes)
 
 
 def capture_nothing(step: Step) -> Step:
-    """Stands in for capturing where there is no CUDA: the step runs as it is, in the same padded buckets."""
+    """The `Capture` of a device without CUDA graphs: returns the step itself, which runs in the same padded buckets."""
     return step
 
 
 class CudaCapture:
-    """Captures steps on a stream of their own, all in one memory pool."""
+    """Captures steps on a side stream, all into one memory pool."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,14 +49,14 @@ class CudaCapture:
         self._pool = torch.cuda.graph_pool_handle()
 
     def __call__(self, step: Step) -> Step:
-        """Run the step once, which compiles its kernels, then capture it; its effects happen once."""
+        """Run the step once, which compiles its kernels, then capture it. Capturing does not run the step again."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         with torch.cuda.stream(self._stream):
             step()
         current.wait_stream(self._stream)
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process, such as NCCL's watchdog, may call CUDA meanwhile.
+        # "thread_local": other threads, such as NCCL's watchdog, may call CUDA during the capture.
         with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
             step()
         replay: Step = graph.replay
@@ -63,10 +64,12 @@ class CudaCapture:
 
 
 def uses_graphs(setting: bool | str, device: torch.device, is_capturable: bool, backend: str) -> bool:
-    """Whether decode steps run in buckets under the engine's `cuda_graphs`; "auto" is where they can be captured.
+    """Whether decode steps run in buckets, given `EngineConfig.cuda_graphs` as `setting`.
+
+    On a GPU, "auto" means yes if the steps can be captured. On the CPU, only True means yes.
 
     Raises:
-        ModelError: graphs are asked for on a GPU with an attention backend that cannot be captured.
+        ModelError: the setting is True on a GPU, but the attention backend cannot be captured.
     """
     if device.type != "cuda":
         return setting is True
@@ -76,7 +79,7 @@ def uses_graphs(setting: bool | str, device: torch.device, is_capturable: bool, 
 
 
 def make_capture(device: torch.device) -> Capture:
-    """How steps are captured on a device, for the graphs of one runner."""
+    """A new `Capture` for the graphs of one runner."""
     return CudaCapture(device) if device.type == "cuda" else capture_nothing
 
 
@@ -84,9 +87,10 @@ class DecodeGraphs:
     """The graphs of one runner.
 
     Args:
-        step: launches one decode step of that many rows, filtered by top-k and top-p or not.
+        step: `step(num_rows, filtered)` launches one decode step of the first `num_rows` rows; `filtered` says whether
+            sampling applies top-k and top-p.
         max_num_seqs: the largest batch.
-        capture: how to capture; it runs the step, so the rows must be blank.
+        capture: captures a step. Capturing also runs the step once, so all rows must be padding meanwhile.
     """
 
     def __init__(self, step: Callable[[int, bool], None], max_num_seqs: int, capture: Capture) -> None:
@@ -96,30 +100,32 @@ class DecodeGraphs:
         self.buckets = buckets(max_num_seqs)
 
     def capture_all(self) -> None:
-        """Capture the graphs that do not filter, largest first."""
+        """Capture the graphs without top-k and top-p, largest first."""
         for bucket in reversed(self.buckets):
             self.capture(bucket, filtered=False)
 
     def has(self, num_decodes: int, filtered: bool) -> bool:
+        """Whether the graph for a batch of `num_decodes` rows is captured."""
         return (bucket_for(num_decodes, self.buckets), filtered) in self._replays
 
     def capture(self, num_decodes: int, filtered: bool) -> None:
-        """Capture the graph for a batch."""
+        """Capture the graph for a batch of `num_decodes` rows."""
         bucket = bucket_for(num_decodes, self.buckets)
         self._replays[bucket, filtered] = self._capture(lambda: self._step(bucket, filtered))
 
     def replay(self, num_decodes: int, num_steps: int, filtered: bool) -> None:
-        """Launch consecutive steps of a batch whose graph was captured."""
+        """Launch `num_steps` consecutive steps of a batch, whose graph must be captured."""
         replay = self._replays[bucket_for(num_decodes, self.buckets), filtered]
         for _ in range(num_steps):
             replay()
 
     def capture_bytes(self, free_bytes: Callable[[], int]) -> int:
-        """Device memory that all graphs take, estimated from the two largest, which are captured for that.
+        """Estimate the device memory that all graphs will take, in bytes, by capturing the two largest.
 
-        `free_bytes` says how much is free. The largest one's pool serves the others too, so that each of them adds
-        what the second largest did: mostly the driver's own record of the graph, and no more than `_MOST_GRAPH_BYTES`,
-        above which it is a segment that the pool grew by. Both filter, which takes most.
+        `free_bytes` returns the free device memory. All graphs share one memory pool, which the largest graph fills;
+        every other graph is assumed to add as much as the second largest one. That is mostly the driver's own record
+        of the graph. An increase above `_MOST_GRAPH_BYTES` is the pool growing by a segment, so it is cut to that. The
+        two graphs filter by top-k and top-p, which takes the most memory.
         """
         sizes = self.buckets[::-1]
         free = [free_bytes()]

@@ -1,13 +1,13 @@
-"""The decoding sequences as a device sees them: dense rows of tensors that decode steps read and advance.
+"""The decoding sequences on the device: one row each in dense tensors, which decode steps read and update.
 
     row      0       1       2     ...  n-1  | n ...
     tokens   last known token                | stale
     lengths  known tokens, that one included | 0
     tables   KV blocks                       | stale
 
-A decode step computes the token at `lengths - 1` of every row, samples the next and adds one to `lengths`
-(`kernels.decode_step`); the host only sends what joined, left or got a block (`engine.runner.step_inputs.RowChanges`).
-The tensors stay where they are, so that CUDA graphs can read and write them.
+A decode step computes the token at position `lengths - 1` of every row, samples the next token and adds one to
+`lengths` (`kernels.decode_step`). The host sends only changes: sequences that joined or left, and appended blocks
+(`engine.runner.step_inputs.RowChanges`). The tensors keep their addresses, so that CUDA graphs can read and write them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class DecodeState:
     """Rows for up to `max_num_seqs` sequences of up to `max_blocks` KV blocks each.
 
     tokens, lengths, seeds int64[rows]; tables int32[rows, max_blocks]; temperature, top_p float32[rows]; top_k
-    int32[rows]. What is equally wide lies in one tensor, so that rows move in a few launches; each part of it starts at
-    a multiple of 16 bytes.
+    int32[rows]. All 8-byte columns lie in one tensor and all 4-byte columns in another, so that moving rows takes few
+    kernel launches; each column starts at a multiple of 16 bytes.
     """
 
     def __init__(self, max_num_seqs: int, max_blocks: int, device: torch.device) -> None:
@@ -42,7 +42,7 @@ class DecodeState:
         self._num_rows = 0
 
     def apply(self, changes: RowChanges) -> None:
-        """Bring the rows up to date with the plan to execute; the changes lie on the device."""
+        """Update the rows for the plan that runs next; the tensors of `changes` are on the device."""
         if changes.moves.shape[1]:
             sources, targets = changes.moves
             for rows in (self._longs, self._words):
@@ -66,8 +66,8 @@ class DecodeState:
             self.tables[grown, columns] = blocks.to(torch.int32)
 
     @contextmanager
-    def blanked(self) -> Iterator[None]:
-        """All rows are padding meanwhile, so that decode steps leave no trace."""
+    def padding_only(self) -> Iterator[None]:
+        """Inside this context all rows are padding (length 0), so that decode steps change neither rows nor KV."""
         lengths = self.lengths.clone()
         self.lengths.zero_()
         try:

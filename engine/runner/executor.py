@@ -1,4 +1,4 @@
-"""Execution of plans: what one rank holds, and the executor for a single rank in this process."""
+"""Execution of plans: `Rank`, one rank's share of a model, and `LocalExecutor`, a single rank in this process."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from kernels.runtime import HAS_TRITON
 
 
 class Rank:
-    """One rank's share of a model, and after `allocate` its KV cache and runner.
+    """One rank's share of a model; `allocate` adds the KV cache and the runner.
 
     Args:
         config: the engine's settings.
         model_config: the model's shape.
-        folder: where its weights are; not needed with `load_format="random"`.
-        tp: which rank it is.
+        folder: the folder with the weights; not needed with `load_format="random"`.
+        tp: the rank and its group; None for a single rank.
 
     Raises:
-        ModelError: the weights are missing or do not fit the shape, or the device is not there.
-        BackendUnavailableError: the attention backend asked for cannot run here.
+        ModelError: the weights are missing or do not fit the shape, or the rank has no CUDA device.
+        BackendUnavailableError: the configured attention backend cannot run here.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Rank:
             config.attention_backend, self._device, dtype, model_config.head_dim, config.block_size, self._cache_dtype
         )
         self.backend_name = backend.name
-        capturable = backend.is_capturable and HAS_TRITON  # torch's own sampler and experts wait for the device
+        capturable = backend.is_capturable and HAS_TRITON  # PyTorch's sampler and experts synchronise
         self._uses_graphs = uses_graphs(config.cuda_graphs, self._device, capturable, backend.name)
         self._model = build_model(model_config, tp, backend, dtype, self._device)
         if config.load_format == "random":
@@ -71,11 +71,11 @@ class Rank:
 
     @property
     def uses_graphs(self) -> bool:
-        """Whether decode steps run in buckets, captured or not."""
+        """Whether decode steps run in padded buckets: as CUDA graphs on a GPU, uncaptured on the CPU."""
         return self._uses_graphs
 
     def fitting_blocks(self) -> int:
-        """KV blocks that fit on this rank, or the configured number; raises OutOfMemoryError where none does."""
+        """The configured number of KV blocks, or else as many as fit; raises OutOfMemoryError if not one fits."""
         if self._config.num_blocks is not None:
             return self._config.num_blocks
         graph_bytes = self._graph_bytes() if self._device.type == "cuda" and self._uses_graphs else 0
@@ -84,7 +84,7 @@ class Rank:
         )
 
     def allocate(self, num_blocks: int) -> ModelRunner:
-        """Allocate the KV cache and return the runner on it, its decode steps captured."""
+        """Allocate the KV cache, make the runner that uses it, and capture its decode steps."""
         runner = self._runner(num_blocks)
         runner.capture_graphs()
         return runner
@@ -101,19 +101,27 @@ class Rank:
         )
 
     def _graph_bytes(self) -> int:
-        """What the graphs will take beside the KV cache: they hold its address, so they are captured after it."""
+        """Estimate the memory that the CUDA graphs will take, with a runner on a cache of one block.
+
+        The graphs themselves contain the address of the KV cache, so they can only be captured once it is allocated.
+        """
 
         def free_bytes() -> int:
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info(self._device)[0])
 
         needed = self._runner(1).graph_bytes(free_bytes)
-        gc.collect()  # the runner and its graphs refer to each other
+        gc.collect()  # runner and graphs form a reference cycle
         return needed
 
 
 class LocalExecutor:
-    """A single rank in this process; arguments and errors as those of `Rank`, and OutOfMemoryError."""
+    """A single rank in this process; takes the arguments of `Rank`.
+
+    Raises:
+        ModelError, BackendUnavailableError: as `Rank`.
+        OutOfMemoryError: no KV block fits.
+    """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path | None = None) -> None:
         rank = Rank(config, model_config, folder)
@@ -130,13 +138,13 @@ class LocalExecutor:
         """Free the model and its cache."""
         self._runner = None
         gc.unfreeze()
-        gc.collect()  # the runner and its graphs refer to each other
+        gc.collect()  # runner and graphs form a reference cycle
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
 
 def longest_sequence(config: EngineConfig, model_config: ModelConfig) -> int:
-    """Most tokens of a sequence; raises ModelError where more are asked for than the model has positions."""
+    """Most tokens of a sequence; raises ModelError if `max_model_len` exceeds the model's positions."""
     longest = model_config.max_position_embeddings
     if config.max_model_len is not None and config.max_model_len > longest:
         raise ModelError(f"max_model_len={config.max_model_len} exceeds the model's {longest} positions")

@@ -1,4 +1,4 @@
-"""The paged KV cache: one tensor for all layers, as large as what memory is left after the model has worked."""
+"""The paged KV cache: one tensor for all layers, sized from the memory that the largest step leaves free."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ class OutOfMemoryError(RuntimeError):
 
 
 def cache_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
-    """What keys and values are kept in."""
+    """Dtype of the cached keys and values."""
     dtype: torch.dtype = getattr(torch, config.dtype or model.dtype)
     return dtype if config.kv_cache_dtype == "auto" else FP8_DTYPE
 
 
 def block_bytes(model: ModelConfig, block_size: int, tensor_parallel_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one KV block on one rank: 2·layers·block_size·kv_heads/TP·head_dim·bytes."""
+    """Bytes of one KV block on one rank: 2·layers·block_size·kv_heads/TP·head_dim·bytes, kv_heads/TP at least 1."""
     kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
     return 2 * model.num_layers * block_size * kv_heads * model.head_dim * dtype.itemsize
 
@@ -53,12 +53,14 @@ def allocate(
 
 
 def _on_huge_pages(num_bytes: int) -> Tensor:
-    """uint8[num_bytes], zeroed, on huge pages if the system lends them: blocks of a context, scattered over a large
-    cache, are then found with fewer misses of the processor's address cache."""
+    """uint8[num_bytes], zeroed, on huge pages where the system has them.
+
+    The blocks of one context are spread over the whole cache; huge pages cause fewer misses in the processor's TLB.
+    """
     memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8).zero_()  # writing takes the pages now, and not in a step
+    return torch.frombuffer(memory, dtype=torch.uint8).zero_()  # writing zeros allocates the pages now, not in a step
 
 
 def fitting_blocks(
@@ -71,13 +73,16 @@ def fitting_blocks(
 ) -> int:
     """How many KV blocks fit on this rank.
 
-    On CUDA: gpu_memory_utilization * total - what is in use - what the largest step adds at its peak, logits and
-    sampling of `max_num_seqs` rows included - `graph_bytes`, which the graphs to be captured will take. The step is
-    run to find its peak. On the CPU, where memory is shared with everything else, no more than all sequences at their
-    longest can use.
+    On CUDA the cache gets, in bytes:
+
+        gpu_memory_utilization * total - in use - peak of the largest step - graph_bytes
+
+    The largest step is run to measure its peak, which includes logits and sampling of `max_num_seqs` rows;
+    `graph_bytes` is what the CUDA graphs will take. On the CPU the cache gets gpu_memory_utilization * free memory, but
+    no more blocks than `max_num_seqs` sequences of `max_model_len` tokens can use.
 
     Raises:
-        OutOfMemoryError: not one fits.
+        OutOfMemoryError: not one block fits.
     """
     each = block_bytes(model.config, config.block_size, config.tensor_parallel_size, dtype)
     if device.type == "cuda":
@@ -95,11 +100,11 @@ def fitting_blocks(
 
 
 def _free_cuda_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> int:
-    """What `gpu_memory_utilization` leaves after the peak of the largest step."""
+    """Bytes that `gpu_memory_utilization` leaves beside what is in use and the peak of the largest step."""
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     _largest_pass(model, config, max_model_len, device)
-    torch.cuda.empty_cache()  # what the step's activations took is counted once, by their peak
+    torch.cuda.empty_cache()  # `peak - current` counts the activations, so they must not be in use as well
     free, total = torch.cuda.mem_get_info(device)
     stats = torch.cuda.memory_stats(device)
     peak, current = stats["allocated_bytes.all.peak"], stats["allocated_bytes.all.current"]
@@ -108,7 +113,10 @@ def _free_cuda_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, 
 
 @torch.inference_mode()
 def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> None:
-    """Prompts that fill `max_num_batched_tokens`, on a cache of one block; tokens drawn for `max_num_seqs` rows."""
+    """Run a step of prompts with `max_num_batched_tokens` tokens, and sample `max_num_seqs` rows with top-k and top-p.
+
+    The cache has one block, so the step stores no keys and values.
+    """
     total = config.max_num_batched_tokens
     length = min(total, max_model_len)
     lengths = [length] * (total // length) + ([total % length] if total % length else [])

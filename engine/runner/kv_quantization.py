@@ -1,8 +1,9 @@
-"""Scales of a KV cache in 8 bits: one for the keys and one for the values of each KV head of each layer.
+"""Scales of a float8 KV cache: one for the keys and one for the values of each KV head of each layer.
 
-They are measured once, on a prompt of random tokens, before the cache is allocated: a head's largest number, with room
-above it, becomes the largest of float8. As float8 rounds relatively, that room costs no precision; what exceeds it is
-cut. Scales that a checkpoint may carry are not read.
+The scales are measured once, on a prompt of random tokens, before the cache is allocated. Example: the largest absolute
+key of a head is 3.0. Then its scale maps 6.0 (`_HEADROOM` times 3.0) to 448, the largest float8 number, and keys above
+6.0 are clamped to it. The headroom costs no precision, because float8 rounds relative to the number. Scales in a
+checkpoint are not read.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _NUM_TOKENS = 512
 
 
 class _MeasuringBackend:
-    """Attends with another backend, and keeps the largest key and value of each head."""
+    """Attends with another backend, and records the largest absolute key and value of each KV head."""
 
     name = "measuring"
     is_capturable = False
@@ -47,7 +48,7 @@ class _MeasuringBackend:
 
 @torch.no_grad()
 def measure_scales(model: CausalLM, max_model_len: int, block_size: int, seed: int) -> None:
-    """Give each attention layer its `kv_scales`, float32[2, kv_heads of this rank]. All ranks must take part."""
+    """Set `kv_scales`, float32[2, kv_heads of this rank], of each attention layer; every rank must call this."""
     weight = model.norm.weight
     count = min(_NUM_TOKENS, max_model_len)
     generator = torch.Generator().manual_seed(seed % 2**32)
@@ -60,7 +61,7 @@ def measure_scales(model: CausalLM, max_model_len: int, block_size: int, seed: i
     for layer, backend in zip(layers, measuring, strict=True):
         layer.backend = backend
     try:
-        # The layers follow each other, so that one layer's cache serves all.
+        # The layers run one after the other, so they can share one layer's cache.
         model(
             ids, torch.arange(count, device=weight.device), cache.expand(len(layers), *shape), _prompt(ids, block_size)
         )
@@ -73,7 +74,7 @@ def measure_scales(model: CausalLM, max_model_len: int, block_size: int, seed: i
 
 
 def _prompt(ids: Tensor, block_size: int) -> AttentionMetadata:
-    """One prompt in the first blocks of a cache."""
+    """Attention metadata of one prompt in the first blocks of a cache."""
     count, device = ids.shape[0], ids.device
     empty = torch.zeros(0, dtype=torch.int32, device=device)
     return AttentionMetadata(

@@ -1,4 +1,4 @@
-"""One rank's execution of steps: model, KV cache, decode rows and sampling, tensors only."""
+"""One rank's execution of steps on tensors: model, KV cache, decode rows and sampling."""
 
 from __future__ import annotations
 
@@ -23,10 +23,14 @@ from kernels.sampler import sample
 
 @dataclass(frozen=True)
 class StepTokens:
-    """What a plan sampled, and where its time went (ns).
+    """The tokens that a plan sampled, and its times in ns.
 
-    decode int64[num_steps, num_decodes], columns in row order; prefill int64[s], one per finished prompt. Under CUDA
-    graphs sampling is part of the graph: its time is in `execute_ns`, and `sample_ns` is 0.
+    Attributes:
+        decode: int64[num_steps, num_decodes]; column i belongs to decode row i.
+        prefill: int64[s], one token for each prompt that the plan completed.
+        execute_ns: time of the model.
+        sample_ns: time of logits and sampling. CUDA graphs contain both: then `sample_ns` is 0 and `execute_ns` is the
+            whole time.
     """
 
     decode: NDArray[np.int64]
@@ -39,9 +43,10 @@ class ModelRunner:
     """Executes step inputs with `model` on `kv_cache`, [layers, 2, blocks, block_size, kv_heads, head_dim].
 
     Args:
-        max_num_seqs, max_model_len: most decode rows, and most tokens of each.
+        max_num_seqs: most decode rows.
+        max_model_len: most tokens of a sequence.
         max_steps: most decode steps of a plan.
-        capture: how decode steps are captured; None runs every step eagerly.
+        capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
     """
 
     def __init__(
@@ -72,29 +77,29 @@ class ModelRunner:
 
     @torch.no_grad()
     def capture_graphs(self) -> None:
-        """Capture the decode steps of all batch sizes, if they are to be captured; no sequence may be running."""
+        """Capture a graph without top-k and top-p for every bucket; does nothing without a `capture`."""
         if self._graphs is not None:
-            self._blankly(self._graphs.capture_all)
+            self._on_padding_rows(self._graphs.capture_all)
 
     @torch.no_grad()
     def graph_bytes(self, free_bytes: Callable[[], int]) -> int:
-        """Device memory that the graphs will take, by capturing two; `free_bytes` says how much is free."""
+        """Estimate the device memory that all graphs will take, in bytes; see `DecodeGraphs.capture_bytes`."""
         graphs, total = self._graphs, 0
 
         def measure() -> None:
             nonlocal total
             total = graphs.capture_bytes(free_bytes) if graphs is not None else 0
 
-        self._blankly(measure)
+        self._on_padding_rows(measure)
         return total
 
     @torch.no_grad()
     def execute(self, inputs: StepInputs) -> StepTokens:
-        """Run the plan: copies, changed rows, then its step or steps. Waits for the tokens and for nothing else."""
+        """Run a plan: copy blocks, change decode rows, then run its steps. The host waits only for the tokens."""
         inputs = self._staging.send(inputs)
         if inputs.copies.shape[1]:
             sources, targets = inputs.copies
-            blocks = self._kv_cache.view(torch.uint8)  # whatever they hold: few operators know float8
+            blocks = self._kv_cache.view(torch.uint8)  # as bytes, since torch indexes few float8 tensors
             blocks[:, :, targets] = blocks[:, :, sources]
         self._state.apply(inputs.rows)
         self._tokens.rewind()
@@ -106,14 +111,14 @@ class ModelRunner:
         return StepTokens(tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts], execute_ns, sample_ns)
 
     def _launch(self, inputs: StepInputs) -> int:
-        """Launch the plan's steps; returns how many prompts they complete."""
+        """Launch the plan's steps; returns the number of prompts that they complete."""
         n, top_k, top_p = inputs.num_decodes, inputs.uses_top_k, inputs.uses_top_p
         if inputs.prefill is not None:
             return self._mixed_step(inputs, inputs.prefill)
         if self._graphs is not None:
             filtered = top_k or top_p
             if not self._graphs.has(n, filtered):
-                self._blankly(lambda: self._graphs.capture(n, filtered))  # type: ignore[union-attr]
+                self._on_padding_rows(lambda: self._graphs.capture(n, filtered))  # type: ignore[union-attr]
             self._graphs.replay(n, inputs.num_steps, filtered)
             return 0
         for step in range(inputs.num_steps):
@@ -122,18 +127,18 @@ class ModelRunner:
                 self._decode_sample(n, hidden, top_k, top_p)
         return 0
 
-    def _blankly(self, capture: Callable[[], None]) -> None:
-        """Capture with padding in all rows, since capturing also runs the steps."""
-        with self._state.blanked():
+    def _on_padding_rows(self, capture: Callable[[], None]) -> None:
+        """Call `capture` while all rows are padding, because capturing also runs the steps."""
+        with self._state.padding_only():
             capture()
         self._tokens.rewind()
 
     def _decode_in_graph(self, num_rows: int, filtered: bool) -> None:
-        """One decode step of the first rows, as a graph holds it: nothing in it depends on the host."""
+        """One decode step of the first `num_rows` rows; nothing in it depends on values on the host."""
         self._decode_sample(num_rows, self._decode_model(num_rows, self._max_model_len), filtered, filtered)
 
     def _mixed_step(self, inputs: StepInputs, prefill: PrefillInputs) -> int:
-        """One step of prompt chunks and decodes, if any; returns how many prompts it completes."""
+        """One step of prompt chunks and all decode rows; returns the number of prompts that it completes."""
         n, state = inputs.num_decodes, self._state
         positions, decodes = self._decode_metadata(n, inputs.max_decode_context)
         metadata = replace(
@@ -153,7 +158,7 @@ class ModelRunner:
         return int(prefill.sampled_tokens.shape[0])
 
     def _mixed_sample(self, inputs: StepInputs, prefill: PrefillInputs, hidden: Tensor) -> None:
-        """Sample for the prompts that are complete and for the decodes."""
+        """Sample one token for each prompt that the step completes and for each decode row."""
         n, state, prompts = inputs.num_decodes, self._state, prefill.sampling
         num_prompts, num_tokens = prefill.sampled_tokens.shape[0], prefill.input_ids.shape[0]
         if num_prompts + n == 0:
@@ -168,16 +173,16 @@ class ModelRunner:
             torch.cat([prefill.sampled_positions, state.lengths[:n]]),
         )
         self._tokens.prompts[:num_prompts] = sampled[:num_prompts]
-        self._take_in(n, sampled[num_prompts:])
+        self._store_tokens(n, sampled[num_prompts:])
 
     def _decode_model(self, num_rows: int, max_context: int) -> Tensor:
-        """Hidden states of the last tokens of the first rows, whose contexts are `max_context` long at most."""
+        """Hidden states of the last tokens of the first `num_rows` rows, whose contexts are at most `max_context`."""
         positions, metadata = self._decode_metadata(num_rows, max_context)
         hidden: Tensor = self._model(self._state.tokens[:num_rows], positions, self._kv_cache, metadata)
         return hidden
 
     def _decode_metadata(self, num_rows: int, max_context: int) -> tuple[Tensor, AttentionMetadata]:
-        """The positions of the rows' tokens, and the metadata of a step of nothing else."""
+        """Positions, and attention metadata, of a step that computes the first `num_rows` rows and no prompt chunk."""
         tables = self._state.tables[:num_rows]
         positions, slots, contexts = begin_decode(self._state.lengths[:num_rows], tables, self._block_size)
         metadata = AttentionMetadata(
@@ -199,16 +204,16 @@ class ModelRunner:
             state.seeds[rows],
             state.lengths[rows],
         )
-        self._take_in(num_rows, sampled)
+        self._store_tokens(num_rows, sampled)
 
-    def _take_in(self, num_rows: int, sampled: Tensor) -> None:
-        """The first rows' tokens feed their next step, and wait to be fetched."""
+    def _store_tokens(self, num_rows: int, sampled: Tensor) -> None:
+        """Store the sampled tokens of the first `num_rows` rows: in the rows, and in the buffer of tokens to fetch."""
         state, tokens = self._state, self._tokens
         end_decode(sampled, state.tokens[:num_rows], state.lengths[:num_rows], tokens.ring, tokens.cursor)
 
 
 def _empty_prefill(device: torch.device) -> dict[str, object]:
-    """The fields of the attention metadata that describe the prompt chunks, of which there are none."""
+    """The prefill fields of the attention metadata of a step without prompt chunks."""
     empty = torch.zeros(0, dtype=torch.int32, device=device)
     return {
         "num_prefill_tokens": 0,

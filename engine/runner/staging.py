@@ -1,4 +1,7 @@
-"""Between host and device: inputs in one copy, tokens back in another, and nothing waits but for the tokens."""
+"""Transfers between host and device: a plan's inputs in one copy, its sampled tokens back in another.
+
+The host waits only for the tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,19 +14,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_ALIGNMENT = 128  # bytes; Triton loads 16 at a time from pointers that it finds aligned
+_ALIGNMENT = 128  # bytes; Triton loads 16 bytes at a time where a pointer is aligned to 16
 _FIRST_BYTES = 1 << 16
 
 Inputs = TypeVar("Inputs")
 
 
 class Staging:
-    """Copies the arrays of a step to the device, all in one.
+    """Copies all arrays of a plan's inputs to the device in one copy.
 
         arrays ──▶ | a | b  | c | pinned, one of two ──one copy──▶ | a | b  | c | on the device
 
-    A pinned buffer is written again two steps later, and not before an event says that its copy is over. The buffer on
-    the device is one: a copy into it comes after the kernels that read what was there, on the same stream.
+    Two pinned buffers alternate. A pinned buffer is overwritten only after an event has shown that its last copy has
+    ended. One buffer on the device is enough: the next copy into it runs on the same stream as the kernels that read
+    the previous inputs, hence after them.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -32,9 +36,9 @@ class Staging:
         self._on_device = torch.empty(0, dtype=torch.uint8, device=device)
 
     def send(self, inputs: Inputs) -> Inputs:
-        """The same dataclass with a tensor on the device for each numpy array, also of dataclasses in it.
+        """A copy of the dataclass `inputs` in which a tensor on the device replaces each numpy array.
 
-        The tensors are valid until the next call.
+        Arrays in nested dataclasses are replaced too. The tensors are valid until the next call.
         """
         arrays = list(_arrays(inputs))
         starts = np.cumsum([0] + [-(-array.nbytes // _ALIGNMENT) * _ALIGNMENT for array in arrays]).tolist()
@@ -67,7 +71,7 @@ class _PinnedBuffer:
         self._copied = torch.cuda.Event() if self._pin else None
 
     def writable(self, size: int) -> NDArray[np.uint8]:
-        """At least `size` bytes that nothing reads any more."""
+        """At least `size` bytes; waits until their last copy to the device has ended."""
         if self._copied is not None:
             self._copied.synchronize()
         if self._bytes.shape[0] < size:
@@ -82,10 +86,10 @@ class _PinnedBuffer:
 
 
 class TokenBuffer:
-    """Sampled tokens, on the device and in page-locked memory: int64[1 + max_steps, max_num_seqs].
+    """A plan's sampled tokens, on the device and in page-locked memory: int64[1 + max_steps, max_num_seqs].
 
-    row 0           tokens of prompts that are complete, in their order
-    row 1 + step    tokens of the decode rows; `cursor`, on the device, says which step comes next
+    row 0           tokens of the prompts that the plan completes, in their order
+    row 1 + step    tokens of the decode rows; `cursor`, on the device, is the number of the next step
     """
 
     def __init__(self, max_steps: int, max_num_seqs: int, device: torch.device) -> None:
@@ -97,20 +101,20 @@ class TokenBuffer:
 
     @property
     def prompts(self) -> Tensor:
-        """int64[max_num_seqs]"""
+        """int64[max_num_seqs]: the tokens of completed prompts."""
         return self._on_device[0]
 
     @property
     def ring(self) -> Tensor:
-        """int64[max_steps, max_num_seqs], row `cursor` to be written next."""
+        """int64[max_steps, max_num_seqs]: the tokens of the decode rows by step; row `cursor` is written next."""
         return self._on_device[1:]
 
     def rewind(self) -> None:
-        """Begin again at the first step."""
+        """Set `cursor` to the first step."""
         self.cursor.zero_()
 
     def fetch(self, num_steps: int) -> NDArray[np.int64]:
-        """int64[1 + num_steps, max_num_seqs]: waits for the steps launched so far, and copies their tokens."""
+        """Wait for the launched steps and return the first `1 + num_steps` rows, int64[1 + num_steps, max_num_seqs]."""
         rows = slice(0, 1 + num_steps)
         self._host[rows].copy_(self._on_device[rows], non_blocking=True)
         if self._copied is not None:
@@ -124,7 +128,7 @@ _TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.fl
 
 
 def _arrays(inputs: object) -> Iterator[NDArray[Any]]:
-    """The arrays of a dataclass and of those in it, depth first."""
+    """The arrays of a dataclass and of the dataclasses in it, depth first."""
     for field in fields(inputs):  # type: ignore[arg-type]
         value = getattr(inputs, field.name)
         if isinstance(value, np.ndarray):
@@ -134,6 +138,7 @@ def _arrays(inputs: object) -> Iterator[NDArray[Any]]:
 
 
 def _with_tensors(inputs: Any, tensors: Iterator[Tensor]) -> Any:
+    """A copy of a dataclass whose arrays, in the order of `_arrays`, are replaced by `tensors`."""
     changes: dict[str, Any] = {}
     for field in fields(inputs):
         value = getattr(inputs, field.name)

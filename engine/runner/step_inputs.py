@@ -1,8 +1,8 @@
-"""From a step plan to the arrays that a rank needs to execute it: what changed since the last step, no more.
+"""Turns a step plan into the arrays that a rank needs to execute it. Decode rows are sent as changes only.
 
-Decoding sequences live in dense rows of device tensors (`engine.runner.decode_state`). The builder, on the host of
-rank 0, keeps which sequence has which row; its inputs are plain numpy arrays, so that every rank can be sent the same
-ones. `engine.runner.staging` puts them on the device: the same dataclasses, with tensors of the same shapes and dtypes.
+Decoding sequences live in dense rows of device tensors (`engine.runner.decode_state`). `StepBuilder`, in the engine's
+process, knows which sequence has which row. It makes numpy arrays, so that every rank can be sent the same inputs.
+`engine.runner.staging` copies the inputs to the device: the same dataclasses, with tensors of equal shapes and dtypes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Array: TypeAlias = Any  # a numpy array on the host, a tensor on the device
 
 @dataclass(frozen=True)
 class SamplingInputs:
-    """Per sampled row: temperature and top_p float32[n], top_k int32[n], seeds int64[n]."""
+    """Sampling parameters of n rows: temperature and top_p float32[n], top_k int32[n], seeds int64[n]."""
 
     temperature: Array
     top_k: Array
@@ -33,7 +33,7 @@ class SamplingInputs:
 
     @classmethod
     def of(cls, requests: abc.Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
-        """From the parameters and the seed of each request."""
+        """The arrays for a list of (sampling parameters, seed)."""
         rows = [(p.temperature, p.top_k, p.top_p, seed) for p, seed in requests]
         temperature, top_k, top_p, seeds = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
@@ -46,12 +46,20 @@ class SamplingInputs:
 
 @dataclass(frozen=True)
 class PrefillInputs:
-    """Prompt chunks, one after the other.
+    """Prompt chunks; their tokens follow one another in one array.
 
-    input_ids, positions, slot_mapping int64[num_tokens]; cu_seqlens int32[chunks + 1]; context_lens int32[chunks], KV
-    length after the chunk; block_tables int32[chunks, longest], padded with 0; sampled_tokens int64[s], which tokens'
-    logits yield a new token; sampled_positions int64[s], the positions of these new tokens. max_seqlen, max_context:
-    the longest chunk and context.
+    Attributes:
+        input_ids, positions: int64[num_tokens].
+        slot_mapping: int64[num_tokens], the slot of the KV cache for each token.
+        cu_seqlens: int32[chunks + 1], the index of each chunk's first token, then num_tokens.
+        context_lens: int32[chunks], tokens of the sequence whose KV is in the cache after the chunk.
+        block_tables: int32[chunks, longest], padded with 0.
+        sampled_tokens: int64[s], the index of the last token of each completed prompt, from whose logits a new token is
+            sampled.
+        sampled_positions: int64[s], the positions of the new tokens.
+        sampling: parameters of the s completed prompts.
+        max_seqlen: tokens of the longest chunk.
+        max_context: tokens of the longest context.
     """
 
     input_ids: Array
@@ -69,11 +77,19 @@ class PrefillInputs:
 
 @dataclass(frozen=True)
 class RowChanges:
-    """How the decode rows differ from those of the last step; applied in the order of the fields.
+    """How the decode rows differ from those of the last plan; the changes are applied in the order of the fields.
 
-    moves int64[2, m]: rows `moves[0]`, as they were, overwrite rows `moves[1]`; num_kept: rows left then. The rows from
-    there on are new: joined_tokens and joined_lengths int64[j], joined_tables int32[j, longest]. growth int64[3, g]:
-    row, column and block appended to the tables.
+    Example: rows 0 to 3 hold sequences a, b, c, d; b leaves and e joins. `moves` is [[3], [1]] (d moves to row 1),
+    `num_kept` is 3 (a, d, c), and e gets row 3.
+
+    Attributes:
+        moves: int64[2, m]; row `moves[0, i]`, as it was before all moves, overwrites row `moves[1, i]`.
+        num_kept: number of rows after the moves.
+        joined_tokens: int64[j], the last token of each new row; the new rows begin at row `num_kept`.
+        joined_lengths: int64[j], known tokens of each new row.
+        joined_tables: int32[j, longest], the block table of each new row, padded with 0.
+        joined_sampling: parameters of the new rows.
+        growth: int64[3, g], (row, column, block) of each entry appended to a block table.
     """
 
     moves: Array
@@ -87,10 +103,17 @@ class RowChanges:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """Everything a rank needs for a plan.
+    """Everything that a rank needs to execute a plan.
 
-    copies int64[2, c]: source and destination blocks; max_decode_context: the longest context of the decodes in the
-    plan's first step, their token included; uses_top_k, uses_top_p: whether any live request does.
+    Attributes:
+        copies: int64[2, c], the source and the target block of each copy.
+        rows: changes of the decode rows, applied before the first step.
+        prefill: the prompt chunks; None in a plan without any.
+        num_decodes: number of decode rows.
+        num_steps: number of decode steps.
+        max_decode_context: tokens of the longest decoding sequence in the plan's first step, the token to compute
+            included.
+        uses_top_k, uses_top_p: whether any waiting or running request uses top-k or top-p.
     """
 
     copies: Array
@@ -104,7 +127,7 @@ class StepInputs:
 
 
 class StepBuilder:
-    """Turns plans into inputs, given each live sequence's sampling parameters and seed."""
+    """Turns plans into inputs; `add` gives it the sampling parameters and the seed of each sequence first."""
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -112,12 +135,12 @@ class StepBuilder:
         self._num_top_k = self._num_top_p = 0
         self._row_of: dict[Sequence, int] = {}
         self._num_blocks: list[int] = []
-        self._lengths = np.zeros(0, np.int64)  # by row, as on the device; rows past the last are stale
+        self._lengths = np.zeros(0, np.int64)  # by row, equal to `DecodeState.lengths`
         self._leaving: list[Sequence] = []
         self.sequences: list[Sequence] = []  # by row
 
     def build(self, plan: StepPlan) -> StepInputs:
-        """Inputs of the next plan; plans must come in the order they are executed."""
+        """Inputs of the next plan; `build` must be called in the order in which the plans are executed."""
         rows = self._change_rows(plan)
         decoding = self._lengths[: plan.num_decodes]
         longest = int(decoding.max(initial=0))
@@ -134,13 +157,13 @@ class StepBuilder:
         )
 
     def add(self, sequence: Sequence, params: SamplingParams, seed: int) -> None:
-        """Plans to come may hold this sequence."""
+        """Register a sequence; must be called before a plan contains it."""
         self._requests[sequence] = params, seed
         self._num_top_k += params.top_k > 0
         self._num_top_p += params.top_p < 1
 
     def drop(self, sequences: abc.Iterable[Sequence]) -> None:
-        """These sequences ended: their rows, if they have any, are free from the next plan on."""
+        """Remove sequences that ended or were aborted; the next plan frees the decode rows that they have."""
         for sequence in sequences:
             params, _ = self._requests.pop(sequence)
             self._num_top_k -= params.top_k > 0
@@ -169,8 +192,8 @@ class StepBuilder:
         )
 
     def _drop_rows(self, leaving: abc.Iterable[Sequence]) -> Ints:
-        """Close the gaps that `leaving` leave with the last rows; returns the moves, int64[2, m]."""
-        origin: dict[int, int] = {}  # of what a row that was moved to now holds
+        """Remove the rows of `leaving`, filling each gap with the last row; returns the moves, int64[2, m]."""
+        origin: dict[int, int] = {}  # row -> the row that its new content had before all moves
         for sequence in leaving:
             row = self._row_of.pop(sequence, None)
             if row is None:
@@ -191,7 +214,7 @@ class StepBuilder:
         self._lengths[num_kept:num_rows] = joined
 
     def _grow(self, plan: StepPlan, joined: set[Sequence]) -> Ints:
-        """The table entries that the plan adds; joined rows come with their whole table."""
+        """Table entries that the plan appends, int64[3, g]; rows that join now are sent with their whole table."""
         entries = []
         for each in plan.growth:
             for sequence, block in zip(each.sequences, each.blocks, strict=True):
@@ -235,7 +258,7 @@ def _columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:
 
 
 def _padded(tables: abc.Sequence[list[int] | Ints]) -> NDArray[np.int32]:
-    """Rows of unequal length as one array, filled up with block 0."""
+    """Block tables of unequal length as one array, padded with 0."""
     out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
     for row, table in enumerate(tables):
         out[row, : len(table)] = table

@@ -1,4 +1,4 @@
-"""How long sampling took within a plan, without waiting for the device in its middle."""
+"""Measures how long sampling took in a plan, without synchronising host and device while the plan runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 class StepTimer:
-    """Times the parts of a plan that sample: by CUDA events, which are reused, or by the clock on the CPU."""
+    """Times the sampling of a plan: with CUDA events, which are reused, on a GPU; with the clock on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
@@ -21,7 +21,7 @@ class StepTimer:
 
     @contextmanager
     def sampling(self) -> Iterator[None]:
-        """What is launched within counts as sampling."""
+        """Kernels launched inside this context count as sampling."""
         if not self._is_cuda:
             started = time.perf_counter_ns()
             yield
@@ -36,7 +36,7 @@ class StepTimer:
         end.record()
 
     def sample_ns(self) -> int:
-        """Time since the last call; all of it must be over on the device."""
+        """Time of the sampling since the last call, in ns; the device must have finished it."""
         events_ns = sum(int(begin.elapsed_time(end) * 1e6) for begin, end in self._events[: self._num_used])
         total, self._num_used, self._clock_ns = self._clock_ns + events_ns, 0, 0
         return total

@@ -3,9 +3,9 @@
     engine ──StepInputs──▶ rank 0 ──StepTokens──▶ engine
            ──StepInputs──▶ rank 1 ──done────────▶        (collectives among the ranks: NCCL on CUDA, gloo on the CPU)
 
-Every rank gets the same inputs: block tables only as differences. A pipe takes messages of any size and its other end
-closes when a process dies, so a dead worker is noticed at once, and neither a port nor shared memory can be left over:
-the ranks find each other through a file in a temporary folder.
+Every rank gets the same inputs. Pipes take messages of any size, and a pipe closes when the process at its other end
+dies, so that the engine notices a dead worker at once. The ranks find each other through a file in a temporary folder,
+so that a crash leaves neither an open port nor shared memory behind.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ _JOIN_S = 5.0
 
 
 class WorkerError(RuntimeError):
-    """A worker failed or died; the message holds its traceback or how it ended. The executor is closed."""
+    """A worker failed or died; the message holds its traceback or exit code. The executor is closed."""
 
 
 @dataclass(frozen=True)
 class _Failure:
-    """What a worker sends instead of an answer."""
+    """What a worker sends instead of an answer when it fails."""
 
-    error: Exception | None  # the error itself where it is one a user can cause
+    error: Exception | None  # the exception, if a user can cause it (ModelError, for example); it is raised again
     text: str
 
 
@@ -59,9 +59,10 @@ class _Worker:
 def make_executor(
     config: EngineConfig, model_config: ModelConfig, folder: Path | None = None
 ) -> LocalExecutor | TensorParallelExecutor:
-    """The executor for the configured number of ranks; what is alive by then is exempt from garbage collection.
+    """The executor for `tensor_parallel_size` ranks; raises what `LocalExecutor` or `TensorParallelExecutor` raises.
 
-    Going through all that the libraries have loaded takes a quarter of a second, in the middle of a step.
+    All objects that exist by then are exempt from garbage collection (`gc.freeze`). A collection that visits everything
+    that the libraries have loaded takes a quarter of a second, in the middle of a step.
     """
     executor = LocalExecutor if config.tensor_parallel_size == 1 else TensorParallelExecutor
     made = executor(config, model_config, folder)
@@ -70,10 +71,10 @@ def make_executor(
 
 
 class TensorParallelExecutor:
-    """`config.tensor_parallel_size` ranks in processes of their own; arguments as those of `Rank`.
+    """`config.tensor_parallel_size` ranks, each in a process of its own; takes the arguments of `Rank`.
 
     Raises:
-        ModelError, OutOfMemoryError, BackendUnavailableError: as in a single process.
+        ModelError, OutOfMemoryError, BackendUnavailableError: as `LocalExecutor`.
         WorkerError: a worker failed in another way.
     """
 
@@ -95,25 +96,26 @@ class TensorParallelExecutor:
         self._ask(self.num_blocks)
 
     def execute(self, inputs: StepInputs) -> StepTokens:
-        """Run a plan on all ranks and return rank 0's tokens; raises WorkerError where a rank fails or died."""
+        """Run a plan on all ranks and return rank 0's tokens; raises WorkerError if a rank fails or has died."""
         tokens: StepTokens = self._ask(inputs)[0]
         return tokens
 
     def close(self) -> None:
-        """End the workers and remove what they shared."""
+        """End the workers and remove the temporary folder."""
         self._finalizer()
         gc.unfreeze()
 
     def _ask(self, message: Any) -> list[Any]:
+        """Send a message to every worker and return their answers, by rank."""
         for worker in self._workers:
             try:
                 worker.pipe.send(message)
             except OSError:
-                break  # it died: collecting the answers tells how
+                break  # the worker died; `_collect` raises its exit code
         return self._collect()
 
     def _collect(self) -> list[Any]:
-        """One answer of every worker, by rank."""
+        """Wait for one answer of every worker and return them by rank; raises the first failure."""
         answers: dict[int, Any] = {}
         pending = {worker.pipe: worker for worker in self._workers}
         while pending:
@@ -123,7 +125,7 @@ class TensorParallelExecutor:
                     answer = worker.pipe.recv()
                 except (EOFError, OSError):
                     worker.process.join(_JOIN_S)
-                    answer = _Failure(None, f"it ended with exit code {worker.process.exitcode}")
+                    answer = _Failure(None, f"the process ended with exit code {worker.process.exitcode}")
                 if isinstance(answer, _Failure):
                     self.close()
                     raise answer.error or WorkerError(f"rank {worker.rank} failed: {answer.text}")
@@ -133,7 +135,7 @@ class TensorParallelExecutor:
 
 def _shut_down(workers: list[_Worker], rendezvous: tempfile.TemporaryDirectory[str]) -> None:
     for worker in workers:
-        worker.pipe.close()  # a worker that waits for inputs ends itself
+        worker.pipe.close()  # a worker that waits for inputs then ends by itself
     for worker in workers:
         worker.process.join(_JOIN_S if worker.process.exitcode is None else 0)
         if worker.process.is_alive():
@@ -145,16 +147,16 @@ def _shut_down(workers: list[_Worker], rendezvous: tempfile.TemporaryDirectory[s
 def _work(
     rank: int, pipe: Connection, config: EngineConfig, model_config: ModelConfig, folder: Path | None, store: str
 ) -> None:
-    """A worker's life: build its rank, answer every message until the engine closes the pipe."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the engine decides what to do
+    """The main function of a worker: build its rank, then answer every message until the engine closes the pipe."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the engine alone ends the workers
     try:
         _serve(rank, pipe, config, model_config, folder, store)
     except (EOFError, BrokenPipeError):
-        pass  # the engine is gone, or has closed this executor
+        pass  # the engine has ended, or has closed this executor
     except Exception as error:
         users = isinstance(error, ValueError) or type(error).__module__.startswith(("engine.", "kernels."))
         _send(pipe, _Failure(error if users else None, traceback.format_exc()))
-    os._exit(0)  # no waiting for collectives that others will never join
+    os._exit(0)  # a normal exit would wait for collectives that other ranks may never join
 
 
 def _serve(
@@ -179,5 +181,5 @@ def _serve(
 
 
 def _send(pipe: Connection, message: object) -> None:
-    with contextlib.suppress(OSError):  # nobody may be there to hear it
+    with contextlib.suppress(OSError):  # the engine may have closed the pipe
         pipe.send(message)
