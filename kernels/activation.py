@@ -25,7 +25,7 @@ def silu_and_mul_reference(x: Tensor) -> Tensor:
 
 @triton.jit
 def silu_and_mul_kernel(x_ptr: Value, out_ptr: Value, width: constexpr, block: constexpr) -> None:
-    """One program per token and block of columns."""
+    """One program computes `block` columns of one token."""
     token = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * block + tl.arange(0, block)
     mask = columns < width

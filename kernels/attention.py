@@ -1,4 +1,4 @@
-"""Paged attention behind one interface: which backends can run, and the choice of one."""
+"""The choice of an attention backend: which backends can run here, and which one `auto` takes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ BackendName = Literal["auto", "flash", "triton", "torch"]
 
 
 class BackendUnavailableError(RuntimeError):
-    """The attention backend asked for cannot run here; the message says what is missing and what is there."""
+    """The requested attention backend cannot run here; the message says why, and which backends can."""
 
 
 def available_backends(
     device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, kv_dtype: torch.dtype | None = None
 ) -> dict[str, str | None]:
-    """Every backend, best first, with None where it can run and else the reason why it cannot.
+    """For every backend, best first: None if it can run, else the reason why it cannot.
 
-    kv_dtype: of the cache, by default `dtype`.
+    dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
     """
     is_fp8 = kv_dtype == FP8_DTYPE
     no_flash = (
@@ -55,9 +55,12 @@ def select_backend(
     block_size: int,
     kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
-    """The backend of that name, or for `auto` the best one that can run: flash, triton, torch.
+    """The backend of that name; `auto` takes the first of flash, triton and torch that can run.
 
-    Raises BackendUnavailableError where the one asked for cannot run.
+    Arguments are those of `available_backends`.
+
+    Raises:
+        BackendUnavailableError: the backend of that name cannot run.
     """
     reasons = available_backends(device, dtype, head_dim, block_size, kv_dtype)
     usable = [candidate for candidate, reason in reasons.items() if reason is None]

@@ -1,4 +1,4 @@
-"""What a step of attention is, and the interface that backends have in common."""
+"""The description of one step of attention, and the interface of the attention backends."""
 
 from __future__ import annotations
 
@@ -10,33 +10,37 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class AttentionMetadata:
-    """One step of attention. Make a new one per step: backends may keep what they derive from it while it is current.
+    """Which tokens one step computes, and where their contexts lie in the KV cache.
 
-    Tokens are laid out so: all prefill chunks one after the other, then one token per decode.
+    Make a new object for every step: a backend caches what it derives from the object and reuses it in all layers.
+
+    The tokens of a step are the prefill chunks, one after the other, then one token per decode:
 
         | chunk of prefill 0 | chunk of prefill 1 | ... | decode 0 | decode 1 | ... | padding |
 
-    All tensors lie on the device of the cache; block tables may have any row stride. Entries of a block table past a
-    row's context are never read.
+    All tensors lie on the device of the cache; block tables may have any row stride. Entries of a block table beyond
+    its row's context are never read.
     """
 
     slot_mapping: Tensor
-    """int64[num_tokens]: where each token's key and value go; -1 stores nothing."""
+    """int64[num_tokens]: the slot of each token's key and value (`kernels.kv_store`); -1 stores nothing."""
     num_prefill_tokens: int
     cu_seqlens_q: Tensor
-    """int32[num_prefills + 1]: where each chunk begins among the tokens, then num_prefill_tokens."""
+    """int32[num_prefills + 1]: the index of each chunk's first token, then num_prefill_tokens."""
     prefill_context_lens: Tensor
-    """int32[num_prefills]: KV length after this chunk: cached tokens and the chunk."""
+    """int32[num_prefills]: tokens of the sequence up to and including this chunk."""
     prefill_block_tables: Tensor
     """int32[num_prefills, max_blocks]"""
     max_seqlen_q: int
+    """Tokens of the longest chunk."""
     max_prefill_context: int
+    """The largest of prefill_context_lens."""
     decode_context_lens: Tensor
-    """int32[num_decodes]: KV length including this token; 0 marks a padded row, whose output is zeros."""
+    """int32[num_decodes]: tokens of the sequence including this one; 0 marks a padded row, whose output is zeros."""
     decode_block_tables: Tensor
     """int32[num_decodes, max_blocks]"""
     max_decode_context: int
-    """Bound on decode_context_lens, used to choose the splits; under CUDA graphs the longest context ever replayed."""
+    """Upper bound of decode_context_lens, valid for all replays of a CUDA graph; backends choose their splits by it."""
 
 
 class AttentionBackend(Protocol):
@@ -58,11 +62,11 @@ class AttentionBackend(Protocol):
         out: Tensor | None = None,
         kv_scales: Tensor | None = None,
     ) -> Tensor:
-        """Attention of one layer over one step.
+        """Attention of one layer in one step -> [T, heads, head_dim], which is `out` if given, else a new tensor.
 
         q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last two dimensions contiguous.
-        k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous.
-        out: [T, heads, head_dim] to write to, else a new tensor -> [T, heads, head_dim].
+        k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; written in place.
+        scale: factor of the scores before the softmax.
         kv_scales: float32[2, kv_heads] of a float8 cache (`kernels.kv_store`), None for a cache of q's dtype.
         """
         ...

@@ -1,8 +1,8 @@
 """Paged attention of one new token per sequence, in Triton (flash-decoding; Dao et al. 2023).
 
-A context is split over programs, which fill the device whatever the batch; each leaves a normalised partial output and
-the logarithm of its sum, and a second kernel joins them. All query heads of one KV head share a program, so that every
-key and value is read once:
+Each context is split over several programs, so that even a small batch fills the device. A program writes the output
+over its split (the partial) and log2 of the sum of its softmax weights; a second kernel joins the partials. One program
+handles all query heads of a KV head, so that every key and value is read once:
 
     grid (batch, kv_heads, splits)       q [group -> 16, head_dim] x K [block_n, head_dim] -> partial, log-sum
     grid (batch, heads)                  join the partials of a row's splits
@@ -38,22 +38,23 @@ class DecodeConfig:
 
 
 def decode_config(head_dim: int, group_size: int, element_size: int, quantized: bool = False) -> DecodeConfig:
-    """Tiles of 16 KB of K and of V, so that several programs share a multiprocessor and none spills registers.
+    """Choices that give tiles of 16 KB of K and of V: several programs fit on a multiprocessor, none spills registers.
 
-    head_dim: 1..256; group_size: query heads per KV head; element_size: bytes of an element of q, in
-    which keys and values are multiplied; quantized: whether the cache is in float8.
+    head_dim: 1..256; group_size: query heads per KV head; element_size: bytes of an element of q, the dtype of the
+    matrix products; quantized: whether the cache is in float8.
     """
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * element_size
-    block_n = min(max(16384 // row_bytes, 16), 64 if quantized else 128)  # converting takes registers
+    block_n = min(max(16384 // row_bytes, 16), 64 if quantized else 128)  # converting float8 takes registers
     warps = 8 if row_bytes > 512 or quantized else 4
     return DecodeConfig(block_n, block_d, max(16, next_power_of_2(group_size)), num_warps=warps, num_stages=3)
 
 
 def num_splits(batch: int, kv_heads: int, max_context: int, num_sms: int) -> int:
-    """Parts to cut contexts into: enough to fill the device, and more for long contexts, which balances the load.
+    """Number of splits of each context: enough to fill the device, and more for long contexts, to balance the load.
 
-    Depends on the bound of the contexts, not on the contexts themselves, so that it is fixed under a CUDA graph.
+    max_context: upper bound of the contexts. The number depends on this bound only, not on the contexts themselves, so
+    that it holds for all replays of a CUDA graph.
     """
     rows = max(1, batch * kv_heads)
     filling = ceil_div(PROGRAMS_PER_SM * num_sms, rows)
@@ -63,11 +64,11 @@ def num_splits(batch: int, kv_heads: int, max_context: int, num_sms: int) -> int
 
 @triton.jit
 def split_length(context: Value, splits: Value, min_split: constexpr, block_n: constexpr) -> Value:
-    """Tokens of each split of a context: a multiple of block_n, at least min_split."""
+    """Tokens of each split of a context: a multiple of block_n and at least min_split."""
     return tl.maximum(tl.cdiv(tl.cdiv(context, splits), block_n) * block_n, min_split)
 
 
-@triton.jit(do_not_specialize=["table_stride", "splits"])  # they change, and compiling takes a second
+@triton.jit(do_not_specialize=["table_stride", "splits"])  # both change from step to step, and compiling takes a second
 def decode_kernel(
     q_ptr: Value,
     k_cache_ptr: Value,
@@ -95,7 +96,7 @@ def decode_kernel(
     quantized: constexpr,
     interpreted: constexpr,
 ) -> None:
-    """One split of one sequence for one KV head; qk_scale is the softmax scale times log2(e)."""
+    """One program computes one split of one sequence for one KV head; qk_scale is the softmax scale times log2(e)."""
     row = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
@@ -116,7 +117,7 @@ def decode_kernel(
     q = tl.load(q_ptr + row * q_stride + heads[:, None] * head_dim + dim[None, :], mask=q_mask, other=0.0)
     if interpreted:
         q = q.to(tl.float32)
-    if quantized:  # the keys' scale goes into the softmax's, the values' comes at the end
+    if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
         qk_scale *= tl.load(kv_scales_ptr + kv_head)
     table_ptr = block_tables_ptr + row * table_stride
     token_stride: constexpr = kv_heads * head_dim
@@ -146,7 +147,7 @@ def decode_kernel(
 
     if quantized:
         acc *= tl.load(kv_scales_ptr + kv_heads + kv_head)
-    # An empty context has no weights: its output is zeros.
+    # A padded row has an empty context, hence total 0: its output is zeros.
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]
     if one_split:
         places = row * out_stride + heads[:, None] * head_dim + dim[None, :]
@@ -171,7 +172,7 @@ def join_splits_kernel(
     block_s: constexpr,
     min_split: constexpr,
 ) -> None:
-    """The output of one head of one sequence: its partials, weighted by their sums."""
+    """One program joins the partials of one head of one sequence: their average, weighted by their sums."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     context = tl.load(context_lens_ptr + row)
@@ -213,13 +214,15 @@ def decode_attention(
     splits: int | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """Attention of each sequence's new token over its context, which holds the token already.
+    """Attention of one new token per sequence over its context -> [B, heads, head_dim].
 
-    q: [B, heads, head_dim], last two dimensions contiguous; out: the same, with any stride between rows.
+    The key and value of the new token must be in the cache already.
+
+    q, out: [B, heads, head_dim], last two dimensions contiguous, any stride between rows.
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
     float8 with kv_scales (`kernels.kv_store`).
-    context_lens: int32[B], 0 for padding, whose output is zeros; block_tables: int32[B, max_blocks].
-    max_context: bound on context_lens. splits: parts of a context, chosen from the device and the bound if None.
+    context_lens: int32[B]; 0 marks a padded row, whose output is zeros. block_tables: int32[B, max_blocks].
+    max_context: upper bound of context_lens. splits: splits of each context; None takes `num_splits`.
     Launches without synchronising, so it can be captured in a CUDA graph.
     """
     batch, heads, head_dim = q.shape

@@ -1,6 +1,8 @@
-"""What surrounds the model in a decode step: where each row's token goes, and what becomes of the one sampled.
+"""The parts of a decode step before and after the model.
 
-Rows of length 0 are padding: nothing is stored or attended to for them, and they stay as they are.
+`begin_decode` computes each row's position, slot and context; `end_decode` stores the sampled tokens. Rows of length 0
+are padding: their keys and values are not stored, their attention output is zeros, and `end_decode` does not change
+them.
 """
 
 from __future__ import annotations
@@ -14,9 +16,9 @@ _BLOCK = 128
 
 
 def begin_decode(lengths: Tensor, block_tables: Tensor, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(positions int64[B], slots int64[B], contexts int32[B]) of each row's last token, whose KV is not stored yet.
+    """(positions int64[B], slots int64[B], contexts int32[B]) of each row's last token, the one to compute.
 
-    lengths: int64[B], known tokens; block_tables: int32[B, max_blocks], any row stride. A padded row has position 0,
+    lengths: int64[B], known tokens; block_tables: int32[B, max_blocks], any row stride. A padded row gets position 0,
     slot -1 and context 0.
     """
     if runs_triton(lengths):
@@ -25,10 +27,10 @@ def begin_decode(lengths: Tensor, block_tables: Tensor, block_size: int) -> tupl
 
 
 def end_decode(sampled: Tensor, tokens: Tensor, lengths: Tensor, ring: Tensor, cursor: Tensor) -> None:
-    """Take the sampled tokens in: they become the rows' last ones, and entry `cursor` of the ring; the cursor moves on.
+    """Store the sampled tokens in `tokens` and in row `cursor` of the ring; add 1 to the lengths and to the cursor.
 
-    sampled, tokens, lengths: int64[B]; ring: int64[entries, >= B]; cursor: int64[1]. All but `sampled` are written in
-    place; of a padded row nothing is.
+    sampled, tokens, lengths: int64[B]; ring: int64[steps, >= B]; cursor: int64[1]. All but `sampled` are written in
+    place. Padded rows do not change in `tokens`, `lengths` and the ring.
     """
     if runs_triton(sampled):
         end_decode_triton(sampled, tokens, lengths, ring, cursor)
@@ -66,7 +68,7 @@ def begin_decode_kernel(
     block_size: constexpr,
     block: constexpr,
 ) -> None:
-    """A block of rows per program."""
+    """One program handles `block` rows."""
     rows = tl.program_id(0) * block + tl.arange(0, block)
     mask = rows < num_rows
     length = tl.load(lengths_ptr + rows, mask=mask, other=0)
@@ -91,7 +93,7 @@ def end_decode_kernel(
     ring_stride: Value,
     block: constexpr,
 ) -> None:
-    """A block of rows per program."""
+    """One program handles `block` rows."""
     rows = tl.program_id(0) * block + tl.arange(0, block)
     mask = rows < num_rows
     length = tl.load(lengths_ptr + rows, mask=mask, other=0)
@@ -135,4 +137,4 @@ def end_decode_triton(sampled: Tensor, tokens: Tensor, lengths: Tensor, ring: Te
     end_decode_kernel[(ceil_div(num_rows, block),)](
         sampled, tokens, lengths, ring, cursor, num_rows, ring.stride(0), block=block, num_warps=4
     )
-    cursor.add_(1)  # not in the kernel, whose programs all read it
+    cursor.add_(1)  # not in the kernel, where every program reads the cursor

@@ -1,6 +1,6 @@
-"""The attention backend of the flash-attn package, 2.8: float16 and bfloat16, blocks of a multiple of 256 tokens.
+"""The attention backend that calls the flash-attn package (2.8): float16 or bfloat16, block_size a multiple of 256.
 
-The rule on block sizes is flash-attn's own ("Paged KV cache block size must be divisible by 256",
+flash-attn itself demands these block sizes ("Paged KV cache block size must be divisible by 256",
 csrc/flash_attn/flash_api.cpp).
 """
 
@@ -22,7 +22,7 @@ MAX_HEAD_DIM = 256
 
 
 def flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-    """Why flash-attn cannot run, or None where it can. Imports it only when nothing else is in the way."""
+    """Why flash-attn cannot run, or None if it can. Imports flash-attn only if nothing else rules it out."""
     if device.type != "cuda":
         return f"needs a CUDA device, not {device.type}"
     if dtype not in (torch.float16, torch.bfloat16):
@@ -41,7 +41,7 @@ def flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, b
 
 
 class FlashBackend:
-    """flash-attn's varlen function for prefill chunks and its kvcache function for decodes, both with block tables."""
+    """Calls flash_attn_varlen_func for prefill chunks and flash_attn_with_kvcache for decodes, with block tables."""
 
     name = "flash"
     is_capturable = True
@@ -83,7 +83,7 @@ class FlashBackend:
                 block_table=metadata.prefill_block_tables,
             )
         if last > first:
-            # The width of the table bounds the context, by which flash-attn chooses its splits.
+            # flash-attn chooses its splits by the width of the table, so the table gets no more columns than needed.
             width = ceil_div(max(metadata.max_decode_context, 1), k_cache.shape[1])
             attended = self._library.flash_attn_with_kvcache(
                 q[first:last].unsqueeze(1),
@@ -100,7 +100,7 @@ class FlashBackend:
         return out
 
     def _context_bounds(self, metadata: AttentionMetadata) -> Tensor:
-        """int32[num_prefills + 1]: cumulative context lengths, made in a step's first layer and kept for the others."""
+        """int32[num_prefills + 1]: cumulative context lengths; computed in a step's first layer, reused in the rest."""
         if self._cu_seqlens_k is None or self._step is not metadata:
             lengths = metadata.prefill_context_lens.cumsum(0, dtype=torch.int32)
             self._step, self._cu_seqlens_k = metadata, functional.pad(lengths, (1, 0))

@@ -1,9 +1,10 @@
-"""Write new keys and values into the paged cache, and how a cache in 8 bits is scaled.
+"""Stores new keys and values in the paged cache, and defines how a float8 cache is scaled.
 
-A slot is `block_id * block_size + offset`: the row of one token in a cache seen as `[num_blocks * block_size, ...]`.
+A slot is the place of one token: `block_id * block_size + offset`, its row in a cache viewed as
+`[num_blocks * block_size, ...]`.
 
-A cache in float8 (e4m3, largest number 448) holds `x / scale`, with one scale for the keys and one for the values of
-each KV head: kv_scales, float32[2, kv_heads], contiguous, keys first. Without scales, a cache holds x itself.
+A float8 cache (e4m3, largest number 448) holds `x / scale`. There is one scale for the keys and one for the values of
+each KV head: kv_scales, float32[2, kv_heads], contiguous, keys first. A cache without scales holds x itself.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ FP8_MAX = 448.0
 def store_kv(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
 ) -> None:
-    """Store row t of `k` and `v` in slot `slot_mapping[t]`, in place.
+    """Store row t of `k` and `v` in slot `slot_mapping[t]` of the caches, in place.
 
     k, v: [T, kv_heads, head_dim], last two dimensions contiguous; any dtype, cast to the cache's.
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous.
-    slot_mapping: int64[T], each slot at most once; -1 marks padding, whose row is stored nowhere.
-    kv_scales: of a float8 cache; what exceeds its largest number is cut to it.
+    slot_mapping: int64[T], each slot at most once; -1 marks padding, which is not stored.
+    kv_scales: scales of a float8 cache; scaled values beyond ±448 are clamped.
     """
     if runs_triton(k):
         store_kv_triton(k, v, k_cache, v_cache, slot_mapping, kv_scales)
@@ -36,7 +37,7 @@ def store_kv(
 def store_kv_reference(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
 ) -> None:
-    """PyTorch version of `store_kv`; looks at the slots on the host, so it is for the CPU."""
+    """PyTorch version of `store_kv`; reads the slots on the host, so on a GPU it would synchronise."""
     if slot_mapping.numel() == 0:
         return
     if int(slot_mapping.min()) < 0:
@@ -46,17 +47,17 @@ def store_kv_reference(
         rows = cache.view(-1, cache.shape[2], cache.shape[3])
         if kv_scales is None:
             rows.index_copy_(0, slot_mapping, new.to(cache.dtype))
-        else:  # as bytes: torch copies float8 by index on no CPU
+        else:  # as bytes: torch has no index_copy_ for float8 on the CPU
             rows.view(torch.uint8).index_copy_(0, slot_mapping, quantize(new, kv_scales[i]).view(torch.uint8))
 
 
 def quantize(x: Tensor, scales: Tensor) -> Tensor:
-    """[..., kv_heads, head_dim] in float8, given float32[kv_heads]."""
+    """`x / scales` in float8, clamped to ±448; x: [..., kv_heads, head_dim], scales: float32[kv_heads]."""
     return (x.float() / scales.unsqueeze(-1)).clamp_(-FP8_MAX, FP8_MAX).to(FP8_DTYPE)
 
 
 def dequantize(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """The inverse of `quantize`, but for its rounding, in `dtype`."""
+    """`x * scales` in `dtype`: the inverse of `quantize`, except for rounding and clamping."""
     return (x.float() * scales.unsqueeze(-1)).to(dtype)
 
 
@@ -76,7 +77,7 @@ def store_kv_kernel(
     quantized: constexpr,
     fp8_max: constexpr,
 ) -> None:
-    """One program per token: its `width` = kv_heads * head_dim elements of k and of v."""
+    """One program stores the `width` = kv_heads * head_dim elements of k and of v of one token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots_ptr + token)
     if slot >= 0:

@@ -1,4 +1,4 @@
-"""Mixture of experts: route each token to its top experts, run them, and add their outputs up by their weights."""
+"""Mixture of experts: route each token to its best experts, run them, and sum their outputs, weighted by the router."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_
 
 
 def fused_moe(x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool) -> Tensor:
-    """The weighted sum of `top_k` gated feed-forward experts per token.
+    """The weighted sum of the outputs of each token's `top_k` best experts, which are gated MLPs.
 
     x: [T, H]; router_logits: [T, E]; w13: [E, 2 * I, H], gate rows first; w2: [E, H, I] -> [T, H] of x's dtype.
-    Weights are the softmax of the logits over all experts, in float32; `renormalize` makes those chosen sum to one.
+    The weights are the softmax of the router's logits over all experts, in float32; `renormalize` divides the weights
+    of a token's chosen experts by their sum.
     """
     if runs_triton(x):
         return fused_moe_triton(x, router_logits, w13, w2, top_k, renormalize)
@@ -24,7 +25,7 @@ def fused_moe(x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: 
 
 
 def route(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """(float32[T, top_k] weights, int64[T, top_k] experts) of each token."""
+    """(weights float32[T, top_k], experts int64[T, top_k]) of each token."""
     weights, experts = router_logits.float().softmax(dim=-1).topk(top_k, dim=-1)
     if renormalize:
         weights = weights / weights.sum(dim=-1, keepdim=True)
@@ -34,7 +35,7 @@ def route(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor,
 def fused_moe_reference(
     x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool
 ) -> Tensor:
-    """PyTorch version of `fused_moe`, one expert after the other; counts tokens on the host, so it is for the CPU."""
+    """PyTorch version of `fused_moe`, one expert after the other; counts on the host, so on a GPU it synchronises."""
     weights, experts = route(router_logits, top_k, renormalize)
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=w13.shape[0]).tolist()
@@ -54,25 +55,25 @@ def fused_moe_reference(
 
 @dataclass(frozen=True)
 class ExpertTiles:
-    """Which rows each tile of the grouped GEMM covers, for T tokens of top_k experts each.
+    """Which rows each tile of the grouped GEMM computes, for T tokens with top_k experts each.
 
-    Pairs (token, choice) are sorted by expert; an expert's pairs are cut into tiles of block_m, the last one partly
-    filled. The number of tiles is the bound T * top_k / block_m + E, whatever the routing, so no count is needed on
-    the host; tiles past the last have expert E.
+    A pair is a token and one of its top_k choices. Pairs are sorted by expert, and the pairs of each expert are cut
+    into tiles of block_m rows, of which the last may be partly filled. The number of tiles is an upper bound for any
+    routing, T * top_k / block_m + E, so that the host need not know the counts; unused tiles have expert E.
     """
 
     order: Tensor
-    """int64[T * top_k]: the pairs by expert; pair p is choice p % top_k of token p // top_k."""
+    """int64[T * top_k]: the pairs, sorted by expert; pair p is choice p % top_k of token p // top_k."""
     experts: Tensor
-    """int32[tiles]"""
+    """int32[tiles]: the expert of each tile."""
     starts: Tensor
-    """int32[tiles]: place in `order` of a tile's first row."""
+    """int32[tiles]: index in `order` of each tile's first pair."""
     expert_ends: Tensor
-    """int32[E]: place in `order` after an expert's last row."""
+    """int32[E]: index in `order` after each expert's last pair."""
 
 
 def tile_experts(experts: Tensor, num_experts: int, block_m: int) -> ExpertTiles:
-    """Tiles for experts int64[T, top_k]; no host synchronisation."""
+    """The tiles for `experts`, int64[T, top_k]; does not synchronise."""
     ordered, order = experts.flatten().sort(stable=True)
     bounds = torch.arange(num_experts + 1, device=experts.device)
     places = torch.searchsorted(ordered, bounds)
@@ -108,7 +109,10 @@ def grouped_gemm_kernel(
     block_k: constexpr,
     interpreted: constexpr,
 ) -> None:
-    """out[pair] = x[pair // x_divisor] @ weight[expert].T for a tile of pairs of one expert and block_n columns."""
+    """One program computes out[pair] = x[pair // x_divisor] @ weight[expert].T for one tile and block_n columns.
+
+    `weighted` multiplies each row by the router's weight of its pair.
+    """
     tile = tl.program_id(1)
     expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
     if expert >= num_experts:
@@ -136,14 +140,14 @@ def grouped_gemm_kernel(
 
 
 def moe_block_m(num_pairs: int, num_experts: int) -> int:
-    """Rows of a tile: the power of two from 16 to 64 nearest above an expert's average share of the pairs."""
+    """Rows of a tile: the average number of pairs per expert, rounded up to a power of two, at least 16, at most 64."""
     return min(max(next_power_of_2(max(1, num_pairs // num_experts)), 16), 64)
 
 
 def fused_moe_triton(
     x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool
 ) -> Tensor:
-    """Triton version of `fused_moe`: two grouped GEMMs with the activation between, then the sum over choices."""
+    """Triton version of `fused_moe`: grouped GEMM, activation, grouped GEMM, then the sum over each token's choices."""
     num_tokens, hidden = x.shape
     num_experts, width = w13.shape[0], w2.shape[2]
     if num_tokens == 0:

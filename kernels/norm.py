@@ -19,10 +19,10 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """`residual + x`, and its RMSNorm: (normed, new_residual), both new tensors.
+    """(RMSNorm of the sum, the sum) of `residual + x`, both new tensors [T, H].
 
-    x, residual: [T, H] of one dtype; weight: [H]. The sum is rounded to that dtype before it is normalised, as it is
-    in a model that adds and normalises in two steps.
+    x, residual: [T, H] of one dtype; weight: [H]. The sum is rounded to that dtype before it is normalised, as in a
+    model that adds and normalises in two steps.
     """
     if runs_triton(x):
         return add_rms_norm_triton(x, residual, weight, eps)
@@ -57,7 +57,7 @@ def rms_norm_kernel(
     block: constexpr,
     rows_per_program: constexpr,
 ) -> None:
-    """A few rows per program; row r is head r % heads of token r // heads."""
+    """One program normalises `rows_per_program` rows; row r is head r % heads of token r // heads."""
     rows = tl.program_id(0) * rows_per_program + tl.arange(0, rows_per_program)
     columns = tl.arange(0, block)
     mask = (rows < num_rows)[:, None] & (columns < width)[None, :]
@@ -84,7 +84,7 @@ def add_rms_norm_kernel(
     width: constexpr,
     block: constexpr,
 ) -> None:
-    """One row per program: the sum, rounded, and its norm."""
+    """One program adds and normalises one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, block)
     mask = columns < width
@@ -140,5 +140,5 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
 
 
 def _norm_warps(elements: int) -> int:
-    """Warps for a program over so many elements: at most 16 elements a thread, up to 16 warps."""
+    """Warps of a program with `elements` elements: one per 512 elements (16 per thread), at least 2, at most 16."""
     return min(max(elements // 512, 2), 16)

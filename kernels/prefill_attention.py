@@ -1,6 +1,7 @@
-"""Causal attention of chunks of prompts over paged contexts: cached prefixes, earlier chunks and the chunk itself.
+"""Causal attention of prompt chunks over paged contexts.
 
-Token i of a chunk of n tokens whose context is c tokens long sees the first c - n + i + 1 of them.
+The context of a chunk is the cached prefix, the earlier chunks and the chunk itself. In a chunk of n tokens with a
+context of c tokens, token i sees the first c - n + i + 1 tokens of the context.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PrefillConfig:
 
 
 def prefill_config(head_dim: int, max_seqlen_q: int, element_size: int) -> PrefillConfig:
-    """Tiles by head dimension (1..256), longest chunk and bytes of an element."""
+    """Choices for a head_dim (1..256), the longest chunk in tokens, and the bytes of an element of q."""
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * element_size
     block_m, block_n, warps, stages = 128, 64, 8, 3
@@ -65,7 +66,10 @@ def attend_block(
     quantized: constexpr,
     interpreted: constexpr,
 ) -> Value:
-    """Take the keys first .. first + block_n into the running softmax; `masked` where some are not visible to all."""
+    """Add keys first to first + block_n - 1 to the online softmax, and return its new (acc, total, maximum).
+
+    `masked` must be true if a query of the tile does not see all of these keys.
+    """
     positions = first + tl.arange(0, block_n)
     inside = positions < context
     blocks = tl.load(table_ptr + positions // block_size, mask=inside, other=0).to(tl.int64)
@@ -87,7 +91,7 @@ def attend_block(
     return acc, total, new_maximum
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # it changes from step to step, and compiling takes a second
+@triton.jit(do_not_specialize=["table_stride"])  # changes from step to step, and compiling takes a second
 def prefill_kernel(
     q_ptr: Value,
     k_cache_ptr: Value,
@@ -111,7 +115,10 @@ def prefill_kernel(
     quantized: constexpr,
     interpreted: constexpr,
 ) -> None:
-    """block_m tokens of one chunk for one head; the last tokens, which see most, are launched first."""
+    """One program computes block_m tokens of one chunk for one head.
+
+    The last tokens of a chunk see the most keys and take longest, so their programs are launched first.
+    """
     row = tl.program_id(2).to(tl.int64)
     head = tl.program_id(1)
     begin = tl.load(cu_seqlens_ptr + row).to(tl.int64)
@@ -128,7 +135,7 @@ def prefill_kernel(
     q = tl.load(q_ptr + q_rows[:, None] * q_stride + head * head_dim + dim[None, :], mask=q_mask, other=0.0)
     if interpreted:
         q = q.to(tl.float32)
-    if quantized:  # the keys' scale goes into the softmax's, the values' comes at the end
+    if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
         qk_scale *= tl.load(kv_scales_ptr + head // group_size)
     table_ptr = block_tables_ptr + row * table_stride
     token_stride: constexpr = kv_heads * head_dim
@@ -137,7 +144,7 @@ def prefill_kernel(
     maximum = tl.full([block_m], float("-inf"), tl.float32)
     total = tl.zeros([block_m], tl.float32)
     acc = tl.zeros([block_m, block_d], tl.float32)
-    # Every query of the tile sees the first `shared` keys; the last of them sees the first `last`.
+    # Every query of the tile sees the first `shared` keys; the last query of the tile sees the first `last` keys.
     shared = (cached + tile + 1) // block_n * block_n
     last = tl.minimum(cached + tile + block_m, context)
     for first in range(0, shared, block_n):
@@ -169,13 +176,16 @@ def prefill_attention(
     out: Tensor | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """Attention of chunks, laid out one after the other, over contexts that hold the chunks already.
+    """Attention of prompt chunks over their contexts -> [T, heads, head_dim].
 
-    q, out: [T, heads, head_dim], last two dimensions contiguous, any stride between tokens.
+    The keys and values of the chunks must be in the cache already.
+
+    q, out: [T, heads, head_dim], the chunks' tokens one after the other; last two dimensions contiguous, any stride
+    between tokens.
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
     float8 with kv_scales (`kernels.kv_store`).
     cu_seqlens_q: int32[n + 1]; context_lens: int32[n]; block_tables: int32[n, max_blocks].
-    max_seqlen_q: the longest chunk. Launches without synchronising.
+    max_seqlen_q: tokens of the longest chunk. Launches without synchronising.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
@@ -238,7 +248,7 @@ def prefill_attention_reference(
             keys, values = (
                 dequantize(x, scales[:, None], q.dtype) for x, scales in zip((keys, values), kv_scales, strict=True)
             )
-        # A stride of zero repeats each KV head for its queries' heads without copying it.
+        # `expand` repeats each KV head for its query heads without copying it.
         shape = (context, kv_heads, group_size, head_dim)
         keys, values = (x.expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
         queries = q[start:end].view(count, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)

@@ -9,7 +9,7 @@ from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, 
 
 
 def rotary(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Rotate queries and keys by their positions: new, contiguous (q, k).
+    """Rotate queries and keys by the angles of their positions; returns new, contiguous (q, k).
 
     q: [T, heads, head_dim], k: [T, kv_heads, head_dim], last two dimensions contiguous, any stride between tokens.
     cos_sin: float32[max_pos, head_dim], the cosines of head_dim / 2 angles and then their sines.
@@ -46,7 +46,7 @@ def rotate_heads(
     block_h: constexpr,
     block_d: constexpr,
 ) -> None:
-    """Rotate the [heads, 2 * half] elements at x_ptr by the angles of one position."""
+    """Rotate the [heads, 2 * half] elements at x_ptr by the angles of one position, given as `cos` and `sin`."""
     head, dim = tl.arange(0, block_h)[:, None], tl.arange(0, block_d)[None, :]
     mask = (head < heads) & (dim < half)
     offsets = head * (2 * half) + dim
@@ -74,7 +74,7 @@ def rotary_kernel(
     block_kv: constexpr,
     block_d: constexpr,
 ) -> None:
-    """One program per token: all of its query and key heads."""
+    """One program rotates all query and key heads of one token."""
     token = tl.program_id(0).to(tl.int64)
     position = tl.load(positions_ptr + token)
     dim = tl.arange(0, block_d)

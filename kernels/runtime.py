@@ -1,7 +1,7 @@
-"""Triton where it is installed, and a stand-in that keeps these modules importable where it is not.
+"""Imports Triton where it is installed, and a stand-in where it is not, so that `kernels` can be imported anywhere.
 
-Kernels are compiled only for CUDA tensors; on any other device the PyTorch references run. The stand-in lets the
-decorators of this package be evaluated without Triton; nothing launches through it.
+Triton kernels run for CUDA tensors only; on any other device the PyTorch references run. The stand-in only provides the
+decorator `triton.jit`; it cannot launch kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     triton: Any
     tl: Any
     HAS_TRITON: bool
-    # Types of kernel parameters: what is known at launch, and what is known when the kernel is compiled.
+    # Types of kernel parameters: `Value` is known at launch, `constexpr` when the kernel is compiled.
     Value: TypeAlias = Any
     constexpr: TypeAlias = Any
 else:
@@ -24,7 +24,7 @@ else:
         import triton
         import triton.language as tl
 
-        # Triton looks annotations up when it compiles a kernel and accepts only names of its own.
+        # Triton reads the annotations when it compiles a kernel, and accepts only types of its own.
         Value, constexpr = tl.tensor, tl.constexpr
         HAS_TRITON = True
     except ImportError:
@@ -32,13 +32,13 @@ else:
         Value = constexpr = Any
         HAS_TRITON = False
 
-# True in Triton's interpreter, which runs kernels on CPU tensors. Its `tl.dot` multiplies the raw bits of bfloat16,
-# so kernels with a dot take it as a constexpr and cast to float32 there.
+# True in Triton's interpreter, which runs kernels on CPU tensors. The interpreter's `tl.dot` multiplies the raw bits of
+# bfloat16, so kernels with a `tl.dot` take INTERPRETED as a constexpr and cast to float32 if it is true.
 INTERPRETED = os.environ.get("TRITON_INTERPRET", "0") == "1"
 
 
 def runs_triton(tensor: torch.Tensor) -> bool:
-    """Whether kernels for `tensor` run in Triton: it lies on a CUDA device and Triton is installed."""
+    """Whether Triton kernels run for `tensor`: it lies on a CUDA device and Triton is installed."""
     return HAS_TRITON and tensor.is_cuda
 
 

@@ -1,7 +1,7 @@
 """Sampling by the Gumbel-max trick: argmax(logits / temperature + Gumbel noise) is a draw from the softmax.
 
-The noise of a row is a counter-based hash of (seed, position, vocabulary index), the same on every device, so a
-request draws the same tokens whatever else is in its batch.
+The noise of a row is a hash of (seed, position, vocabulary index), equal on every device, so a request draws the same
+tokens whatever else is in its batch.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from torch import Tensor
 
 from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
-# Odd multipliers of well-mixing integer hashes: splitmix64's, the golden ratio's and two of lowbias32's family.
+# Odd multipliers of integer hashes: of splitmix64, from the golden ratio, and two of the kind that lowbias32 uses.
 _MIX_1, _MIX_2 = 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
 _POSITION = 0x9E3779B97F4A7C15 - (1 << 64)
 _INDEX, _HASH_1, _HASH_2 = 0x9E3779B1 - (1 << 32), 0x21F0AAAD, 0x735A2D97
 
-# Uniforms are |h + 1/2| of a signed 32-bit hash h, scaled into (0, 1): dense near zero, where the large noise is.
+# A uniform is |h + 1/2| of a signed 32-bit hash h, scaled into (0, 1). Its values are densest near zero, where the
+# Gumbel noise is largest.
 UNIFORM_SCALE = 2.0**-31 * (1 - 2.0**-24)
 
 _ROW_CHUNK_ELEMENTS = 1 << 18
-# On the CPU top-p is first looked for among so many tokens, by sums of probabilities good to _SUM_ERROR.
+# On the CPU, top-p first looks at the _TOP_P_CANDIDATES most likely tokens only. They are enough if their probabilities
+# sum to top_p + _SUM_ERROR, which allows for rounding of the sum.
 _TOP_P_CANDIDATES, _SUM_ERROR = 1024, 1e-4
 
 
@@ -34,13 +36,15 @@ def sample(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """One token per row.
+    """Sample one token per row -> int64[S].
 
-    logits: [S, V], any float dtype. temperature: float32[S]; 0 takes the most likely token, the lowest of equal ones.
-    top_k: int32[S], 0 = off; top_p: float32[S], 1 = off; None where no row uses it, which saves a sort on CUDA.
-    Top-k comes first and top-p applies to what it leaves, at the row's temperature; tokens tied with the last one
-    kept are kept. seeds: int64[S]; positions: int64[S], of the token drawn -> int64[S].
-    No host synchronisation and no shape that depends on data on CUDA: it can be captured in a CUDA graph.
+    logits: [S, V], any float dtype. temperature: float32[S]; 0 takes the most likely token, the lowest id of equals.
+    top_k: int32[S], 0 is off; top_p: float32[S], 1 is off. Pass None if no row uses it, which saves a sort on CUDA.
+    seeds: int64[S]; positions: int64[S], the position of the token to sample.
+
+    Top-k applies first, then top-p to the tokens that top-k keeps, at the row's temperature. Tokens with the same logit
+    as the last token kept are kept too. On CUDA nothing synchronises and no shape depends on the data, so that sampling
+    can be captured in a CUDA graph.
     """
     if runs_triton(logits):
         return sample_triton(logits, temperature, top_k, top_p, seeds, positions)
@@ -55,7 +59,7 @@ def sample_reference(
     seeds: Tensor,
     positions: Tensor,
 ) -> Tensor:
-    """PyTorch version of `sample`; looks at the parameters on the host, so it is for the CPU."""
+    """PyTorch version of `sample`; reads the parameters on the host, so on a GPU it would synchronise."""
     drawn = (temperature > 0).nonzero().squeeze(1)
     if drawn.numel() == 0:
         return _argmax(logits)
@@ -74,7 +78,7 @@ def sample_reference(
 
 
 def _argmax(scores: Tensor) -> Tensor:
-    """int64[S]: the place of each row's first maximum. On the CPU by numpy, ten times as fast as torch."""
+    """int64[S]: the index of each row's first maximum. On the CPU numpy finds it, ten times as fast as torch."""
     if scores.is_cuda:
         return scores.argmax(dim=-1)
     return torch.from_numpy(scores.detach().float().numpy().argmax(axis=-1))
@@ -83,7 +87,7 @@ def _argmax(scores: Tensor) -> Tensor:
 def _threshold_on_host(
     logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None
 ) -> Tensor | None:
-    """`keep_threshold` over as few candidates as these rows need, since sorting the vocabulary is slow on the CPU."""
+    """`keep_threshold` with as few candidates as these rows need, because sorting the vocabulary is slow on the CPU."""
     vocabulary = logits.shape[1]
     width = 1
     if top_k is not None:
@@ -102,10 +106,11 @@ def _threshold_on_host(
 def keep_threshold(
     logits: Tensor, temperature: Tensor, top_k: Tensor | None, top_p: Tensor | None, candidates: int
 ) -> Tensor | None:
-    """float32[S]: the lowest logit each row keeps under top-k and then top-p; None where neither is given.
+    """float32[S]: the lowest logit that each row keeps after top-k and then top-p; None if both are None.
 
-    logits: float32[S, V]; candidates: how many of the largest logits to look at, V or all that any row can keep; the
-    other arguments as in `sample`. A row that uses neither has a threshold of -inf. No host synchronisation.
+    logits: float32[S, V]; candidates: how many of the largest logits to look at, at least as many as any row can keep
+    (V is always enough); the other arguments as in `sample`. A row that uses neither top-k nor top-p has a threshold of
+    -inf. Does not synchronise.
     """
     if top_k is None and top_p is None:
         return None
@@ -133,7 +138,7 @@ def keep_threshold(
 
 
 def row_keys(seeds: Tensor, positions: Tensor) -> Tensor:
-    """int32[S, 2]: what a row's noise hangs on, mixed from its seed and position (splitmix64's finaliser, twice)."""
+    """int32[S, 2]: each row's key, a hash of its seed and position (splitmix64's finaliser, twice), in two halves."""
     mixed = _mix64(_mix64(seeds) + positions * _POSITION)
     return torch.stack((mixed, mixed >> 32), dim=1).to(torch.int32)
 
@@ -146,13 +151,13 @@ def _mix64(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def _index_hashes(vocabulary: int, device: torch.device) -> Tensor:
-    """int32[V]: the first, row-independent step of the hash of each vocabulary index."""
+    """int32[V]: the first step of the hash of each vocabulary index, which is the same for all rows."""
     x = torch.arange(1, vocabulary + 1, dtype=torch.int32, device=device) * _INDEX
     return x.bitwise_xor_(_shifted(x, 15))
 
 
 def log_exponential(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor:
-    """float32[S, V]: the logarithm of exponential noise, that is, Gumbel noise with its sign changed."""
+    """float32[S, V]: the logarithm of exponential noise, which is negated Gumbel noise."""
     key = row_keys(seeds, positions)
     x = _index_hashes(vocabulary, seeds.device) ^ key[:, :1]
     x.mul_(_HASH_1)
@@ -162,7 +167,7 @@ def log_exponential(seeds: Tensor, positions: Tensor, vocabulary: int) -> Tensor
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
-    """int32 shifted right without its sign."""
+    """int32 `x` shifted right by `bits`, with zeros shifted in (a logical shift)."""
     return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1)
 
 
@@ -189,7 +194,7 @@ def sample_block_kernel(
     uniform_scale: constexpr,
     use_threshold: constexpr,
 ) -> None:
-    """The best score of one row in one block of the vocabulary, and where it is; NaN scores are never best."""
+    """One program finds the best score of one row in one block of the vocabulary, and its token; NaN is never best."""
     row = tl.program_id(0).to(tl.int64)
     places = tl.program_id(1) * block + tl.arange(0, block)
     inside = places < vocabulary
@@ -206,7 +211,7 @@ def sample_block_kernel(
         x = (x ^ (x >> 16)) + (key >> 32).to(tl.uint32)
         x *= 0x735A2D97
         uniform = tl.abs(x.to(tl.int32, bitcast=True).to(tl.float32) + 0.5) * uniform_scale
-        # -log(1 - u), by its series where the difference would cancel.
+        # -log(1 - u); for small u by its series, because 1 - u would lose digits.
         series = uniform * (1.0 + uniform * (0.5 + uniform * (0.3333333333 + uniform * 0.25)))
         exponential = tl.where(uniform < 0.01, series, -tl.log(1.0 - uniform))
         scores = logits / temperature - tl.log(exponential)
@@ -223,7 +228,7 @@ def sample_block_kernel(
 def sample_join_kernel(
     score_ptr: Value, token_ptr: Value, out_ptr: Value, blocks: constexpr, padded: constexpr, vocabulary: constexpr
 ) -> None:
-    """The token of the best block of a row, the lowest of equals; 0 where no score is a number."""
+    """One program finds the token of a row's best block, the lowest id of equals; 0 if all scores are NaN."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.arange(0, padded)
     scores = tl.load(score_ptr + row * blocks + block, mask=block < blocks, other=float("-inf"))

@@ -1,4 +1,4 @@
-"""The attention backend in plain PyTorch: the reference, and what runs on the CPU."""
+"""The attention backend in PyTorch: it runs on the CPU, and is the reference of the other backends."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.torch_decode import DecodePlan, Scratch, plan_decode, torch_decode_
 
 
 class TorchBackend:
-    """Gathers the cache into reused buffers and calls torch's attention on them."""
+    """Gathers keys and values from the cache into reused buffers, and calls torch's attention on the buffers."""
 
     name = "torch"
     is_capturable = False
@@ -61,7 +61,7 @@ class TorchBackend:
         return out
 
     def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor, dtype: torch.dtype) -> DecodePlan:
-        """The plan of this step, made in its first layer and kept for the others."""
+        """The plan of this step; computed in the step's first layer, reused in the others."""
         if self._plan is None or self._step is not metadata:
             self._plan = plan_decode(metadata.decode_context_lens, metadata.decode_block_tables, k_cache, dtype)
             self._step = metadata

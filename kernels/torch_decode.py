@@ -1,4 +1,4 @@
-"""Decode attention in PyTorch: the reference of the Triton kernel, and what runs on the CPU."""
+"""Decode attention in PyTorch: it runs on the CPU, and is the reference of the Triton kernel."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ MAX_PIECE_TOKENS = 16
 
 
 class Scratch:
-    """Reused buffers, one per name and dtype, grown geometrically."""
+    """Reused buffers, one per name, dtype and device; a buffer that is too small at least doubles."""
 
     def __init__(self) -> None:
         self._buffers: dict[tuple[str, torch.dtype, torch.device], Tensor] = {}
 
     def get(self, name: str, num_elements: int, like: Tensor) -> Tensor:
-        """An uninitialised flat buffer of `num_elements` of `like`'s dtype and device, valid until the next call."""
+        """Uninitialised buffer [num_elements] with `like`'s dtype and device, valid until the next call for `name`."""
         key = (name, like.dtype, like.device)
         buffer = self._buffers.get(key)
         if buffer is None or buffer.numel() < num_elements:
@@ -34,26 +34,27 @@ class Scratch:
 
 @dataclass(frozen=True)
 class DecodeGroup:
-    """Sequences of similar context, gathered and attended to together.
+    """Sequences with contexts of similar length: their keys and values are gathered into one tensor for one call.
 
-    They are gathered in pieces, which are blocks or equal parts of them, and padded to the longest of them.
+    The unit of gathering is a piece: a block or an equal part of one. Every context is padded to the longest of the
+    group.
     """
 
     rows: Tensor
-    """int64[n]: which rows of the batch."""
+    """int64[n]: the sequences' rows in the batch."""
     pieces: Tensor
-    """int64[n * length / piece_tokens]: the pieces of each context; past its end its first piece again."""
+    """int64[n * length / piece_tokens]: the pieces of each context, padded with the context's first piece."""
     length: int
     """Tokens gathered for each sequence."""
     mask: Tensor | None
-    """[n, 1, 1, length] of the queries' dtype: 0 for context and -inf past it; None where all is context."""
+    """[n, 1, 1, length] of the queries' dtype: 0 inside the context, -inf in the padding; None without padding."""
     stale: Tensor
-    """int64[m]: gathered tokens that were never written, so that they may be anything, NaN included."""
+    """int64[m]: gathered tokens that no step has written, so that they may hold anything, NaN included."""
 
 
 @dataclass(frozen=True)
 class DecodePlan:
-    """How to attend over one step's contexts: groups of rows, and the padded rows whose output is zeros."""
+    """How to attend over one step's contexts: groups of rows, and the padded rows, whose output is zeros."""
 
     groups: list[DecodeGroup]
     padded_rows: Tensor
@@ -63,11 +64,14 @@ class DecodePlan:
 def plan_decode(
     context_lens: Tensor, block_tables: Tensor, k_cache: Tensor, dtype: torch.dtype | None = None
 ) -> DecodePlan:
-    """Group the rows of a batch by context.
+    """Group the rows of a batch by the length of their contexts.
 
-    A group's gathered keys are at most MAX_TILE_BYTES, to stay in the processor's cache between gather and use, and
-    are about MAX_PADDING times what its contexts hold at most. (A single context may exceed the former.)
-    dtype: of the masks, which is that of the queries; by default the cache's.
+    context_lens: int32[B], 0 marks a padded row; block_tables: int32[B, max_blocks].
+    dtype: of the queries, hence of the masks; by default the dtype of the cache.
+
+    The gathered keys of a group are at most MAX_TILE_BYTES, so that they are still in the processor's cache when they
+    are used; only a group of one sequence may be larger. A group gathers about MAX_PADDING times the tokens of its
+    contexts at most.
     """
     block_size = k_cache.shape[1]
     piece_tokens = max(n for n in range(1, min(block_size, MAX_PIECE_TOKENS) + 1) if block_size % n == 0)
@@ -109,7 +113,8 @@ def _plan_group(
     pieces = torch.where(piece <= last_piece, pieces, pieces[:, :1])
     length = piece.shape[0] * piece_tokens
     outside = torch.arange(length, device=rows.device) >= lens.unsqueeze(1)
-    # Only a context's last piece is partly unwritten; it is gathered again as padding where it is also the first.
+    # Only the last piece of a context may have unwritten tokens. If the context has one piece, this piece is also the
+    # padding, so its unwritten tokens are gathered several times.
     partial = ((piece == last_piece) | (last_piece == 0)).repeat_interleave(piece_tokens, dim=1)
     stale = (outside & partial).flatten().nonzero().squeeze(1)
     mask = None
@@ -129,7 +134,7 @@ def torch_decode_attention(
     scratch: Scratch,
     kv_scales: Tensor | None = None,
 ) -> None:
-    """Attention of q [B, heads, head_dim] over the contexts of `plan`, into out [B, heads, head_dim]."""
+    """Attention of q [B, heads, head_dim] over the contexts of `plan`, written to out [B, heads, head_dim]."""
     for group in plan.groups:
         count, kv_heads, head_dim = group.rows.shape[0], k_cache.shape[2], k_cache.shape[3]
         scales = (None, None) if kv_scales is None else kv_scales
@@ -158,7 +163,7 @@ def _gather(
     scales: Tensor | None,
     dtype: torch.dtype,
 ) -> Tensor:
-    """A group's keys or values, [n, kv_heads, length, head_dim], in a scratch buffer, or dequantised in a new one."""
+    """A group's keys or values, [n, kv_heads, length, head_dim]: a view of a scratch buffer, new if dequantised."""
     kv_heads, head_dim = cache.shape[2:]
     pieces = cache.view(-1, piece_tokens * kv_heads * head_dim)
     buffer = scratch.get(name, group.pieces.shape[0] * pieces.shape[1], cache)

@@ -1,4 +1,4 @@
-"""The attention backend of this package's own Triton kernels: any block size, any head dimension up to 256."""
+"""The attention backend that launches the Triton kernels of this package: any block_size, any head_dim up to 256."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kernels.prefill_attention import prefill_attention
 
 
 class TritonBackend:
-    """Launches only, without synchronising: a step without prefill can be captured in a CUDA graph."""
+    """Launches kernels without synchronising, so a step without prefill can be captured in a CUDA graph."""
 
     name = "triton"
     is_capturable = True
