@@ -14,7 +14,8 @@ Weights are created on the default device in the default dtype, uninitialised; `
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+from collections import abc
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -124,7 +125,7 @@ def packed(weight: Tensor) -> nn.Parameter:
 class ColumnParallelLinear(Layer):
     """`[T, in_features] -> [T, sum of the parts' rows]`; the weight stacks the rows of `parts` in their order."""
 
-    def __init__(self, in_features: int, parts: Sequence[Rows], bias: bool = False) -> None:
+    def __init__(self, in_features: int, parts: abc.Sequence[Rows], bias: bool = False) -> None:
         super().__init__()
         self.parts = parts
         self.weight = parameter(sum(part.size for part in parts), in_features)

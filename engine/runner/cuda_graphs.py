@@ -11,7 +11,8 @@ filtering graph is captured when a batch first needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import abc
+from collections.abc import Callable
 
 import torch
 
@@ -30,7 +31,7 @@ def buckets(max_num_seqs: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_num_seqs)
 
 
-def bucket_for(num_decodes: int, sizes: Sequence[int]) -> int:
+def bucket_for(num_decodes: int, sizes: abc.Sequence[int]) -> int:
     """The smallest of the ascending `sizes` that is at least `num_decodes`."""
     return next(size for size in sizes if size >= num_decodes)
 

@@ -1,4 +1,4 @@
-"""Compile kernels ahead of time for a GPU that is not there, and read what the compiled code uses."""
+"""Compiles kernels ahead of time for GPUs that this machine need not have, and reads the resources that they use."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CUOBJDUMP = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
 
 @dataclass(frozen=True)
 class Usage:
-    """Resources of a compiled kernel: registers a thread, bytes of stack a thread (spills), bytes of shared memory."""
+    """Resources of a compiled kernel: registers and bytes of stack (spills) per thread, bytes of shared memory."""
 
     registers: int
     stack: int
@@ -30,9 +30,9 @@ def compile_kernel(
 ) -> Usage:
     """Compile `kernel` for a compute capability such as 90.
 
-    types: Triton's type of each run-time parameter ("*bf16", "i32", ...); pointers and strides are taken to be
-    divisible by 16, as Triton finds them to be at launch. constants: the compile-time parameters. options: num_warps
-    and num_stages.
+    types: Triton's type of each run-time parameter ("*bf16", "i32", ...). Pointers and strides are assumed to be
+    divisible by 16, as in real launches. constants: values of the compile-time parameters. options: num_warps and
+    num_stages.
     """
     index = {name: place for place, name in enumerate(kernel.arg_names)}
     assert set(types) | set(constants) == set(index), set(types) ^ set(constants) ^ set(index)

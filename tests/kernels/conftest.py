@@ -1,4 +1,4 @@
-"""The device that Triton kernels are tested on: CUDA, or the CPU in a process that interprets them."""
+"""The device that Triton kernels are tested on: CUDA, or the CPU where Triton's interpreter runs them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture
 def triton_device() -> str:
-    """Skips where kernels can run neither compiled nor interpreted."""
+    """Either "cuda" or "cpu"; skips the test if kernels can run neither compiled nor interpreted."""
     torch = pytest.importorskip("torch")
     pytest.importorskip("triton")
     from kernels.runtime import INTERPRETED

@@ -1,4 +1,4 @@
-"""Random paged caches for the attention tests, and attention over them one token and one head at a time."""
+"""Random paged caches for the attention tests, and a naive attention that loops over tokens and heads."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kernels.kv_store import dequantize, quantize
 
 @dataclass(frozen=True)
 class Shape:
-    """What a kernel is compiled for."""
+    """The sizes and the dtype that a kernel is compiled for."""
 
     block_size: int
     heads: int
@@ -24,7 +24,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Case:
-    """A step and its inputs; the slots of the step's own tokens and every unused one hold NaN."""
+    """A step and its inputs. The slots of the step's own tokens and all unused slots hold NaN."""
 
     shape: Shape
     q: Tensor
@@ -44,9 +44,11 @@ class Case:
 def make_case(
     shape: Shape, prefills: list[tuple[int, int]], decodes: list[int], device: str = "cpu", seed: int = 0
 ) -> Case:
-    """A step of prefill chunks, (context after the chunk, chunk), and decodes, contexts with 0 for padding.
+    """A random step.
 
-    Blocks are handed out in random order; entries of block tables past a context are out of range.
+    prefills: (tokens of the context, tokens of the chunk) of each chunk.
+    decodes: tokens of each context, 0 for padding.
+    Blocks are assigned in random order. Entries of block tables beyond a context are out of range.
     """
     generator = torch.Generator().manual_seed(seed)
     size = shape.block_size
@@ -89,7 +91,7 @@ def make_case(
 
 
 def naive_attention(case: Case) -> Tensor:
-    """float32[T, heads, head_dim]: the step's attention in float64, with loops; leaves the case's caches alone."""
+    """float32[T, heads, head_dim]: the step's attention, computed in float64 with loops on copies of the caches."""
     meta, size = case.metadata, case.shape.block_size
     k_cache, v_cache = (x.cpu().double().flatten(0, 1).clone() for x in (case.k_cache, case.v_cache))
     for token, slot in enumerate(meta.slot_mapping.tolist()):
@@ -113,9 +115,9 @@ def naive_attention(case: Case) -> Tensor:
 
 
 def in_float8(case: Case) -> tuple[Case, Tensor, Tensor]:
-    """(the case with a float8 cache, its kv_scales, the attention over what that cache can hold); q is float32.
+    """(the case with a float8 cache, its kv_scales, the expected attention over the quantised values); q is float32.
 
-    Some elements exceed the largest number of their head.
+    Some keys and values exceed the largest number that their scale can represent.
     """
     kv_heads = case.shape.kv_heads
     scales = (1 + torch.arange(2 * kv_heads).view(2, kv_heads)) * 3.0 / 448 / kv_heads
@@ -128,5 +130,5 @@ def in_float8(case: Case) -> tuple[Case, Tensor, Tensor]:
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """Largest absolute error of attention over unit normal values: rounding of the inputs' dtype, or of float32."""
+    """Largest absolute error allowed for attention over standard normal values whose q, k and v have `dtype`."""
     return 2e-2 if dtype == torch.bfloat16 else 2e-5

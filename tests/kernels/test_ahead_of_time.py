@@ -103,7 +103,7 @@ def test_prefill(tmp_path: Path, capability: int, head_dim: int, cache: str) -> 
     constants |= {"quantized": cache != "bf16"}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     usage = compile_kernel(prefill_attention.prefill_kernel, types, constants, capability, tmp_path, **options)
-    # Triton 3.6 holds it to 128 registers on sm_100 and spills up to ten of them.
+    # Triton 3.6 limits this kernel to 128 registers on sm_100, and spills up to ten of them.
     assert usage.stack <= 64, usage
     assert usage.shared <= SHARED_BYTES[capability], usage
 

@@ -1,4 +1,4 @@
-"""What the flash backend passes to flash-attn, with a stand-in for the library that gathers pages and loops."""
+"""What the flash backend passes to flash-attn; a slow stand-in in PyTorch replaces the library."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.kernels.paged import Shape, make_case, naive_attention  # noqa: E402
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float) -> torch.Tensor:
-    """Causal attention aligned to the last key, as flash-attn's; q [n, heads, d], k and v [c, kv_heads, d]."""
+    """Causal attention whose last query sees all keys, as in flash-attn; q [n, heads, d], k and v [c, kv_heads, d]."""
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1).transpose(0, 1) for x in (k, v))
     visible = torch.ones(q.shape[0], k.shape[1], dtype=torch.bool).tril(k.shape[1] - q.shape[0])
     scores = (q.transpose(0, 1) @ k.transpose(1, 2) * scale).masked_fill(~visible, -torch.inf)
@@ -80,7 +80,7 @@ def test_step_of_chunks_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_flash_attn_itself() -> None:
-    """Runs only where CUDA and flash-attn are."""
+    """Runs only with CUDA and an installed flash-attn."""
     if not torch.cuda.is_available():
         pytest.skip("needs CUDA")
     pytest.importorskip("flash_attn")

@@ -1,4 +1,4 @@
-"""Runs the Triton tests in Triton's interpreter, in processes of their own: it does not mix with compiled kernels."""
+"""Runs the Triton tests in Triton's interpreter, in separate processes: one process cannot also compile kernels."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_in_interpreter(module: str) -> None:
         pytest.skip("the interpreter of triton 3.6 cannot loop to a bound known at run time with numpy 2.4")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/kernels/{module}.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    # Workers of pytest-xdist name themselves in the environment.
+    # Without this variable the inner pytest does not take itself for a worker of pytest-xdist.
     environment.pop("PYTEST_XDIST_WORKER", None)
     run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
     report = run.stdout[-4000:] + run.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""The PyTorch versions of norm, rotary, activation and experts against their formulas, written out in float64."""
+"""The PyTorch versions of norm, rotary, activation and experts against their formulas in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_rms_norm() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rotary_turns_pairs_by_their_angle(dtype: torch.dtype) -> None:
-    """Element i and i + half are the real and imaginary part of a number that is turned by position * frequency i."""
+    """Elements i and i + half are a complex number, which is rotated by position * frequency[i]."""
     angles = torch.arange(20)[:, None] / 100.0 ** (torch.arange(4) / 4)
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1)
     q, k = torch.randn(3, 2, 8).to(dtype), torch.randn(3, 1, 8).to(dtype)

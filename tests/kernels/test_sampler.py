@@ -1,4 +1,4 @@
-"""The sampler draws from the distribution it is given, and always the same token for the same seed and position."""
+"""The sampler draws from the given distribution, and draws the same token for the same seed and position."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch  # noqa: E402
 from kernels.sampler import log_exponential, sample  # noqa: E402
 
 DRAWS = 60_000
-# Chance of a larger statistic: one in 100,000, for 15 and for 99 degrees of freedom.
+# Critical values for 15 and 99 degrees of freedom: a right sampler exceeds them once in 100,000 tests.
 CHI_SQUARE_15, CHI_SQUARE_99 = 50.5, 172.0
 
 
@@ -26,7 +26,7 @@ def chi_square(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
 
 
 def draw(logits: torch.Tensor, temperature: float, vary: str, **limits: torch.Tensor | None) -> torch.Tensor:
-    """DRAWS tokens of one distribution, over seeds at one position or over positions of one seed."""
+    """DRAWS tokens of one distribution: with different seeds at one position, or one seed at different positions."""
     count, fixed = torch.arange(DRAWS), torch.full((DRAWS,), 7)
     seeds, positions = (count, fixed) if vary == "seed" else (fixed, count)
     rows = logits.expand(DRAWS, -1)
@@ -47,7 +47,7 @@ def test_consecutive_positions_are_independent() -> None:
 
 
 def test_neighbouring_tokens_are_independent() -> None:
-    """Which of two neighbours has the more noise says nothing about the next two."""
+    """Which of two neighbouring tokens has more noise says nothing about the next two tokens."""
     noise = log_exponential(torch.arange(2000), torch.zeros(2000, dtype=torch.int64), 64)
     more = (noise[:, 0::2] > noise[:, 1::2]).long()
     pairs = (more[:, 0::2] * 2 + more[:, 1::2]).flatten()
@@ -58,7 +58,7 @@ def test_noise_is_exponential() -> None:
     noise = log_exponential(torch.arange(400), torch.arange(400), 1000).exp().flatten().double()
     assert bool(noise.isfinite().all()) and float(noise.min()) > 0
     assert abs(float(noise.mean()) - 1) < 0.01
-    # The chance of less than x is 1 - exp(-x): about x where small.
+    # The probability of noise below x is 1 - exp(-x).
     for x in (1e-4, 0.01, 0.5, 3.0):
         expected = -torch.expm1(torch.tensor(-x, dtype=torch.float64)) * noise.numel()
         assert abs(float((noise < x).sum() - expected)) < 5 * float(expected) ** 0.5
@@ -78,7 +78,7 @@ def test_noise_is_exponential() -> None:
     ],
 )
 def test_top_k_and_top_p(top_k: int | None, top_p: float | None, kept: int) -> None:
-    """The most likely `kept` tokens are drawn by their own proportions, and no others ever."""
+    """The `kept` most likely tokens are drawn in proportion to their probabilities; no other token is drawn."""
     chances = torch.tensor([0.4, 0.2, 0.15, 0.1, 0.05, 0.05, 0.03, 0.02])
     order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
     logits = torch.empty(8)

@@ -61,7 +61,7 @@ def test_any_grouping_gives_the_same(monkeypatch: pytest.MonkeyPatch, tile_bytes
 
 
 def test_one_backend_over_steps_and_layers() -> None:
-    """What a backend keeps (buffers, the plan of a step) never leaks into the next step or layer."""
+    """The buffers and the plan that a backend keeps do not change the results of later steps or layers."""
     backend = TorchBackend()
     for seed, decodes in enumerate([[5], [300, 20, 7], [1, 0], [64] * 9]):
         case = make_case(Shape(16, 4, 2, 64), [(20, 6)], decodes, seed=seed)

@@ -1,4 +1,4 @@
-"""Triton's attention kernels against the naive loop, on odd shapes; outputs start as NaN, as do unused slots."""
+"""Triton's attention kernels against the naive loop, on odd shapes; outputs and unused slots hold NaN at first."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_decode(triton_device: str, shape: Shape, splits: int) -> None:
 
 
 def test_decode_long_context_in_many_splits(triton_device: str) -> None:
-    """Eleven splits of 128 tokens, more than are joined at a time."""
+    """Eleven splits of 128 tokens; the join kernel handles eight splits per iteration."""
     case = make_case(Shape(7, 8, 1, 64), [], [1403, 40], triton_device)
     torch.testing.assert_close(decode(case, 11), naive_attention(case), atol=2e-5, rtol=0)
 
@@ -60,7 +60,7 @@ def test_decode_takes_padding_only(triton_device: str) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
-    """First chunks, a later chunk, a cached prefix with one new token; then decodes and padding."""
+    """Prefills: first chunks, a later chunk, and one new token after a cached prefix. Then decodes and padding."""
     edge = min(shape.block_size, 32)
     prefills = [(1, 1), (edge + 1, edge + 1), (70, 9), (66, 1), (33, 32)]
     case = make_case(shape, prefills, [edge, 0], triton_device)
@@ -81,7 +81,7 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
 
 @pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 96), Shape(256, 8, 1, 128)], ids=str)
 def test_float8_cache(triton_device: str, shape: Shape) -> None:
-    """Chunks and decodes over a float8 cache that the reference filled; scales differ by head."""
+    """Chunks and decodes over a float8 cache that the reference has filled; every head has another scale."""
     case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
     meta, caches = case.metadata, (case.k_cache, case.v_cache)
     store_kv_reference(case.k, case.v, *caches, meta.slot_mapping, scales)

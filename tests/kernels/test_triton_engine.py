@@ -1,4 +1,4 @@
-"""A whole engine on Triton's kernels, decode steps in buckets (graphs on a GPU), beside one on PyTorch's attention."""
+"""A whole engine with Triton kernels and decode steps in buckets (CUDA graphs on a GPU) against one in PyTorch."""
 
 from __future__ import annotations
 

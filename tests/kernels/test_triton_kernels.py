@@ -15,13 +15,13 @@ DTYPES = [torch.float32, torch.bfloat16]
 
 
 def rounding(dtype: torch.dtype) -> dict[str, float]:
-    """Tolerances of one rounding to the dtype (two where they may differ in direction)."""
+    """Tolerances for results that are both rounded to the dtype, perhaps in opposite directions."""
     return {"rtol": 1.6e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 2e-5, "atol": 2e-5}
 
 
 @pytest.fixture(autouse=True)
 def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
-    """torch.empty gives NaN (or a huge integer), so that what a kernel leaves unwritten shows."""
+    """`torch.empty` returns NaN or a huge integer, so that elements that a kernel does not write are noticed."""
     torch.manual_seed(0)
     empty = torch.empty
 
@@ -79,7 +79,7 @@ def test_silu_and_mul(triton_device: str, dtype: torch.dtype, width: int) -> Non
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("block_size", "kv_heads", "head_dim"), [(1, 1, 64), (7, 3, 96), (256, 2, 128)])
 def test_store_kv(triton_device: str, dtype: torch.dtype, block_size: int, kv_heads: int, head_dim: int) -> None:
-    """Padding is stored nowhere, and slots that are not written keep their NaN."""
+    """Padding is not stored, and slots that are not written keep their NaN."""
     k, v = (torch.randn(5, 3, kv_heads, head_dim, device=triton_device).to(dtype)[:, i] for i in range(2))
     slots = torch.tensor([0, 4 * block_size - 1, -1, block_size, -1], device=triton_device)
     caches = [torch.full((4, block_size, kv_heads, head_dim), torch.nan, device=triton_device, dtype=dtype)] * 4
@@ -93,7 +93,7 @@ def test_store_kv(triton_device: str, dtype: torch.dtype, block_size: int, kv_he
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_store_kv_in_float8(triton_device: str, dtype: torch.dtype) -> None:
-    """Scaled by head, and cut at the largest number."""
+    """Values are scaled by head and clamped to the largest float8 number."""
     k, v = (torch.randn(4, 3, 96, device=triton_device).to(dtype) for _ in range(2))
     scales = torch.tensor([[1.0, 0.1, 0.001], [0.01, 0.3, 5.0]], device=triton_device)
     slots = torch.tensor([3, -1, 0, 20], device=triton_device)
@@ -112,7 +112,7 @@ def test_store_kv_in_float8(triton_device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [1, 5, 300])
 @pytest.mark.parametrize("block_size", [1, 7, 256])
 def test_decode_step(triton_device: str, rows: int, block_size: int) -> None:
-    """Positions and slots as the reference's; then two steps' tokens taken in, of live rows only."""
+    """`begin_decode` equals its reference; two calls of `end_decode` store the tokens of rows that are not padding."""
     generator = torch.Generator().manual_seed(rows)
     lengths = torch.randint(1, 3 * block_size + 1, (rows,), generator=generator)
     lengths[torch.arange(rows) % 4 == 2] = 0
@@ -145,7 +145,7 @@ def test_decode_step(triton_device: str, rows: int, block_size: int) -> None:
 @pytest.mark.parametrize("use_p", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sample(triton_device: str, dtype: torch.dtype, use_k: bool, use_p: bool) -> None:
-    """The same tokens as the reference, over several blocks of the vocabulary and greedy and drawn rows."""
+    """The same tokens as the reference, for a vocabulary of several blocks, in greedy and in sampled rows."""
     rows, vocabulary = 12, 5000
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(rows, vocabulary, generator=generator) * 3).to(triton_device, dtype)

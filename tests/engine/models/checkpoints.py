@@ -1,4 +1,4 @@
-"""Small random models of every family, saved by transformers, and what transformers computes with them."""
+"""Small random models of every family, saved by transformers, and the logits that transformers computes with them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZES: dict[str, Any] = {
     "vocab_size": 131,
     "max_position_embeddings": 256,
     "tie_word_embeddings": False,
-    "initializer_range": 0.1,  # so that tokens differ: tiny weights answer every prompt alike
+    "initializer_range": 0.1,  # large enough that different prompts give different logits
     "bos_token_id": None,
     "eos_token_id": None,
 }
@@ -46,7 +46,7 @@ VARIANTS = tuple(CONFIGS)
 
 
 def save(variant: str, folder: Path, **options: Any) -> Path:
-    """A model of that variant with random weights, biases and norms too; `options` go to `save_pretrained`."""
+    """Save a model whose weights, biases and norms are random; `options` go to `save_pretrained`. Returns `folder`."""
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(CONFIGS[variant])
     with torch.no_grad():
@@ -65,7 +65,7 @@ def prompts() -> list[list[int]]:
 
 
 def reference_logits(folder: Path, computed_in: torch.dtype, rounded_to: torch.dtype) -> list[Tensor]:
-    """transformers' float32 `[tokens, V]` of each prompt: weights rounded to one dtype, computed in another."""
+    """transformers' logits of each prompt, float32 `[tokens, V]`, computed from weights rounded to `rounded_to`."""
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=rounded_to)
     model.to(computed_in).eval()
     with torch.inference_mode():
@@ -73,5 +73,5 @@ def reference_logits(folder: Path, computed_in: torch.dtype, rounded_to: torch.d
 
 
 def relative_error(actual: Tensor, expected: Tensor) -> Tensor:
-    """Of each token, the largest error over the largest logit: `[tokens]`."""
+    """`[tokens]`: for each token, its largest absolute error divided by its largest absolute logit."""
     return (actual - expected).abs().amax(-1) / expected.abs().amax(-1)

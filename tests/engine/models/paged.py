@@ -1,8 +1,8 @@
-"""Runs a model on a paged KV cache, one step at a time: what the model tests share. Needs torch, not transformers."""
+"""Runs a model on a paged KV cache, one step at a time; shared by the model tests. Needs torch, not transformers."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @dataclass
 class PagedSequence:
-    """A sequence of known tokens, and the blocks that hold its keys and values."""
+    """A sequence whose tokens are all known in advance, and the blocks for its keys and values."""
 
     tokens: list[int]
     blocks: list[int]
@@ -32,7 +32,7 @@ class PagedSequence:
 
 @dataclass
 class PagedModel:
-    """A model and its cache; blocks are handed out in a scrambled order."""
+    """A model and its KV cache; `free_blocks` are in random order."""
 
     model: CausalLM
     cache: Tensor
@@ -40,7 +40,7 @@ class PagedModel:
 
     @classmethod
     def build(cls, config: ModelConfig, dtype: torch.dtype, tp: TensorParallel, weights: Path | int) -> PagedModel:
-        """From a model folder, or with random weights from a seed."""
+        """Build a model with the weights of a folder, or with random weights from a seed."""
         backend = select_backend("torch", CPU, dtype, config.head_dim, BLOCK_SIZE)
         model = build_model(config, tp, backend, dtype, CPU)
         if isinstance(weights, int):
@@ -52,16 +52,22 @@ class PagedModel:
         blocks = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).tolist()
         return cls(model, torch.full(shape, torch.nan, dtype=dtype), blocks)
 
-    def sequence(self, tokens: Sequence[int], prefix_of: PagedSequence | None = None, cached: int = 0) -> PagedSequence:
-        """A sequence whose first `cached` tokens lie in the blocks of another one."""
+    def sequence(
+        self, tokens: abc.Sequence[int], prefix_of: PagedSequence | None = None, cached: int = 0
+    ) -> PagedSequence:
+        """A new sequence, whose first `cached` tokens lie in blocks of the sequence `prefix_of`."""
         blocks = [] if prefix_of is None else prefix_of.blocks[: cached // BLOCK_SIZE]
         num_new = -(-len(tokens) // BLOCK_SIZE) - len(blocks)
         return PagedSequence(list(tokens), blocks + [self.free_blocks.pop() for _ in range(num_new)], cached)
 
     def step(
-        self, prefills: Sequence[tuple[PagedSequence, int]], decodes: Sequence[PagedSequence] = ()
+        self, prefills: abc.Sequence[tuple[PagedSequence, int]], decodes: abc.Sequence[PagedSequence] = ()
     ) -> list[Tensor]:
-        """Compute that many next tokens of each prefill, one of each decode: float32 logits `[tokens, V]` of each."""
+        """Compute the next tokens of each sequence: as many as each prefill says, one for each decode.
+
+        Returns:
+            For each sequence, the float32 logits `[tokens, V]` of the tokens computed.
+        """
         work = [*prefills, *((sequence, 1) for sequence in decodes)]
         spans = [range(sequence.num_computed, sequence.num_computed + count) for sequence, count in work]
         ids = [sequence.tokens[i] for (sequence, _), span in zip(work, spans, strict=True) for i in span]
@@ -76,9 +82,9 @@ class PagedModel:
 
 
 def attention_metadata(
-    sequences: Sequence[PagedSequence], spans: Sequence[range], num_prefills: int
+    sequences: abc.Sequence[PagedSequence], spans: abc.Sequence[range], num_prefills: int
 ) -> AttentionMetadata:
-    """Of a step that computes the tokens `spans[i]` of `sequences[i]`; the first `num_prefills` are prefill chunks."""
+    """Metadata of a step that computes the tokens `spans[i]` of `sequences[i]`: `num_prefills` chunks, then decodes."""
     width = max(len(sequence.blocks) for sequence in sequences)
     tables = torch.zeros(len(sequences), width, dtype=torch.int32)
     for row, sequence in zip(tables, sequences, strict=True):
@@ -104,10 +110,12 @@ def attention_metadata(
     )
 
 
-def run_all_ways(model: PagedModel, prompts: Sequence[Sequence[int]]) -> dict[str, list[Tensor]]:
-    """Logits of every computed token of three prompts, by how they were computed: `[len(prompt) - skipped, V]` each.
+def run_all_ways(model: PagedModel, prompts: abc.Sequence[abc.Sequence[int]]) -> dict[str, list[Tensor]]:
+    """Logits of three prompts, `[tokens computed, V]` each, by the way of computing them.
 
-    The third prompt begins with the first 12 tokens of the first one; "cached" computes only what follows them.
+    "prefill" computes all prompts in one step; "chunked" the first prompt in chunks; "decode" the second prompt with a
+    decode for each of its last tokens; "cached" the third prompt after its first 12 tokens, which it shares with the
+    first prompt.
     """
     first, second, third = prompts
     result = {"prefill": model.step([(model.sequence(prompt), len(prompt)) for prompt in prompts])}

@@ -1,4 +1,4 @@
-"""Logits of every family against transformers with the same weights, however the tokens are computed."""
+"""Logits of every family against transformers with the same weights: prefilled, chunked, cached and decoded."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 
 
 def errors_by_way(folder: Path, dtype: Any, expected: list[Tensor]) -> dict[str, Tensor]:
-    """Relative error of every token, by how it was computed: full prefill, chunked, after a cached prefix, decode."""
+    """Relative error of every token, by the way of computing it (see `run_all_ways`)."""
     model = PagedModel.build(ModelConfig.load(folder), dtype, TensorParallel(), folder)
     first, second, third = expected
     expected_by_way = {"prefill": expected, "chunked": [first], "cached": [third[12:]], "decode": [second]}
@@ -61,7 +61,7 @@ def test_bfloat16_logits_are_as_near_to_float32_as_those_of_transformers(checkpo
     bound = 3 * max(float(relative_error(*pair).max()) for pair in zip(rounded, exact, strict=True))
     assert bound < 0.15
     for way, errors in errors_by_way(folder, torch.bfloat16, exact).items():
-        # Where two experts are nearly as good, rounding may choose the other one: most tokens have no such pair.
+        # Where two experts have nearly equal weights, rounding may change which one is chosen. This affects few tokens.
         worst = errors.median() if family == "qwen3_moe" else errors.max()
         assert float(worst) < bound, way
 

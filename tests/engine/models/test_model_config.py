@@ -1,4 +1,4 @@
-"""What is read from a `config.json`, in the forms in which it occurs; needs no torch."""
+"""What `ModelConfig` reads from a `config.json`, as transformers 4 or 5 writes it; needs no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from engine.models.model_config import Llama3RopeScaling, ModelConfig, ModelError, hf_config
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
-# Of meta-llama/Llama-3.1-8B, in the form of transformers 4.
+# `config.json` of meta-llama/Llama-3.1-8B, as transformers 4 writes it.
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,

@@ -1,4 +1,4 @@
-"""Two and four ranks over gloo compute what one rank computes; four ranks hold each of the two KV heads twice."""
+"""Two and four ranks over gloo compute the same as one rank; of four ranks, two hold the same KV head."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[2, 4])
 def ranks(request: pytest.FixtureRequest, root: Path) -> list[dict]:
-    """What each rank of a group computed."""
+    """The logits that each rank of a group computed, as `run_rank` saves them."""
     size = request.param
     multiprocessing.spawn(run_rank, args=(size, root, prompts()), nprocs=size)
     return [torch.load(root / f"size{size}-rank{rank}.pt") for rank in range(size)]

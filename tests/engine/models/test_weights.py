@@ -1,4 +1,4 @@
-"""Weights from files, as different as they come, and from random numbers."""
+"""Loading weights from checkpoints (single, sharded, faulty, tied), random weights, and packed weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def edited(folders: dict[str, Path], tmp_path: Path) -> Callable[[Edit], Path]:
-    """Makes a copy of the Qwen3 checkpoint whose tensors went through a function."""
+    """A function that copies the Qwen3 checkpoint and applies a change to the tensors of the copy."""
 
     def edit(change: Edit) -> Path:
         tensors = load_file(folders["qwen3"] / "model.safetensors")
@@ -84,7 +84,7 @@ def test_sharded_files_are_read_as_one(folders: dict[str, Path], tmp_path: Path)
 
 def test_tied_embeddings_are_one_parameter(folders: dict[str, Path], edited: Callable[[Edit], Path]) -> None:
     model = build(folders["qwen3"], tie_word_embeddings=True)
-    load_safetensors(model, folders["qwen3"])  # which has an lm_head.weight to spare
+    load_safetensors(model, folders["qwen3"])  # this file has an lm_head.weight, which is ignored
     load_safetensors(model, edited(lambda tensors: tensors.pop("lm_head.weight")))
     assert model.head.weight is model.embedding.weight
     assert "lm_head.weight" not in full_tensors(model)

@@ -16,7 +16,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 
 def run_rank(rank: int, size: int, root: Path, prompts: list[list[int]]) -> None:
-    """Save `rank<N>.pt` in `root`: logits by (model folder, "loaded" or "random", dtype), then by way of computing."""
+    """Save logits in `root`, by (model folder, "loaded" or "random", dtype) and then as `run_all_ways` returns them."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{root}/rendezvous{size}", rank=rank, world_size=size)
     tp = TensorParallel(rank, size)
