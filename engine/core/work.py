@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import abc
 from typing import NamedTuple
 
 import numpy as np
@@ -31,7 +31,7 @@ class StepWork(NamedTuple):
             does not always bring one token; None where it does.
     """
 
-    chunks: Sequence[ChunkWork]
+    chunks: abc.Sequence[ChunkWork]
     num_decodes: int
     num_context_tokens: int
     num_squared_context_tokens: int
