@@ -11,6 +11,7 @@ from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.preemption import Preemption
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
+from engine.core.supply import suppliers
 from engine.core.waiting_queue import WaitingQueue
 
 Cut = Literal["any", "first", "never"]
@@ -190,18 +191,9 @@ class StepPlanner:
         reserve = limits.watermark_blocks if self.running.sequences else 0
         if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
             num_matched = len(match.blocks)
-            self.waiting.block_head(num_matched, self._suppliers(sequence, num_matched))
+            self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0
         return num_tokens
-
-    def _suppliers(self, waiting: Sequence, index: int) -> list[Sequence]:
-        """Decodes that may come to fill the block that `waiting` has as number `index` among its known tokens."""
-        if self.running.lag:  # a block is registered when its sequence takes the next one, so it wins nothing
-            return []
-        hashes = waiting.block_hashes or []
-        if index >= min(len(hashes), waiting.num_tokens // self._blocks.block_size):
-            return []
-        return [sequence for sequence in self.running.decodes.findable if _may_fill(sequence, hashes, index)]
 
     def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
         """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
@@ -254,13 +246,3 @@ class StepPlanner:
         victim = self._preemption.victim(reversed(candidates), self._last_victim)
         self.preempt(draft, victim)
         return victim
-
-
-def _may_fill(sequence: Sequence, hashes: list[int], index: int) -> bool:
-    """Whether `sequence` may come to hold the block `index` of `hashes`, as far as an engine can know.
-
-    What it will generate a simulation may have been told, but plans as if it had not.
-    """
-    known, num_registered = sequence.block_hashes or [], sequence.num_registered_blocks
-    can_fill = num_registered <= index and (sequence.token_ids is not None or index < len(known))
-    return can_fill and known[:num_registered] == hashes[:num_registered]
