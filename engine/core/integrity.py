@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.running_set import RunningSet
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Request, Sequence, SequenceStatus
 
 
 def check_places(
@@ -18,10 +18,11 @@ def check_places(
     running = [sequence for lane in lanes for sequence in lane.sequences]
     assert sum(lane.num_seats for lane in lanes) <= num_seats
     assert all(not s.block_table and (s.num_computed_tokens > 0) == (s.host_blocks is not None) for s in waiting)
-    requests = set(unfinished)
-    known = {sequence for request in requests for sequence in request.sequences}
-    assert {s for s in [*waiting, *running] if s.request in requests} <= known
-    assert len({*waiting, *running}) == len(waiting) + len(running), "a sequence is in two places"
+    ending = {sequence for lane in lanes for sequence in lane.ending}
+    known = {sequence for request in unfinished for sequence in request.sequences}
+    placed = {sequence for sequence in known if sequence.status is not SequenceStatus.FINISHED} | ending
+    assert {*waiting, *running} == placed, "a sequence is lost, or kept after its end"
+    assert len(placed) == len(waiting) + len(running), "a sequence is in two places"
 
 
 def check_tables(

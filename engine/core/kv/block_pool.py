@@ -90,10 +90,8 @@ class BlockPool:
             blocks.reverse()
             del free[split:]
             return blocks
-        blocks = self._dequeue(count - len(free))
-        if free:
-            blocks += free
-            free.clear()
+        blocks = free.copy()
+        free.clear()
         while (missing := count - len(blocks)) > 0:
             blocks += self._dequeue(missing)
         blocks.sort()
@@ -119,12 +117,8 @@ class BlockPool:
         Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
         """
         if self._shared and (shared := self._shared.keys() & table):
-            references = self._shared
             for block in shared:
-                if references[block] == 1:
-                    del references[block]
-                else:
-                    references[block] -= 1
+                self.drop_shared(block)
             count, num_hashed = len(shared), len(hashes)
             if shared.issuperset(table[:count]):  # a common prefix, as nearly always
                 table, hashes = table[count:], hashes[count:]
