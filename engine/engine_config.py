@@ -1,8 +1,8 @@
-"""Settings of the real engine, and how one request samples."""
+"""Settings of the real engine."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.core.scheduler_options import SchedulerOptions
@@ -65,44 +65,3 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]")
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How the tokens of one request are chosen, and when generation ends.
-
-    Attributes:
-        max_tokens: most output tokens.
-        temperature: 0 takes the most likely token.
-        top_k: sample from the `top_k` most likely tokens only; 0 is off.
-        top_p: sample from the most likely tokens that together have this probability; 1 is off.
-        seed: requests with equal seeds and prompts get equal tokens; None derives a seed from the engine's and the
-            request's id.
-        ignore_eos: do not end at the model's end-of-sequence tokens.
-        stop_token_ids: tokens that end the request; the token that ended it is the last one returned.
-        n: outputs per prompt; must be 1.
-
-    Raises:
-        ValueError: a value is out of range.
-    """
-
-    max_tokens: int = 16
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int | None = None
-    ignore_eos: bool = False
-    stop_token_ids: tuple[int, ...] = field(default=())
-    n: int = 1
-
-    def __post_init__(self) -> None:
-        checks = {
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (self.temperature >= 0, "at least 0"),
-            "top_k": (self.top_k >= 0, "at least 0 (off)"),
-            "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "n": (self.n == 1, "1: more outputs per prompt are reserved for a later version"),
-        }
-        for name, (is_valid, allowed) in checks.items():
-            if not is_valid:
-                raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.sequence import Request, RequestRefusedError, Sequence
-from engine.engine_config import EngineConfig, SamplingParams
-from engine.llm_engine import FinishReason, LLMEngine
+from engine.engine_config import EngineConfig
+from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
+from engine.outputs import FinishReason
 from engine.runner.executor import longest_sequence
 from engine.runner.tensor_parallel import make_executor
+from engine.sampling_params import SamplingParams
 
 Prompt = str | abc.Sequence[int]
 
@@ -135,7 +137,8 @@ class LLM:
             prompt = self.tokenizer.encode(prompt)
         token_ids = [int(token) for token in prompt]
         self._num_requests += 1
-        return Request(self._num_requests, len(token_ids), params.max_tokens, token_ids=token_ids)
+        max_tokens = params.max_tokens or self.engine.max_model_len
+        return Request(self._num_requests, len(token_ids), max_tokens, token_ids=token_ids)
 
     def _output(self, index: int, sequence: Sequence, reason: FinishReason | None) -> RequestOutput:
         assert sequence.token_ids is not None

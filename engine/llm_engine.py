@@ -5,16 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request, Sequence
-from engine.engine_config import EngineConfig, SamplingParams
+from engine.engine_config import EngineConfig
+from engine.outputs import FinishReason, TokenLogprobs
 from engine.runner.model_runner import StepTokens
 from engine.runner.step_inputs import StepBuilder, StepInputs
-
-FinishReason = Literal["stop", "length"]
+from engine.sampling_params import SamplingParams
 
 
 class Executor(Protocol):
@@ -37,11 +37,22 @@ class Executor(Protocol):
 
 
 class NewTokens(NamedTuple):
-    """The tokens that a plan gave to a sequence; `finish_reason` is None while the request runs."""
+    """The tokens that a plan gave to a sequence.
+
+    Attributes:
+        finish_reason: None while the sequence runs.
+        stop_reason: the token of `stop_token_ids` that ended the sequence, if one did.
+        logprobs: for each token; None if the request asks for none.
+        prompt_logprobs: for each prompt token, None for the first; comes with the first tokens of a request's first
+            sequence, if the request asks for them.
+    """
 
     sequence: Sequence
     token_ids: list[int]
-    finish_reason: FinishReason | None
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -207,7 +218,7 @@ class LLMEngine:
                         break
             assert sequence.token_ids is not None
             sequence.token_ids.extend(new)
-            outputs.append(NewTokens(sequence, new, None))
+            outputs.append(NewTokens(sequence, new))
         return outputs, stopped
 
     def _forget(self, requests: Iterable[Request]) -> None:

@@ -25,8 +25,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.engine_config import SamplingParams
 from engine.llm import LLM
+from engine.sampling_params import SamplingParams
 from experiments import RESULTS, ROOT, provenance
 from harness.workload.sampling import sharegpt
 
@@ -64,7 +64,7 @@ def ours(folder: Path, dtype: str) -> Runner:
     llm = LLM(folder, dtype=dtype, num_blocks=16_000, max_num_seqs=128, max_num_batched_tokens=4096)
 
     def run(requests: Requests) -> None:
-        params = [SamplingParams(output, temperature=0.0, ignore_eos=True) for _, output in requests]
+        params = [SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True) for _, output in requests]
         outputs = llm.generate([prompt for prompt, _ in requests], params)
         assert [len(output.token_ids) for output in outputs] == [output for _, output in requests]
         llm.engine.reset()  # an empty prefix cache for the next repeat

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
-from engine.engine_config import SamplingParams
+from engine.sampling_params import SamplingParams
 
 Ints = NDArray[np.int64]
 Array: TypeAlias = Any  # a numpy array on the host, a tensor on the device

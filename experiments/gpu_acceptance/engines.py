@@ -19,10 +19,10 @@ from typing import Any
 import torch
 
 from engine.core.sequence import Request
-from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
 from engine.models.model_config import hf_config
+from engine.sampling_params import SamplingParams
 from experiments.gpu_acceptance.common import Context, shape_of
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000
@@ -73,7 +73,7 @@ class Ours:
     def _steps(self, requests: Requests) -> Iterator[tuple[StepReport, int]]:
         engine = self.llm.engine
         for i, (prompt, output) in enumerate(requests):
-            params = SamplingParams(output, temperature=TEMPERATURE, ignore_eos=True)
+            params = SamplingParams(max_tokens=output, temperature=TEMPERATURE, ignore_eos=True)
             engine.add(Request(i, len(prompt), output, token_ids=list(prompt)), params)
         started = time.perf_counter_ns()
         while report := engine.step(time.perf_counter_ns()):

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.llm_engine import StepReport
 from engine.models.model_config import ModelConfig
+from engine.sampling_params import SamplingParams
 from experiments.gpu_acceptance.common import Check, Context, Outcome
 from experiments.gpu_acceptance.engines import (
     FACTORIES,
@@ -175,9 +175,11 @@ def graphs(context: Context) -> Outcome:
     prompts = [[(7 * i + 3 * j) % 997 + 1 for j in range(1 + 37 * i % 90)] for i in range(4 if context.quick else 27)]
     length = 6 if context.quick else 120
     cases = {
-        "greedy": SamplingParams(length, temperature=0.0, ignore_eos=True),
-        "sampled": SamplingParams(length, temperature=TEMPERATURE_OF_CASES, ignore_eos=True, seed=1),
-        "top-k and top-p": SamplingParams(length, temperature=TEMPERATURE_OF_CASES, top_k=40, top_p=0.9, seed=1),
+        "greedy": SamplingParams(max_tokens=length, temperature=0.0, ignore_eos=True),
+        "sampled": SamplingParams(max_tokens=length, temperature=TEMPERATURE_OF_CASES, ignore_eos=True, seed=1),
+        "top-k and top-p": SamplingParams(
+            max_tokens=length, temperature=TEMPERATURE_OF_CASES, top_k=40, top_p=0.9, seed=1
+        ),
     }
     variants: dict[str, dict[str, Any]] = {
         "graphs": {"cuda_graphs": True},

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 
 from engine.core.sequence import Request
-from engine.engine_config import EngineConfig, ExecutionOptions, SamplingParams
+from engine.engine_config import EngineConfig, ExecutionOptions
 from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
 from engine.runner.tensor_parallel import WorkerError, make_executor
+from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
 from harness.errors import ConfigError
@@ -70,10 +71,10 @@ class RealEngine:
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
         self.recorder = Recorder()
         if setup.warm_up:
-            self._warm_up(SamplingParams(max_tokens=3, temperature=setup.temperature, ignore_eos=True))
+            self._warm_up(3, setup.temperature)
 
         def params(max_tokens: int) -> SamplingParams:
-            return SamplingParams(max_tokens, temperature=setup.temperature, ignore_eos=True)
+            return SamplingParams(max_tokens=max_tokens, temperature=setup.temperature, ignore_eos=True)
 
         prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed)
         self._arrivals = arrivals
@@ -121,13 +122,14 @@ class RealEngine:
         """Free the model's memory."""
         self._engine.close()
 
-    def _warm_up(self, params: SamplingParams) -> None:
+    def _warm_up(self, max_tokens: int, temperature: float) -> None:
         """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a
         group come one step after the other."""
+        params = SamplingParams(max_tokens=max_tokens, temperature=temperature, ignore_eos=True)
         for lengths in _WARM_UP_TOKENS:
             for i, length in enumerate(lengths):
-                length = min(length, self._engine.max_model_len - params.max_tokens)
-                self._engine.add(Request(-1 - i, length, params.max_tokens, token_ids=[1] * length), params)
+                length = min(length, self._engine.max_model_len - max_tokens)
+                self._engine.add(Request(-1 - i, length, max_tokens, token_ids=[1] * length), params)
                 self._engine.step(0)
             while self._engine.step(0):
                 pass

@@ -14,8 +14,8 @@ from itertools import islice
 from typing import NamedTuple, Protocol
 
 from engine.core.sequence import Request, RequestRefusedError
-from engine.engine_config import SamplingParams
 from engine.llm_engine import ExecutedPlan, LLMEngine, StepReport
+from engine.sampling_params import SamplingParams
 from harness.workload.prompts import PromptSource
 from simulator.arrivals import NEVER, Arrivals
 

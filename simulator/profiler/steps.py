@@ -8,10 +8,11 @@ from dataclasses import replace
 import numpy as np
 
 from engine.core.sequence import Request
-from engine.engine_config import EngineConfig, SamplingParams
+from engine.engine_config import EngineConfig
 from engine.llm_engine import Executor, LLMEngine, StepReport
 from engine.runner.model_runner import StepTokens
 from engine.runner.step_inputs import StepInputs
+from engine.sampling_params import SamplingParams
 from simulator.profiler.samples import DISTURBED, Clock
 from simulator.profiler.stopwatch import Undisturbed
 
@@ -142,7 +143,7 @@ class Steps:
 
     @property
     def _params(self) -> SamplingParams:
-        return SamplingParams(self._max_model_len, temperature=self._temperature, ignore_eos=True)
+        return SamplingParams(max_tokens=self._max_model_len, temperature=self._temperature, ignore_eos=True)
 
 
 class _Run:

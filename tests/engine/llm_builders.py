@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.engine_config import SamplingParams
 from engine.llm import LLM
 from engine.models.model_config import ModelConfig
 from engine.runner.cuda_graphs import Step
+from engine.sampling_params import SamplingParams
 from kernels.attention import AttentionMetadata
 from kernels.sampler import keep_threshold, log_exponential
 

@@ -10,11 +10,11 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.core.sequence import Request  # noqa: E402
-from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
 from engine.runner import executor, model_runner  # noqa: E402
 from engine.runner.cuda_graphs import Step, bucket_for, buckets, capture_nothing, uses_graphs  # noqa: E402
+from engine.sampling_params import SamplingParams  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
 from tests.engine.llm_builders import (  # noqa: E402
     GREEDY,

@@ -17,10 +17,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.core.sequence import RequestRefusedError  # noqa: E402
-from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
 from engine.runner.tensor_parallel import WorkerError  # noqa: E402
+from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
 
 
@@ -138,7 +138,7 @@ def test_prompts_and_parameters_that_do_not_fit_are_errors() -> None:
         llm.generate(["text"])
     with pytest.raises(ModelError, match="1 sampling_params for 2 prompts"):
         llm.generate([[1], [2]], [GREEDY])
-    for wrong in ({"n": 2}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -1}):
+    for wrong in ({"n": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -2}):
         with pytest.raises(ValueError, match="must be"):
             SamplingParams(**wrong)
 

@@ -11,10 +11,10 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.core.sequence import Request  # noqa: E402
-from engine.engine_config import SamplingParams  # noqa: E402
 from engine.runner.decode_state import DecodeState  # noqa: E402
 from engine.runner.staging import Staging, TokenBuffer  # noqa: E402
 from engine.runner.step_inputs import StepBuilder  # noqa: E402
+from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine import builders  # noqa: E402
 
 CPU = torch.device("cpu")

@@ -11,10 +11,10 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
-from engine.engine_config import SamplingParams  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import executor  # noqa: E402
+from engine.sampling_params import SamplingParams  # noqa: E402
 from kernels import activation, decode_step, moe, norm, rotary, sampler  # noqa: E402
 from kernels.triton_attention import TritonBackend  # noqa: E402
 
@@ -24,8 +24,8 @@ SHAPE: dict[str, Any] = {
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
 EXPERTS = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16}
-GREEDY = SamplingParams(9, temperature=0.0)
-FILTERED = SamplingParams(9, temperature=0.7, top_k=20, top_p=0.9, seed=3)
+GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
+FILTERED = SamplingParams(max_tokens=9, temperature=0.7, top_k=20, top_p=0.9, seed=3)
 PROMPTS = [[5, 9, 2], [7] * 11, [1, 2, 3, 4, 5, 6, 7]]
 
 

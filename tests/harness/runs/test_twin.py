@@ -17,10 +17,11 @@ from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
 from engine.core.sequence import Request  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
-from engine.engine_config import EngineConfig, SamplingParams  # noqa: E402
+from engine.engine_config import EngineConfig  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
+from engine.sampling_params import SamplingParams  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
 from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
 from harness.workload.arrivals import OpenLoop  # noqa: E402
@@ -97,7 +98,7 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead
     times = np.arange(len(trace.table)) * 4_000_000
     times[12:] += 250_000_000  # the engine falls idle in between
     prompts = PromptSource(trace, 300, seed=0)
-    intake = Intake(engine, prompts, recorder, lambda n: SamplingParams(n, 0.0, ignore_eos=True))
+    intake = Intake(engine, prompts, recorder, lambda n: SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True))
     Replay(intake, OpenLoop(times)).run()
     assert not engine.scheduler.unfinished
     engine.scheduler.check_integrity()
