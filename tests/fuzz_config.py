@@ -28,7 +28,7 @@ _LATE = ("harness.runs.run", "harness.plots.validation", "harness.validation.val
 
 def fuzz(num_cases: int, seed: int, num_workers: int, *, real_engine: bool) -> int:
     """Run a campaign, print what failed, and return the number of different failures."""
-    for name in _LATE:
+    for name in [*_LATE, *(["harness.runs.real"] if real_engine else [])]:
         importlib.import_module(name)
     outcomes: Counter[str] = Counter()
     failures: dict[str, list[tuple[Case, Outcome]]] = {}
@@ -39,12 +39,14 @@ def fuzz(num_cases: int, seed: int, num_workers: int, *, real_engine: bool) -> i
         for case, outcome in run_cases(_cases(num_cases, seed, inputs), num_workers):
             outcomes[outcome.kind] += 1
             if outcome.kind == "failed":
+                if outcome.signature not in failures:
+                    print(f"{outcome.signature}\n  {case.command()}\n  {outcome.detail[-700:]}", flush=True)
                 failures.setdefault(outcome.signature, []).append((case, outcome))
         elapsed = time.perf_counter() - started
-        print(f"{num_cases} cases in {elapsed:.0f} s ({num_cases / elapsed:.1f}/s):", dict(outcomes))
+        print(f"\n{num_cases} cases in {elapsed:.0f} s ({num_cases / elapsed:.1f}/s):", dict(outcomes))
         for signature, found in sorted(failures.items(), key=lambda item: -len(item[1])):
             smallest = minimised(min((case for case, _ in found), key=lambda case: len(case.arguments())), signature)
-            print(f"\n{len(found)} x {signature}\n  {smallest.command()}\n  {found[0][1].detail[-700:]}", flush=True)
+            print(f"{len(found)} x {signature}\n  {smallest.command()}", flush=True)
     return len(failures)
 
 

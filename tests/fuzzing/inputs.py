@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import multiprocessing
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,7 +64,18 @@ class Inputs:
 
 
 def build(folder: Path, *, real_engine: bool) -> Inputs:
-    """Write all inputs to `folder`."""
+    """Write all inputs to `folder`, in a process of its own: one that has used torch or Arrow cannot be forked."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool:
+        return pool.apply(_build, (folder, real_engine))
+
+
+def _build(folder: Path, real_engine: bool) -> Inputs:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return _write(folder, real_engine)
+
+
+def _write(folder: Path, real_engine: bool) -> Inputs:
     folder.mkdir(parents=True)
     runs = [folder / "run_a", folder / "run_b"]
     for path, seed in zip(runs, (0, 1), strict=True):

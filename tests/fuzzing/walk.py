@@ -94,7 +94,8 @@ def _odd_override(rng: random.Random) -> str:
     """An override of a group, of a key that does not exist, or of no known form."""
     group, value = rng.choice([*_GROUPS, "experiment", "slo"]), rng.choice(HOSTILE)
     forms = (
-        f"{group}={value}", f"~{group}", f"+{group}.x={value}", f"{group}.kind={value}", f"x={value}", "x", "=", "a.b.c=1",
+        f"{group}={value}", f"~{group}", f"+{group}.x={value}", f"{group}.kind={value}", f"x={value}", "x", "=",
+        "a.b.c=1",
         f"{group}.={value}", f".{group}={value}", f"{group}@x={value}", f"+x={value}", "{}", "é=1", f"task={value}",
     )  # fmt: skip
     return rng.choice(forms)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import ctypes
 import faulthandler
 import functools
 import io
@@ -12,6 +13,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -28,8 +30,8 @@ from hydra import compose, initialize_config_dir
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.types import Override
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
 
 from harness import cli
@@ -40,6 +42,7 @@ from tests.harness.builders import CONF, ROOT
 
 LONGEST_S = 20.0  # of a case
 MEMORY_BYTES = 3 << 30  # that a case may take beyond what a worker has
+_SET_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 _GRACE_S = 10.0  # after which a worker that did not end itself is killed
 
 
@@ -116,13 +119,15 @@ class _Worker:
             return self._case, Outcome("failed", f"{kind} in {where}", lines[:1500])
 
     def end(self) -> None:
-        self._process.kill()
+        """Kill the process with those that it started."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
 
     def _start(self) -> None:
         self.connection, child = multiprocessing.Pipe()
         context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=_serve, args=(child, self._folder, self._log()), daemon=True)
+        self._process = context.Process(target=_serve, args=(child, self._folder, self._log()))
         self._process.start()
         child.close()
 
@@ -131,7 +136,9 @@ class _Worker:
 
 
 def _serve(connection: Connection, folder: Path, log: Path) -> None:
-    """What a worker does."""
+    """What a worker does. It ends with the process that started it, however that one ends."""
+    os.setpgid(0, 0)
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.chdir(folder)
     with log.open("w") as file, initialize_config_dir(config_dir=str(CONF), version_base=None):
         faulthandler.enable(file)
