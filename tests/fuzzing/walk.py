@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.config import RunConfig
+from tests.fuzzing.files import PLACE, Damage
 from tests.fuzzing.inputs import REAL, Inputs
 from tests.fuzzing.values import HOSTILE, Leaf, draw, leaves
 from tests.harness.builders import CONF
@@ -42,16 +43,24 @@ class Case:
         base: overrides that are composed once for many cases: options of groups, and what makes the run small.
         overrides: applied to that composition, one by one.
         is_whole: run as `run.py` runs it, through Hydra's own entry point.
+        damage: a file to mutate first; `PLACE` in an override stands for its path.
     """
 
     base: tuple[str, ...]
     overrides: tuple[str, ...]
     is_whole: bool = False
+    damage: Damage | None = None
 
     def command(self) -> str:
         """What to type to see the same."""
         quoted = (f"'{text}'" if any(sign in text for sign in " $'\"{[~") else text for text in self.arguments())
-        return "python run.py " + " ".join(quoted)
+        damage = self.damage
+        note = (
+            f"  # {PLACE}: {damage.target.source.name}, mutation {damage.number} of {damage.target.name}"
+            if damage
+            else ""
+        )
+        return "python run.py " + " ".join(quoted) + note
 
     def arguments(self) -> list[str]:
         return [*self.base, *self.overrides]
@@ -117,7 +126,7 @@ def _draw_base(rng: random.Random, inputs: Inputs) -> tuple[list[str], dict[str,
     kinds = {group: option.removesuffix("_multiturn") for group, option in chosen.items()}
     base += _trace(rng, chosen["trace"], inputs, kinds)
     if chosen["cost"] == "profiled":
-        base.append(f"cost.profile={inputs.profile}")
+        base.append(f"cost.profile={inputs.profiles[0][1]}")
     elif chosen["cost"] == "roofline" and rng.random() < 0.2:
         base.append(f"cost.calibration={inputs.calibration}")
     if chosen["arrival"] in ("poisson", "gamma", "constant") and rng.random() < 0.5:

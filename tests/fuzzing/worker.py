@@ -20,7 +20,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import IO
@@ -37,6 +37,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness import cli
 from harness.config import parse
 from tests.fuzzing.figures import problems
+from tests.fuzzing.files import PLACE
 from tests.fuzzing.walk import Case
 from tests.harness.builders import CONF, ROOT
 
@@ -159,8 +160,12 @@ def _virtual_bytes() -> int:
 
 def run_case(case: Case, out: Path, log: IO[str] | None = None) -> Outcome:
     """Run a case in `out`, which is new, and judge how it ended. A case that takes too long ends the process."""
-    shutil.rmtree(out, ignore_errors=True)
+    for folder in (out, out.with_name("damaged")):
+        shutil.rmtree(folder, ignore_errors=True)
+    out.with_name("damaged").mkdir(parents=True)
     out.mkdir(parents=True)
+    if case.damage is not None:
+        case = _located(case, case.damage.apply(out.with_name("damaged")))
     stdout, stderr = io.StringIO(), io.StringIO()
     if log is not None:
         faulthandler.dump_traceback_later(LONGEST_S, exit=True, file=log)
@@ -175,6 +180,11 @@ def run_case(case: Case, out: Path, log: IO[str] | None = None) -> Outcome:
         return Outcome("failed", signature, "".join(traceback.format_exception(error))[-1500:])
     finally:
         faulthandler.cancel_dump_traceback_later()
+
+
+def _located(case: Case, place: Path) -> Case:
+    """`case` with the path of its damaged file."""
+    return replace(case, overrides=tuple(text.replace(PLACE, str(place)) for text in case.overrides))
 
 
 def _launch(case: Case, out: Path) -> object:
