@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from tests.fuzzing.inputs import MODEL, REAL, Inputs
@@ -45,6 +44,9 @@ class Damage:
     target: Target
     number: int
 
+    def __str__(self) -> str:
+        return f"{PLACE}: {self.target.source.name} with mutation {self.number} of {self.target.name or 'it'}"
+
     def apply(self, folder: Path) -> Path:
         """Write the damaged copy below `folder`; returns its path."""
         source = self.target.source
@@ -79,11 +81,10 @@ def _damaged_table(table: pd.DataFrame, rng: random.Random) -> pd.DataFrame:
         case 2:
             return table.assign(**{name: rng.choice(["x", None, 1.5, -1, True, [[1]] * len(table)])})
         case _:
-            numbers = [value for value in ODD_NUMBERS if isinstance(value, float) or abs(value) < 2**63]
             values = table[name].tolist()
             for row in rng.sample(range(len(values)), rng.choice([1, len(values)])):
-                values[row] = rng.choice(numbers)
-            return table.assign(**{name: np.array(values, dtype=rng.choice([float, object]))})
+                values[row] = float(rng.choice([number for number in ODD_NUMBERS if abs(number) < 1e308]))
+            return table.assign(**{name: pd.array(values, dtype=rng.choice(["Float64", "str"]))})
 
 
 def draw_damage(rng: random.Random, targets: list[list[Target]]) -> Damage:

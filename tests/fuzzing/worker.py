@@ -41,8 +41,10 @@ from tests.fuzzing.files import PLACE
 from tests.fuzzing.walk import Case
 from tests.harness.builders import CONF, ROOT
 
-LONGEST_S = 20.0  # of a case
+LONGEST_S = 20.0  # of processor time in a case
+LONGEST_WAIT_S = 90.0  # of a case on the clock, which other processes also take time of
 MEMORY_BYTES = 3 << 30  # that a case may take beyond what a worker has
+_NOTE = re.compile(r"(trace|/\S+): (?!.*Warning)")  # on a trace, printed to stderr
 _SET_PARENT_DEATH_SIGNAL = 1  # of Linux's prctl
 _GRACE_S = 10.0  # after which a worker that did not end itself is killed
 
@@ -96,7 +98,7 @@ class _Worker:
         self._case = case
         if case is None:
             return False
-        self._deadline = time.monotonic() + LONGEST_S + _GRACE_S
+        self._deadline = time.monotonic() + LONGEST_WAIT_S + _GRACE_S
         self.connection.send(case)
         return True
 
@@ -113,7 +115,9 @@ class _Worker:
         except EOFError:
             self.end()
             lines = self._log().read_text(errors="replace")
-            kind = "hang" if "Timeout" in lines or self.is_late() else f"killed ({self._process.exitcode})"
+            code = self._process.exitcode
+            is_hang = "Timeout" in lines or self.is_late() or code == -signal.SIGPROF
+            kind = "hang" if is_hang else f"killed ({code})"
             frames = re.findall(r'File "([^"]+)", line (\d+) in (\S+)', lines)
             self._start()
             where = _place([(file, name) for file, _, name in frames])
@@ -139,10 +143,12 @@ class _Worker:
 def _serve(connection: Connection, folder: Path, log: Path) -> None:
     """What a worker does. It ends with the process that started it, however that one ends."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_NOTE = re.compile(r"(trace|/\S+): (?!.*Warning)")  # on a trace, printed to stderr
+_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.chdir(folder)
     with log.open("w") as file, initialize_config_dir(config_dir=str(CONF), version_base=None):
         faulthandler.enable(file)
+        faulthandler.register(signal.SIGPROF, file, chain=True)
         memory = _virtual_bytes() + MEMORY_BYTES
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, 1 << 30))
@@ -168,7 +174,8 @@ def run_case(case: Case, out: Path, log: IO[str] | None = None) -> Outcome:
         case = _located(case, case.damage.apply(out.with_name("damaged")))
     stdout, stderr = io.StringIO(), io.StringIO()
     if log is not None:
-        faulthandler.dump_traceback_later(LONGEST_S, exit=True, file=log)
+        faulthandler.dump_traceback_later(LONGEST_WAIT_S, exit=True, file=log)
+        signal.setitimer(signal.ITIMER_PROF, LONGEST_S)
     try:
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stderr), warnings.catch_warnings():
             warnings.simplefilter("always", RuntimeWarning)
@@ -179,6 +186,7 @@ def run_case(case: Case, out: Path, log: IO[str] | None = None) -> Outcome:
         signature = f"{type(error).__name__} in {_place(frames[::-1])}"
         return Outcome("failed", signature, "".join(traceback.format_exception(error))[-1500:])
     finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
         faulthandler.cancel_dump_traceback_later()
 
 
@@ -232,7 +240,7 @@ def _base(overrides: tuple[str, ...]) -> DictConfig:
 
 
 def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
-    lines = [line for line in stderr.strip().splitlines() if not line.startswith("trace: ")]
+    lines = [line for line in stderr.strip().splitlines() if not _NOTE.match(line)]
     if code == 0:
         if lines:
             text = re.sub(r"^.*?([\w/]+\.py):\d+", r"\1", lines[0])
