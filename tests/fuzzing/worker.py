@@ -143,8 +143,7 @@ class _Worker:
 def _serve(connection: Connection, folder: Path, log: Path) -> None:
     """What a worker does. It ends with the process that started it, however that one ends."""
     os.setpgid(0, 0)
-    ctypes.CDLL(None).prctl(_NOTE = re.compile(r"(trace|/\S+): (?!.*Warning)")  # on a trace, printed to stderr
-_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.chdir(folder)
     with log.open("w") as file, initialize_config_dir(config_dir=str(CONF), version_base=None):
         faulthandler.enable(file)
