@@ -57,7 +57,11 @@ def check_results(folder: Path, cause: str) -> None:
     ("failure", "raised", "cause"),
     [
         (OutOfMemoryError("no block fits"), EngineError, "no block fits"),
-        (torch.OutOfMemoryError("CUDA out of memory.\n Tried to allocate"), EngineError, "CUDA out of memory. Tried to"),
+        (
+            torch.OutOfMemoryError("CUDA out of\n memory"),
+            EngineError,
+            "CUDA out of memory",
+        ),
         (MemoryError(), EngineError, "MemoryError"),
         (KeyError("a defect"), KeyError, "a defect"),
     ],
