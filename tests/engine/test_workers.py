@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from multiprocessing.process import BaseProcess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,15 @@ from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
 from engine.runner.rendezvous import Rendezvous, remove_left_overs  # noqa: E402
-from engine.runner.tensor_parallel import TensorParallelExecutor, WorkerError, make_executor  # noqa: E402
-from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
+from engine.runner.tensor_parallel import (  # noqa: E402
+    TensorParallelExecutor,
+    WorkerError,
+    _interrupts_after,
+    _limit_waiting,
+    _SecondInterruptError,
+    make_executor,
+)
+from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 # Serves on two ranks without end, and prints the process ids of the ranks.
@@ -38,7 +45,7 @@ from engine.llm import LLM
 if __name__ == "__main__":
     llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
     for i in itertools.count():
-        llm.generate(make_prompts(), GREEDY)
+        llm.generate(make_prompts()[:2], GREEDY)
         if i == 0:
             print(*(child.pid for child in multiprocessing.active_children()), flush=True)
 """
@@ -60,7 +67,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def streaming(temporary: Path) -> Any:
     """An engine of two ranks that has begun to serve prompts, its worker processes, and what it still has to give."""
-    llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2, worker_timeout_s=4.0)
+    llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2, worker_timeout_s=3.0)
     stream = llm.stream(make_prompts(), GREEDY)
     next(stream)
     yield llm, multiprocessing.active_children(), stream
@@ -81,41 +88,51 @@ def test_a_killed_worker_ends_the_run_and_leaves_nothing(streaming: Any, tempora
         llm.engine._executor.execute(None)
 
 
-def test_a_worker_that_hangs_is_named_and_killed(streaming: Any, temporary: Path) -> None:
-    """The other rank waits in a collective. The inputs are larger than what the pipe takes without a reader."""
-    llm, workers, stream = streaming
-    os.kill(workers[-1].pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"^no answer from rank 0, 1 within 4 s$"):
-        list(stream)
+def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
+    streaming: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that does not hang waits for the other one in a collective."""
+    llm, (victim, _), _ = streaming
+    executor: TensorParallelExecutor = llm.engine._executor
+    collect, inputs = executor._collect, llm.engine._builder.build(llm.engine.scheduler.schedule(0))
+
+    def interrupt(timeout_s: float) -> list[Any]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return collect(timeout_s)
+
+    monkeypatch.setattr(executor, "_collect", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        executor.execute(inputs)
+    monkeypatch.setattr(executor, "_collect", collect)
+    assert not any(worker.pipe.poll() for worker in executor._workers), "an answer is left in a pipe"
+    assert len(multiprocessing.active_children()) == 2
+    os.kill(victim.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=r"^no answer from rank 0, 1 within 3 s$"):
+        executor.execute(inputs)
     assert multiprocessing.active_children() == []
     assert list(temporary.iterdir()) == []
 
 
-def test_a_rank_takes_no_more_than_the_pipe_holds_while_it_hangs(streaming: Any) -> None:
-    llm, workers, _ = streaming
-    (hung,) = (worker for worker in workers if worker.name == "twinserve-rank-0")
-    os.kill(hung.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"^no answer from rank 0 within 4 s$"):
-        llm.engine._executor.execute(b" " * (8 << 20))
-    assert multiprocessing.active_children() == []
+def test_a_second_interrupt_ends_at_once() -> None:
+    with pytest.raises(_SecondInterruptError), _interrupts_after():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_an_interrupt_waits_for_the_plan_and_a_second_one_does_not(streaming: Any) -> None:
-    llm, workers, stream = streaming
-    executor, execute = llm.engine._executor, llm.engine._executor._collect
-
-    def interrupt(timeout_s: float) -> list[Any]:
-        os.kill(os.getpid(), signal.SIGINT)
-        return execute(timeout_s)
-
-    executor._collect = interrupt
-    with pytest.raises(KeyboardInterrupt):
-        next(stream)
-    assert not any(worker.pipe.poll() for worker in executor._workers), "an answer is left in a pipe"
-    assert len(multiprocessing.active_children()) == 2
-    executor._collect = lambda timeout_s: (interrupt(timeout_s), interrupt(timeout_s))
-    with pytest.raises(KeyboardInterrupt):
-        executor.execute("no inputs, which is an error in the workers")
+def test_sending_and_receiving_have_a_limit() -> None:
+    """A process that is stopped reads nothing, and a pipe holds less than the inputs of a large plan."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    _limit_waiting(ours, 0.05)
+    with pytest.raises(BlockingIOError):
+        ours.send(b" " * (8 << 20))
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    _limit_waiting(ours, 0.05)
+    with pytest.raises(BlockingIOError):
+        ours.recv()
+    theirs.send("a message")
+    assert ours.recv() == "a message"
 
 
 def children_end(pids: list[int]) -> bool:
@@ -203,5 +220,11 @@ def test_ranks_take_the_tokens_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
     def make(config: EngineConfig, model: ModelConfig, folder: Path | None) -> TensorParallelExecutor:
         return TensorParallelExecutor(config, model, Drift())  # type: ignore[arg-type]
 
+    prompts = make_prompts()[:3]
+    params = replace(GREEDY, max_tokens=6)
+    llm = LLM(MODEL, **SETTINGS)
+    expected = [output.token_ids for output in llm.generate(prompts, params)]
     monkeypatch.setattr(llm_module, "make_executor", make)
-    assert generate(tensor_parallel_size=2) == one_by_one()
+    drifting = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
+    assert [output.token_ids for output in drifting.generate(prompts, params)] == expected
+    drifting.close()
