@@ -19,7 +19,7 @@ class ModelError(ValueError):
     """A model that cannot be built or loaded; the message is one line that names what is wrong."""
 
 
-def read_object(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises ModelError if there is none, or the file is larger than 64 MiB."""
     try:
         if path.exists() and not path.is_file():

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engine.models.json_file import Fields, read_object, shown
+from engine.models.json_file import Fields, read_json, shown
 from engine.models.json_file import ModelError as ModelError  # also imported from here
 
 Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama"]
@@ -103,10 +103,10 @@ class ModelConfig:
         """
         folder = Path(folder)
         check_folder(folder)
-        config = cls.from_hf(read_object(folder / "config.json"))
+        config = cls.from_hf(read_json(folder / "config.json"))
         generation = folder / "generation_config.json"
         if generation.exists():
-            eos = _eos_token_ids(Fields(read_object(generation), generation.name))
+            eos = _eos_token_ids(Fields(read_json(generation), generation.name))
             config = replace(config, eos_token_ids=eos) if eos else config
         return config
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.models.blocks import CausalLM
-from engine.models.json_file import ModelError, read_object, shown
+from engine.models.json_file import ModelError, read_json, shown
 from engine.models.layers import (
     PACKED_ROWS,
     CheckpointTensor,
@@ -125,7 +125,7 @@ def _weight_files(folder: Path) -> list[Path]:
         if not os.path.exists(folder / _SINGLE_FILE):
             raise ModelError(f"{folder}: no weights, neither {_SINGLE_FILE} nor {_INDEX}")
         return [folder / _SINGLE_FILE]
-    weight_map = read_object(index).get("weight_map")
+    weight_map = read_json(index).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
         raise ModelError(f"{index}: not an index of safetensors files")
     names = sorted(set(weight_map.values()))
