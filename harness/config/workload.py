@@ -55,12 +55,12 @@ class FileTrace(ConfigModel):
     Attributes:
         path: of the file.
         limit: requests to keep, from the start; null keeps all.
-        on_bad_row: skip (and count) rows that cannot be used, or stop with an error (error).
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
     path: Text
     limit: PositiveInt | None = None
-    on_bad_row: Literal["skip", "error"] = "skip"
+    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
 
 class AzureTrace(FileTrace):
@@ -102,7 +102,7 @@ class ShareGptTrace(ConfigModel):
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
         num_requests: number of requests to draw without a path; null draws 2000.
         limit: requests to keep, from the start; null keeps all.
-        on_bad_row: skip (and count) rows that cannot be used, or stop with an error (error).
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
     kind: Literal["sharegpt"] = "sharegpt"
@@ -111,7 +111,7 @@ class ShareGptTrace(ConfigModel):
     tokenizer: Text | None = None
     num_requests: PositiveInt | None = None
     limit: PositiveInt | None = None
-    on_bad_row: Literal["skip", "error"] = "skip"
+    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
     @model_validator(mode="before")
     @classmethod

@@ -182,7 +182,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
 
 def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarray, total: int) -> Trace:
     """The trace behind the run, contents included, in order of arrival at the measured times."""
-    trace = load_trace(config.trace, seed=config.seed)
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     lengths = ["num_prompt_tokens", "num_output_tokens"]
     measured = requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy()
     if len(trace.table) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():
