@@ -12,8 +12,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harness.config.workload import MAX_TOKENS
 from harness.workload.readers.sieve import RowSieve
-from harness.workload.trace import MAX_TOKENS
 
 _MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds

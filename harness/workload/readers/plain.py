@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.config.workload import MAX_TOKENS
 from harness.errors import TraceError
 from harness.workload.readers.checks import integers, numbers_from_json, ordinals, times, tokens
 from harness.workload.readers.csv_file import require_columns
@@ -82,8 +83,10 @@ def _hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
     if "hash_ids" not in first and "hash_block_size" not in first:
         return None
     size = first.get("hash_block_size")
-    if "hash_ids" not in first or type(size) is not int or size < 1:
-        raise TraceError(f"{path}: hash_ids and hash_block_size (tokens per id, a whole number >= 1) belong together")
+    if "hash_ids" not in first or type(size) is not int or not 1 <= size <= MAX_TOKENS:
+        raise TraceError(
+            f"{path}: hash_ids and hash_block_size (tokens per id, a whole number >= 1, <= {MAX_TOKENS}) belong together"
+        )
     return size
 
 

@@ -93,3 +93,9 @@ def test_jsonl_wrong_files(path: Path, records: list[dict[str, object]], message
     with pytest.raises(TraceError) as error:
         read_jsonl(path, *records)
     assert str(error.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize("size", [10**30, 2**31, -1, 1.5, True, "16", None])
+def test_jsonl_absurd_hash_block_sizes(path: Path, size: object) -> None:
+    with pytest.raises(TraceError, match="hash_ids and hash_block_size"):
+        read_jsonl(path, HASHED | {"hash_block_size": size})
