@@ -17,13 +17,13 @@ from harness.measured.measured_run import (
     OwnRun,
     check_order,
     halves_of,
-    read_json,
     requests_table,
     seen_times,
     series_table,
     whole_ns,
     with_latencies,
 )
+from harness.measured.records import read_json
 from harness.results import files as results
 from harness.results.tables import Floats, RunResult
 from harness.workload.readers import load_trace
@@ -52,11 +52,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         )
     if not status.get("finished", 0):
         raise MeasuredRunError(f"{path}: none of {len(result.requests)} requests finished")
-    try:
-        config = load(path / "config.yaml")
-    except OSError as error:
-        raise MeasuredRunError(f"{path / 'config.yaml'}: cannot be read: {error.strerror}") from None
-    return _measured(path, config, result)
+    return _measured(path, load(path / "config.yaml"), result)
 
 
 def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:

@@ -85,7 +85,7 @@ def _hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
     size = first.get("hash_block_size")
     if "hash_ids" not in first or type(size) is not int or not 1 <= size <= MAX_TOKENS:
         raise TraceError(
-            f"{path}: hash_ids and hash_block_size (tokens per id, a whole number >= 1, <= {MAX_TOKENS}) belong together"
+            f"{path}: hash_ids and hash_block_size (tokens per id, an integer >= 1, <= {MAX_TOKENS}) belong together"
         )
     return size
 
