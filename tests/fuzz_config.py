@@ -22,7 +22,7 @@ from tests.fuzzing.minimise import minimised
 from tests.fuzzing.walk import Case, draw_case
 from tests.fuzzing.worker import Outcome, run_cases
 
-_CASES_PER_BASE = 8
+_CASES_PER_BASE = 12
 # What a task imports late; imported once before the workers are forked.
 _LATE = ("harness.runs.run", "harness.plots.validation", "harness.validation.validate", "harness.calibration.calibrate")
 
@@ -38,7 +38,9 @@ def fuzz(num_cases: int, num_files: int, seed: int, num_workers: int, *, real_en
         inputs = build(Path(folder) / "inputs", real_engine=real_engine)
         started = time.perf_counter()
         cases = [*_cases(num_cases, seed, inputs), *_file_cases(num_files, seed, inputs)]
-        for case, outcome in run_cases(cases, num_workers):
+        for number, (case, outcome) in enumerate(run_cases(cases, num_workers), start=1):
+            if number % 500 == 0:
+                print(f"{number} of {len(cases)} cases, {len(failures)} kinds of failures", flush=True)
             outcomes[outcome.kind] += 1
             if outcome.kind == "failed":
                 if outcome.signature not in failures:

@@ -94,7 +94,8 @@ def draw_damage(rng: random.Random, targets: list[list[Target]]) -> Damage:
 
 def targets(inputs: Inputs) -> list[list[Target]]:
     """All files that a user may give, by kind."""
-    kinds = [list(_traces(inputs)), list(_measured(inputs)), list(_results(inputs)), list(_costs(inputs))]
+    runs = [*_measured(inputs), *_results(inputs)]
+    kinds = [list(_traces(inputs)), runs, list(_costs(inputs))]
     if inputs.model is not None:
         names = [path.name for path in inputs.model.iterdir() if path.suffix in (".json", ".safetensors")]
         kinds.append(list(_folder(inputs.model, [*REAL, *MODEL, f"engine.weights={PLACE}"], names)))
