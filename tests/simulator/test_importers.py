@@ -18,7 +18,8 @@ from simulator.importers.llmservingsim import graph_sizes, read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.profile.files import save_profile
 from simulator.profile.profile import Profile, ProfileError
-from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, attention, by_tokens, profile, work
+from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, work
+from tests.simulator.foreign_profiles import write_bundle, write_profiling
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 
@@ -34,16 +35,7 @@ def step_ns(measured: Profile, model: ModelShape, step: StepWork, ranks: int = 1
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A bundle that says what `builders.profile` says."""
-    ranks = tmp_path / "tp1"
-    ranks.mkdir()
-    dense = by_tokens(0.5).rename(columns={"operator": "layer", "num_tokens": "tokens"})
-    dense.to_csv(ranks / "dense.csv", index=False)
-    pd.DataFrame({"layer": "lm_head", "sequences": [1, 64, 256], "time_us": [20.0, 30.0, 70.0]}).to_csv(
-        ranks / "per_sequence.csv", index=False
-    )
-    names = dict(prefill_tokens="prefill_chunk", prefill_context="kv_prefill", num_decodes="n_decode")
-    attention().rename(columns=names | {"decode_context": "kv_decode"}).to_csv(ranks / "attention.csv", index=False)
-    (tmp_path / "meta.yaml").write_text(yaml.safe_dump({"gpu": "device", "model": "owner/Test"}))
+    write_bundle(tmp_path)
     return tmp_path
 
 
@@ -168,28 +160,7 @@ def test_published_bundles(name: str, ranks: int, layers: int, first: int) -> No
 
 @pytest.fixture
 def profiling(tmp_path: Path) -> Path:
-    folder = tmp_path / "compute" / "a100" / "owner" / "model"
-    folder.mkdir(parents=True)
-    sizes = {"n_embd": 64, "n_kv_head": 2, "num_tensor_parallel_workers": 1}
-    dense = pd.DataFrame({"num_tokens": [1, 64, 512]}).assign(**sizes, n_head=4, n_expanded_embd=128)
-    operators = ("emb", "attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "add")
-    for i, operator in enumerate(operators, start=1):
-        dense[f"time_stats.{operator}.median"] = i * 1e-3 * (1 + dense["num_tokens"] / 64)
-    pd.concat([dense, dense.assign(num_tensor_parallel_workers=2)]).to_csv(folder / "mlp.csv", index=False)
-    rows = [(0, n, c) for n in (1, 8) for c in (15, 255)] + [(s, 1, p) for s in (64, 128) for p in (0, 64)]
-    table = pd.DataFrame(rows, columns=["prefill_chunk_size", "batch_size", "kv_cache_size"]).assign(
-        **sizes, n_q_head=4
-    )
-    table["time_stats.attn_decode.median"] = 1e-5 * table["batch_size"] * (table["kv_cache_size"] + 1)
-    table["time_stats.attn_prefill.median"] = 1e-4 * table["prefill_chunk_size"]
-    table["time_stats.attn_kv_cache_save.median"] = 5e-3
-    pd.concat([table, table.assign(num_tensor_parallel_workers=2)]).to_csv(folder / "attention.csv", index=False)
-    link = tmp_path / "network" / "a100_dgx"
-    link.mkdir(parents=True)
-    pd.DataFrame(
-        {"size": [2048, 4096], "num_workers": 2, "devices_per_node": 2, "time_stats.all_reduce.median": [0.02, 0.03]}
-    ).to_csv(link / "all_reduce.csv", index=False)
-    return folder
+    return write_profiling(tmp_path)
 
 
 def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:

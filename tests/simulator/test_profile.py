@@ -52,11 +52,21 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
         ("tokens.csv", "qkv_proj", "query", "tokens: no qkv_proj .there: down_proj, gate_up_proj, o_proj, query"),
         ("tokens.csv", "down_proj", "down", "tokens: no down_proj .there"),
         ("tokens.csv", "gate_up_proj", "gate_proj", "tokens: no gate_up_proj .there"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,-14.0", "time_us must be above 0"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,140000000000", "are these microseconds"),
+        (
+            "tokens.csv",
+            "down_proj,8,14.0",
+            "down_proj,8,-14.0",
+            r"tokens: time_us=-14.0 in row \d+: must be a number >= 0.001 and <= 6e\+07; times are in microseconds",
+        ),
+        (
+            "tokens.csv",
+            "down_proj,8,14.0",
+            "down_proj,8,140000000000",
+            "time_us=140000000000.0 in row .* times are in microseconds",
+        ),
         ("tokens.csv", "down_proj,8,14.0", "down_proj,1,14.0", "operator=down_proj, num_tokens=1 is there twice"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8.5,14.0", "must be whole numbers"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,slow", "time_us holds something that is not a number"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8.5,14.0", "num_tokens=8.5 in row .* must be an integer >= 1"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,slow", "time_us=slow in row .* must be a number"),
         ("sequences.csv", "lm_head", "head", "sequences: no lm_head"),
         ("meta.yaml", "format_version: 1", "format_version: 7", "format_version 7"),
         ("meta.yaml", "time: us", "time: ms", "times must be in microseconds"),
@@ -81,7 +91,7 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
 def test_what_is_wrong_is_named(folder: Path, file: str, old: str, new: str, message: str | None) -> None:
     if message is None:
         (folder / file).write_text("[1, 2")
-        message = "is not YAML"
+        message = "not YAML"
     else:
         edit(folder / file, old, new)
     with pytest.raises(ProfileError, match=message):
