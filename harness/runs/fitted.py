@@ -11,6 +11,7 @@ date, command
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +26,7 @@ from simulator.profile.checks import base_name
 from simulator.quantities import RANGES
 
 _DTYPES = {"half": "float16", "float": "float32"}  # names that vLLM also accepts
-_FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
+_FITTED_ON = {"measured": str, "data_sha256": str, "part": str, "num_requests": int}
 
 
 @dataclass(frozen=True)
@@ -100,7 +101,7 @@ def read(path: Path) -> Calibration:
         ConfigError: the file cannot be read, or is no calibration file.
     """
     try:
-        document = read_yaml(path)
+        document = read_yaml(path, numbers="any")  # widths may be infinite
     except DocumentError as error:
         raise ConfigError(f"cost.calibration={str(path)!r}: {error}") from None
     values = document if isinstance(document, dict) else {}
@@ -109,7 +110,7 @@ def read(path: Path) -> Calibration:
     if (
         not isinstance(constants, dict)
         or not isinstance(kept, list)
-        or not all(isinstance(data, dict) and set(_FITTED_ON) <= set(data) for data in (fitted_on, *kept))
+        or not all(map(_is_fit, (fitted_on, *kept)))
         or not all(type(name) is str and type(value) in (int, float) for name, value in constants.items())
     ):
         raise ConfigError(
@@ -118,6 +119,15 @@ def read(path: Path) -> Calibration:
         )
     return Calibration(
         path, str(values.get("cost")), {name: float(value) for name, value in constants.items()}, fitted_on, tuple(kept)
+    )
+
+
+def _is_fit(data: Any) -> bool:
+    """Whether `data` says to what constants were fitted."""
+    return (
+        isinstance(data, dict)
+        and all(type(data.get(name)) is kind for name, kind in _FITTED_ON.items())
+        and not any(isinstance(value, float) and not math.isfinite(value) for value in data.values())
     )
 
 

@@ -221,7 +221,7 @@ def check_numbers(
     limits = RANGES[quantity]
     wrong = ~((values >= limits.low) & (values <= limits.high))
     if limits.is_whole:
-        wrong |= values % 1 != 0
+        wrong |= values != np.floor(values)
     if may_be_missing:
         wrong &= ~(numbers.isna().to_numpy() | (values == 0))
     if is_text and not wrong.any():  # true and false, or numbers that are written as text

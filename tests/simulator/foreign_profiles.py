@@ -13,7 +13,7 @@ from tests.simulator.builders import attention, by_tokens
 def write_bundle(folder: Path) -> None:
     """A bundle of LLMServingSim that says what `builders.profile` says."""
     ranks = folder / "tp1"
-    ranks.mkdir()
+    ranks.mkdir(parents=True)
     dense = by_tokens(0.5).rename(columns={"operator": "layer", "num_tokens": "tokens"})
     dense.to_csv(ranks / "dense.csv", index=False)
     pd.DataFrame({"layer": "lm_head", "sequences": [1, 64, 256], "time_us": [20.0, 30.0, 70.0]}).to_csv(
