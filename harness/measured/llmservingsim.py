@@ -12,7 +12,7 @@ reproduced to the last digit, with `latency_from=arrival` it is not.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,13 +24,11 @@ from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MeasuredRun,
     check_order,
-    number_columns,
-    read_json,
-    read_json_lines,
     requests_table,
     series_table,
     trace_of,
 )
+from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines
 
 _FIELDS = (
     "input_toks", "output_toks", "arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts",
@@ -47,7 +45,10 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if not path.is_dir():
         raise MeasuredRunError(f"{path}: no such folder; llmservingsim:<folder> holds requests.jsonl and meta.json")
     file = path / "requests.jsonl"
-    fields = number_columns(file, read_json_lines(file), _FIELDS)
+    records = read_json_lines(file)
+    _check_ids(file, records)
+    fields = number_columns(file, records, _FIELDS)
+    check_lengths(file, fields, _FIELDS[:2])
     offset = float((fields["queued_ts"] - fields["arrival_time"]).min())
     requests = requests_table(
         {
@@ -80,6 +81,15 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         settings={"model": meta.get("model"), **(meta.get("engine_kwargs") or {})},
         notes=(*notes, *more),
     )
+
+
+def _check_ids(file: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Raises MeasuredRunError where two requests have the same id."""
+    first: dict[str, int] = {}
+    for number, record in enumerate(records, 1):
+        name = str(record.get("request_id", f"line {number}"))
+        if first.setdefault(name, number) != number:
+            raise MeasuredRunError(f"{file}: request_id {name!r} is in lines {first[name]} and {number}")
 
 
 def _tokens(workload: Path, requests: pd.DataFrame) -> list[Any]:

@@ -17,13 +17,13 @@ from harness.measured.measured_run import (
     OwnRun,
     check_order,
     halves_of,
-    read_json,
     requests_table,
     seen_times,
     series_table,
     whole_ns,
     with_latencies,
 )
+from harness.measured.records import read_json
 from harness.results import files as results
 from harness.results.tables import Floats, RunResult
 from harness.workload.readers import load_trace
@@ -52,11 +52,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         )
     if not status.get("finished", 0):
         raise MeasuredRunError(f"{path}: none of {len(result.requests)} requests finished")
-    try:
-        config = load(path / "config.yaml")
-    except OSError as error:
-        raise MeasuredRunError(f"{path / 'config.yaml'}: cannot be read: {error.strerror}") from None
-    return _measured(path, config, result)
+    return _measured(path, load(path / "config.yaml"), result)
 
 
 def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:
@@ -182,7 +178,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
 
 def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarray, total: int) -> Trace:
     """The trace behind the run, contents included, in order of arrival at the measured times."""
-    trace = load_trace(config.trace, seed=config.seed)
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     lengths = ["num_prompt_tokens", "num_output_tokens"]
     measured = requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy()
     if len(trace.table) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():
