@@ -31,7 +31,7 @@ class Range:
         return f"a number >= {self.low:g} and <= {self.high:g}"
 
 
-MAX_TOKENS = 2**31 - 1
+MAX_TOKENS = 2**31 - 1  # of a sequence: longer is a damaged file, and sums stay far from the end of int64
 MAX_BLOCKS = 1 << 25  # the scheduler takes 50 bytes for a block
 
 _COUNT = Range(1, 1 << 20, is_whole=True)

@@ -7,7 +7,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from simulator.quantities import RANGES
 
 PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]

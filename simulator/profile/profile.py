@@ -23,6 +23,7 @@ of the times. `simulator.profile.files` reads and writes a profile as a folder w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -217,7 +218,8 @@ def check_numbers(
         ProfileError: a value is no number or out of range; the message names table, column, row and range.
     """
     is_text = not pd.api.types.is_numeric_dtype(numbers) or pd.api.types.is_bool_dtype(numbers)
-    values = pd.to_numeric(numbers, errors="coerce").to_numpy(np.float64, na_value=np.nan) * unit
+    values = np.array([_as_number(cell) for cell in numbers]) if is_text else numbers.to_numpy(np.float64)
+    values = values * unit
     limits = RANGES[quantity]
     wrong = ~((values >= limits.low) & (values <= limits.high))
     if limits.is_whole:
@@ -233,6 +235,13 @@ def check_numbers(
         raise ProfileError(
             f"{table}: {numbers.name}={numbers.iloc[row]} in row {int(numbers.index[row]) + 1}: must be {needed}{hint}"
         )
+
+
+def _as_number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _check_contexts(name: str, table: pd.DataFrame) -> None:

@@ -18,7 +18,7 @@ from simulator.profile.checks import check_units, differences
 from simulator.profile.files import save_profile
 from simulator.profile.profile import ProfileError
 from tests.harness.mutations import mutants
-from tests.simulator.builders import MODEL, SLOW_LINK, deviations, profile, with_tables, work
+from tests.simulator.builders import MODEL, OPTIONAL_TABLES, SLOW_LINK, profile, with_tables, work
 from tests.simulator.foreign_profiles import write_bundle, write_profiling
 
 STEPS = [
@@ -30,17 +30,8 @@ STEPS = [
 
 
 def write_ours(root: Path) -> str:
-    uneven = pd.DataFrame({"prefill_tokens": [0, 0, 16], "num_decodes": [2, 8, 8], "gain": [0.1, 0.5, 0.9]})
-    tables = {
-        "uneven": uneven,
-        "deviations": deviations(),
-        "copies": pd.DataFrame({"num_blocks": [1, 16], "time_us": [3.0, 20.0], "spread_us": [0.0, 1.0]}),
-        "all_reduce": pd.DataFrame({"num_bytes": [64, 8192], "time_us": [3.0, 20.0]}),
-        "steps": pd.DataFrame(
-            {"kind": ["decode", "mixed", "mixed"], "num_tokens": [1, 8, 64], "time_us": [9.0, 0.0, 50.0]}
-        ),
-    }
-    save_profile(with_tables(profile(token_buckets=(1, 2, 4), tensor_parallel_size=2), **tables), root / "tp2")
+    measured = profile(token_buckets=(1, 2, 4), tensor_parallel_size=2)
+    save_profile(with_tables(measured, **OPTIONAL_TABLES), root / "tp2")
     return str(root)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -119,6 +120,28 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
         read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
 
 
+@pytest.mark.parametrize(
+    ("file", "column", "value"),
+    [
+        ("dense", "time_us", -1.0), ("dense", "tokens", 0), ("dense", "layer", 1), ("per_sequence", "sequences", 1.5),
+        ("attention", "time_us", 0.0), ("attention", "n_decode", -4), ("attention", "kv_prefill", float("nan")),
+        ("skew", "t_max_us", -1.0), ("skew", "n", 1e30),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_in_a_bundle_are_refused(bundle: Path, file: str, column: str, value: object) -> None:
+    write_gains(bundle, {8: 0.02})
+    path = bundle / "tp1" / f"{file}.csv"
+    pd.read_csv(path).assign(**{column: value}).to_csv(path, index=False)
+    with pytest.raises(ProfileError, match=rf"^{file}.csv: {column}=.* in row 1: must be"):
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
+
+
+def test_an_impossible_block_size_in_a_bundle_is_refused(bundle: Path) -> None:
+    (bundle / "meta.yaml").write_text(yaml.safe_dump({"engine_effective": {"block_size": -16}}))
+    with pytest.raises(ProfileError, match="meta.yaml: engine_effective.block_size=-16: must be an integer >= 1"):
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
+
+
 def test_sizes_of_cuda_graphs() -> None:
     assert graph_sizes(2) == (1, 2, 4)
     assert graph_sizes(16) == (1, 2, 4, 8, 16, 24, 32)
@@ -212,6 +235,22 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
     assert not {"embedding", "kv_store"} & {*read.meta.calls, *read.tables["tokens"]["operator"]}
 
 
+@pytest.mark.parametrize(
+    ("file", "column", "value"),
+    [
+        ("mlp", "time_stats.attn_pre_proj.median", -1.0), ("mlp", "time_stats.add.median", 1e30),
+        ("mlp", "time_stats.emb.median", "slow"), ("mlp", "num_tokens", 0), ("mlp", "n_embd", "wide"),
+        ("attention", "kv_cache_size", -1), ("attention", "time_stats.attn_decode.median", -1.0),
+        ("attention", "batch_size", float("inf")), ("attention", "num_tensor_parallel_workers", "x"),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_in_vidur_files_are_refused(profiling: Path, file: str, column: str, value: object) -> None:
+    path = profiling / f"{file}.csv"
+    pd.read_csv(path).assign(**{column: value}).to_csv(path, index=False)
+    with pytest.raises(ProfileError, match=rf"^{file}.csv: {column}=.* in row 1: must be"):
+        read_profiling(profiling, MODEL, 1, 256, SLOW_LINK)
+
+
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
@@ -221,7 +260,22 @@ def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> 
         assert open_profile(str(name), MODEL, 1, 256, SLOW_LINK).meta.model == "test"
     with pytest.raises(ProfileError, match="no tp4 .measured: tp1"):
         open_profile(str(tmp_path), MODEL, 4, 256, SLOW_LINK)
-    with pytest.raises(ProfileError, match="no folder"):
-        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256, SLOW_LINK)
+    for name in (str(tmp_path / "nowhere"), "vidur:nowhere", "llmservingsim:nowhere", "a\0b"):
+        with pytest.raises(ProfileError, match="no folder"):
+            open_profile(name, MODEL, 1, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
         open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)
+
+
+def test_a_profile_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    """Also where size and time of the file are as before."""
+    save_profile(profile(), tmp_path / "tp1")
+    step, path = work([], [100]), tmp_path / "tp1" / "sequences.csv"
+    before, status, text = (
+        step_ns(open_profile(str(tmp_path), MODEL, 1, 256, SLOW_LINK), MODEL, step),
+        path.stat(),
+        path.read_text(),
+    )
+    path.write_text(text.replace("lm_head,1,20.0", "lm_head,1,90.0"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert step_ns(open_profile(str(tmp_path), MODEL, 1, 256, SLOW_LINK), MODEL, step) == before + 70_000
