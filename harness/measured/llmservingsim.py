@@ -14,6 +14,7 @@ from __future__ import annotations
 import reprlib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,14 @@ import pandas as pd
 
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
+    MAX_SPAN_S,
     MeasuredRun,
     check_order,
     requests_table,
     series_table,
     trace_of,
 )
-from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines
+from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines, read_text
 
 _FIELDS = (
     "input_toks", "output_toks", "arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts",
@@ -123,13 +125,19 @@ def _series(path: Path, meta: Mapping[str, Any], first_arrival: float) -> tuple[
     if not path.is_file():
         return series_table({}), [f"no {path.name}: the state over time is unknown"]
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(StringIO(read_text(path))).sort_values("t", kind="stable")
         started = datetime.fromisoformat(str(meta.get("started_at"))).timestamp()
         columns = {name: table[name].to_numpy(dtype=np.float64) for name in _SERIES}
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise MeasuredRunError(
             f"{path}: needs the columns {', '.join(_SERIES)} in numbers, and started_at in meta.json ({error})"
         ) from None
+    for name, values in columns.items():
+        impossible = ~((values >= 0) & (values <= MAX_SPAN_S))
+        if impossible.any():
+            raise MeasuredRunError(f"{path}: {name} is {values[impossible][0]:.6g}")
+    if abs(started - first_arrival) > MAX_SPAN_S:
+        raise MeasuredRunError(f"{path}: started_at in meta.json is years away from the first arrival")
     known = {
         "time": columns["t"] + started - first_arrival,
         "num_running": columns["running"],
