@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +122,12 @@ def test_a_damaged_calibration_is_refused_in_one_line_or_has_possible_prices(cos
 @pytest.mark.parametrize("cost", CONSTANTS)
 def test_many_damaged_calibrations_are_refused_or_have_possible_prices(cost: str, tmp_path: Path) -> None:
     check_mutants(cost, tmp_path, 2000, 1)
+
+
+@pytest.mark.parametrize("cost", ["roofline", "linear", "profiled"])
+def test_what_a_fit_can_write_can_be_read(cost: str) -> None:
+    profile = [f"cost.profile={ROOT / 'simulator' / 'profiles' / 'amd-epyc' / 'tiny'}"] if cost == "profiled" else []
+    system = resolve(config(f"cost={cost}", "model=tiny", "device=laptop-cpu", *profile))
+    for constants in (system.constants(), replace(system, tensor_parallel_size=2).constants()):
+        for name, (default, low, high, _) in constants.items():
+            assert all(RANGES[name].holds(value) for value in (default, low, high)), name
