@@ -219,7 +219,8 @@ def check_numbers(
     """
     is_text = not pd.api.types.is_numeric_dtype(numbers) or pd.api.types.is_bool_dtype(numbers)
     values = np.array([_as_number(cell) for cell in numbers]) if is_text else numbers.to_numpy(np.float64)
-    values = values * unit
+    with np.errstate(over="ignore"):
+        values = values * unit
     limits = RANGES[quantity]
     wrong = ~((values >= limits.low) & (values <= limits.high))
     if limits.is_whole:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -128,7 +129,7 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
         ("skew", "t_max_us", -1.0), ("skew", "n", 1e30),
     ],
 )  # fmt: skip
-def test_impossible_numbers_in_a_bundle_are_refused(bundle: Path, file: str, column: str, value: object) -> None:
+def test_impossible_numbers_in_a_bundle_are_refused(bundle: Path, file: str, column: str, value: Any) -> None:
     write_gains(bundle, {8: 0.02})
     path = bundle / "tp1" / f"{file}.csv"
     pd.read_csv(path).assign(**{column: value}).to_csv(path, index=False)
@@ -244,7 +245,7 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
         ("attention", "batch_size", float("inf")), ("attention", "num_tensor_parallel_workers", "x"),
     ],
 )  # fmt: skip
-def test_impossible_numbers_in_vidur_files_are_refused(profiling: Path, file: str, column: str, value: object) -> None:
+def test_impossible_numbers_in_vidur_files_are_refused(profiling: Path, file: str, column: str, value: Any) -> None:
     path = profiling / f"{file}.csv"
     pd.read_csv(path).assign(**{column: value}).to_csv(path, index=False)
     with pytest.raises(ProfileError, match=rf"^{file}.csv: {column}=.* in row 1: must be"):
@@ -260,9 +261,9 @@ def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> 
         assert open_profile(str(name), MODEL, 1, 256, SLOW_LINK).meta.model == "test"
     with pytest.raises(ProfileError, match="no tp4 .measured: tp1"):
         open_profile(str(tmp_path), MODEL, 4, 256, SLOW_LINK)
-    for name in (str(tmp_path / "nowhere"), "vidur:nowhere", "llmservingsim:nowhere", "a\0b"):
+    for nowhere in (str(tmp_path / "nowhere"), "vidur:nowhere", "llmservingsim:nowhere", "a\0b"):
         with pytest.raises(ProfileError, match="no folder"):
-            open_profile(name, MODEL, 1, 256, SLOW_LINK)
+            open_profile(nowhere, MODEL, 1, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
         open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -112,7 +113,7 @@ def test_what_is_wrong_is_named(folder: Path, file: str, old: str, new: str, mes
         ("deviations", "deviation_pct", 0), ("deviations", "num_decodes", 0), ("deviations", "decode_context", 0),
     ],
 )  # fmt: skip
-def test_impossible_numbers_in_any_table_are_refused(name: str, column: str, value: object) -> None:
+def test_impossible_numbers_in_any_table_are_refused(name: str, column: str, value: Any) -> None:
     table = OPTIONAL_TABLES[name]
     with_tables(profile(), **{name: table})
     with pytest.raises(ProfileError, match=f"^{name}: .*{column}={value}|^{name}: .*{column}={str(value)[:2]}"):
