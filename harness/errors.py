@@ -15,3 +15,10 @@ class TraceError(TwinServeError):
 
 class MeasuredRunError(TwinServeError):
     """The record of a measured run is missing, unreadable, incomplete, or holds failed requests."""
+
+
+class EndedEarlyError(TwinServeError):
+    """A run cannot go on, such as after the death of a worker; what was recorded until then is written.
+
+    The message says why. `RunResult.meta["ended_early"]` and the summary hold it.
+    """

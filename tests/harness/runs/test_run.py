@@ -14,9 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from engine.core.plan import StepOutcome
 from harness.cli import execute
-from harness.errors import ConfigError, TwinServeError
+from harness.errors import ConfigError, EndedEarlyError, TwinServeError
 from harness.results.files import read_results
+from harness.runs.recorder import Recorder
 from harness.runs.run import run
 from tests.harness.builders import ROOT, TRACES, config
 
@@ -151,3 +153,31 @@ def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path)
     requests = read_results(tmp_path)[0].requests
     assert len(requests) == num_requests
     assert 0 < (requests["status"] == "finished").sum() == summary["completed"] < num_requests
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (EndedEarlyError("rank 1 died"), "rank 1 died"),
+        (MemoryError(), "out of memory"),
+        (IndexError("a\ndefect"), "IndexError: a defect"),
+    ],
+)
+def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
+    failure: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_commit = Recorder.on_commit
+
+    def failing(self: Recorder, outcome: StepOutcome) -> None:
+        if self.num_done >= 50:
+            raise failure
+        on_commit(self, outcome)
+
+    monkeypatch.setattr(Recorder, "on_commit", failing)
+    expected = IndexError if isinstance(failure, IndexError) else EndedEarlyError
+    with pytest.raises(expected, match=reason.split(": ")[0] if expected is EndedEarlyError else "defect"):
+        run(config("trace.num_requests=200"), tmp_path)
+    result, summary = read_results(tmp_path)
+    assert (summary["complete"], summary["ended_early"]) == (False, reason)
+    assert 50 <= summary["completed"] == (result.requests["status"] == "finished").sum() < 200
+    assert len(result.requests) == 200
