@@ -16,6 +16,7 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import interrupts
 from harness.config import RunConfig, help_text, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
@@ -23,9 +24,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
-
-USER_ERROR = 2
-INTERRUPTED = 130
+from harness.sweeps.sweep import USER_ERROR
 
 help_text.register()
 
@@ -38,14 +37,21 @@ def launch(main: Callable[[], None]) -> int:
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
+    with sweep.UNTIL_THE_END:
+        return _run(main, show_traceback)
+
+
+def _run(main: Callable[[], None], show_traceback: bool) -> int:
     try:
-        _check_flags()
-        main()
+        with interrupts.raised():
+            _check_flags()
+            main()
         return 0
     except KeyboardInterrupt:
-        sweep.report_interrupted()
+        with interrupts.noted():
+            sweep.report_interrupted()
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupts.INTERRUPTED
     except SystemExit as stop:
         if not isinstance(stop.__cause__, Exception):
             raise
@@ -90,11 +96,17 @@ def execute(config: RunConfig, folder: Path) -> None:
     if config.task == "report":
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
-    # Results of an earlier run here do not belong to the new config.yaml.
+    write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
+    with interrupts.held():
+        task = _task(config)
+    task(config, folder)
+
+
+def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
+    """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
+    path.write_text(to_yaml(config), encoding="utf-8")
     for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
         (folder / stale).unlink(missing_ok=True)
-    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
-    _task(config)(config, folder)
 
 
 def _check_output(config: RunConfig, folder: Path) -> None:

@@ -153,8 +153,8 @@ def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
         return SimulatedEngine(resolve(config), trace, arrivals)
-    from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
-
+    with interrupts.held():
+        from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
 
 

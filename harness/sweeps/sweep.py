@@ -3,10 +3,13 @@
 import copy
 import hashlib
 import json
+import multiprocessing
 import re
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +18,19 @@ from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
+from harness import interrupts
 from harness.config import RunConfig, load, parse
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
+from harness.results.lock import FolderInUseError, locked
 from harness.workload.trace import file_stamp
 
 SOME_JOB_FAILED = 1
+USER_ERROR = 2
+# What callbacks of Hydra open; they go to worker processes as copies and so cannot hold it.
+UNTIL_THE_END = ExitStack()
+_UNTIL_THE_JOBS_ENDED = ExitStack()
+Execute = Callable[[RunConfig, Path], None]
 _MAX_FOLDER_NAME = 120  # well under the 255 bytes of common file systems, and still readable
 
 
@@ -39,13 +49,35 @@ def job_folder(overrides: str) -> str:
 OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
 
 
-def run_job(cfg: DictConfig, folder: Path, execute: Callable[[RunConfig, Path], None]) -> None:
+def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
     """Runs one job of a sweep through `execute` unless `folder` holds its complete result.
 
-    Any exception ends in the job's `failed.json` (`error`: one line, `traceback`) and one line on stderr.
+    Any exception ends in the job's `failed.json` (`error`: one line, `traceback`) and one line on stderr. In a worker
+    process of the sweep an interrupt ends the job and leaves later ones out; the parent process reports it.
     """
-    hydra = HydraConfig.get()
-    name = f"job {hydra.job.num} ({', '.join(hydra.overrides.task) or 'defaults'})"
+    name = f"job {HydraConfig.get().job.num} ({', '.join(HydraConfig.get().overrides.task) or 'defaults'})"
+    if _launcher(HydraConfig.get()) != "joblib" or multiprocessing.parent_process() is None:
+        _run_job(name, cfg, folder, execute)
+        return
+    received = interrupts.received_in_worker()
+    try:
+        with interrupts.raised():
+            if not received:
+                _run_job(name, cfg, folder, execute)
+    except KeyboardInterrupt:
+        received.append(signal.SIGTERM)
+
+
+def _run_job(name: str, cfg: DictConfig, folder: Path, execute: Execute) -> None:
+    try:
+        with locked(folder):
+            _run_in(name, cfg, folder, execute)
+    except FolderInUseError as error:  # nothing may be written to the folder
+        print(f"{name}: failed: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(SOME_JOB_FAILED) from None
+
+
+def _run_in(name: str, cfg: DictConfig, folder: Path, execute: Execute) -> None:
     failure = folder / FAILED
     try:
         config = parse(cfg)
@@ -53,7 +85,7 @@ def run_job(cfg: DictConfig, folder: Path, execute: Callable[[RunConfig, Path], 
             print(f"{name}: complete in {folder}, skipped", flush=True)
         else:
             print(f"{name}: {folder}", flush=True)
-            in_parallel = hydra.runtime.choices["hydra/launcher"] != "basic"
+            in_parallel = _launcher(HydraConfig.get()) != "basic"
             execute(config.model_copy(update={"progress": False}) if in_parallel else config, folder)
     except Exception as error:
         message = _describe(error)
@@ -62,6 +94,10 @@ def run_job(cfg: DictConfig, folder: Path, execute: Callable[[RunConfig, Path], 
         print(f"{name}: failed: {message}", file=sys.stderr, flush=True)
     else:
         failure.unlink(missing_ok=True)
+
+
+def _launcher(hydra: Any) -> str:
+    return str(hydra.runtime.choices["hydra/launcher"])
 
 
 def is_complete(folder: Path) -> bool:
@@ -136,8 +172,23 @@ class SweepReport(Callback):
     def __init__(self) -> None:
         self._earlier_failures: dict[Path, int] = {}
 
+    def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Takes the folder of a single run, before Hydra writes to it.
+
+        Raises:
+            SystemExit: the folder cannot be used, which is its cause.
+        """
+        _hold(Path(config.hydra.run.dir))
+
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Notes the failures that earlier sweeps left, and makes the folder known should this one be interrupted."""
+        """Notes the failures that earlier sweeps left, and makes the folder known should this one be interrupted.
+
+        Raises:
+            SystemExit: the sweep's folder cannot be used, which is its cause.
+        """
+        _hold(Path(config.hydra.sweep.dir))
+        if _launcher(config.hydra) == "joblib":
+            _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
         HydraConfig.instance().set_config(copy.deepcopy(config))
 
@@ -146,7 +197,9 @@ class SweepReport(Callback):
 
         Raises:
             SystemExit: with code 1, when a job or the comparison failed.
+            KeyboardInterrupt: the jobs were interrupted.
         """
+        _UNTIL_THE_JOBS_ENDED.close()
         sweep_dir = Path(config.hydra.sweep.dir)
         failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
         folders = job_folders(sweep_dir)
@@ -160,6 +213,13 @@ class SweepReport(Callback):
             jobs = "1 job" if len(failed) == 1 else f"{len(failed)} jobs"
             print(f"{jobs} failed: {', '.join(map(str, failed))}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED)
+
+
+def _hold(folder: Path) -> None:
+    try:
+        UNTIL_THE_END.enter_context(locked(folder))
+    except (TwinServeError, OSError) as error:  # Hydra would turn it into a warning
+        raise SystemExit(USER_ERROR) from error
 
 
 def _failures(folder: Path) -> dict[Path, int]:
