@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from multiprocessing import resource_tracker
 from types import FrameType
 from typing import NoReturn
 
@@ -78,19 +79,23 @@ def held() -> Iterator[None]:
 def forwarded() -> Iterator[None]:
     """Signals go to the worker processes of this process, as SIGTERM; after the block the first one acts here, too.
 
-    They are blocked inside the block, and so in every worker that is started there until it calls
-    `received_in_worker`: no signal meets a worker that is not ready for it. The third ends this process and workers.
+    The main thread masks them inside the block, and so does every worker that is started there until it calls
+    `received_in_worker`: no signal meets a worker that is not ready for it. Threads of libraries that started before
+    mask nothing, so a handler is needed beside the thread that waits. The third ends this process and its workers.
     """
     signals: list[int] = []
     is_over = threading.Event()
+    resource_tracker.ensure_running()  # its start, which unmasks signals, must not come later
     signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
     watcher = threading.Thread(target=_forward, args=(signals, is_over), name="signals", daemon=True)
     watcher.start()
     try:
-        yield
+        with _handled(lambda number, frame: signals.append(number)):
+            yield
+            is_over.set()
+            watcher.join()
     finally:
         is_over.set()
-        watcher.join()
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
         if signals:
             signal.raise_signal(signals[0])
@@ -98,15 +103,17 @@ def forwarded() -> Iterator[None]:
 
 def _forward(signals: list[int], is_over: threading.Event) -> None:
     told: set[int] = set()
+    is_warned = False
     while not is_over.is_set():
         received = signal.sigtimedwait(SIGNALS, _POLL_S)
         if received is not None:
             signals.append(received.si_signo)
-            if 1 < len(signals) < _PATIENCE:
-                os.write(2, _STILL_ENDING)
         if len(signals) >= _PATIENCE:
             _send(signal.SIGKILL, _workers())
             _end()
+        if len(signals) > 1 and not is_warned:
+            os.write(2, _STILL_ENDING)
+            is_warned = True
         if signals:
             new = _workers() - told  # some may have started since
             _send(signal.SIGTERM, new)

@@ -56,7 +56,8 @@ def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
     process of the sweep an interrupt ends the job and leaves later ones out; the parent process reports it.
     """
     name = f"job {HydraConfig.get().job.num} ({', '.join(HydraConfig.get().overrides.task) or 'defaults'})"
-    if _launcher(HydraConfig.get()) != "joblib" or multiprocessing.parent_process() is None:
+    if multiprocessing.parent_process() is None:
+        _UNTIL_THE_JOBS_ENDED.close()  # joblib runs jobs here where it may use one process only
         _run_job(name, cfg, folder, execute)
         return
     received = interrupts.received_in_worker()
