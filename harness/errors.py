@@ -13,12 +13,12 @@ class TraceError(TwinServeError):
     """A trace file is missing, unreadable, or holds no usable row."""
 
 
+class EngineError(TwinServeError):
+    """An engine failed while it served: out of memory, or a worker died. The recorded results are kept.
+
+    The message says why; `RunResult.meta["ended_early"]` and the summary hold it.
+    """
+
+
 class MeasuredRunError(TwinServeError):
     """The record of a measured run is missing, unreadable, incomplete, or holds failed requests."""
-
-
-class EndedEarlyError(TwinServeError):
-    """A run cannot go on, such as after the death of a worker; what was recorded until then is written.
-
-    The message says why. `RunResult.meta["ended_early"]` and the summary hold it.
-    """

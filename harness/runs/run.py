@@ -13,7 +13,7 @@ from rich.console import Console
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
-from harness.errors import EndedEarlyError, TwinServeError
+from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
 from harness.results.metrics import summarize
@@ -71,9 +71,9 @@ class Served:
 
     def check(self, output_dir: Path) -> None:
         """Raises what kept the run from being complete."""
-        if isinstance(self.failure, EndedEarlyError):
+        if isinstance(self.failure, EngineError):
             text = f"{self.failure}; what was recorded until then is in {output_dir}, marked incomplete"
-            raise EndedEarlyError(text) from self.failure
+            raise EngineError(text) from self.failure
         if self.failure is not None:
             raise self.failure
 
@@ -83,7 +83,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
     Raises:
         TwinServeError: the trace or the configuration cannot be used.
-        EndedEarlyError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
+        EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
             engine, the tables up to then have been written, marked incomplete.
     """
     trace = load_trace(config.trace, seed=config.seed)
@@ -126,12 +126,12 @@ def _failure_of(engine: Engine) -> BaseException | None:
     """Let the engine serve; returns what kept it from serving all. Errors of the configuration are raised."""
     try:
         engine.run()
-    except EndedEarlyError as error:
+    except EngineError as error:
         return error
     except TwinServeError:
         raise
     except MemoryError:
-        return EndedEarlyError("out of memory")
+        return EngineError("out of memory")
     except Exception as error:
         return error
     return None
@@ -144,7 +144,7 @@ def _reason(failure: BaseException | None) -> str | None:
             return None
         case KeyboardInterrupt():
             return "interrupted"
-        case EndedEarlyError():
+        case EngineError():
             return str(failure)
     return " ".join(f"{type(failure).__name__}: {failure}".split())
 

@@ -34,7 +34,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
     Raises:
         TwinServeError: the measured run or the configuration cannot be used.
-        EndedEarlyError, KeyboardInterrupt: the simulation could not go on, or was interrupted.
+        EngineError, KeyboardInterrupt: the simulation could not go on, or was interrupted.
     """
     console = Console()
     settings = config.validation

@@ -16,7 +16,7 @@ import pytest
 
 from engine.core.plan import StepOutcome
 from harness.cli import execute
-from harness.errors import ConfigError, EndedEarlyError, TwinServeError
+from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.results.files import read_results
 from harness.runs.recorder import Recorder
 from harness.runs.run import run
@@ -158,7 +158,7 @@ def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path)
 @pytest.mark.parametrize(
     ("failure", "reason"),
     [
-        (EndedEarlyError("rank 1 died"), "rank 1 died"),
+        (EngineError("rank 1 died"), "rank 1 died"),
         (MemoryError(), "out of memory"),
         (IndexError("a\ndefect"), "IndexError: a defect"),
     ],
@@ -174,8 +174,8 @@ def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
         on_commit(self, outcome)
 
     monkeypatch.setattr(Recorder, "on_commit", failing)
-    expected = IndexError if isinstance(failure, IndexError) else EndedEarlyError
-    with pytest.raises(expected, match=reason.split(": ")[0] if expected is EndedEarlyError else "defect"):
+    expected = IndexError if isinstance(failure, IndexError) else EngineError
+    with pytest.raises(expected, match=reason.split(": ")[0] if expected is EngineError else "defect"):
         run(config("trace.num_requests=200"), tmp_path)
     result, summary = read_results(tmp_path)
     assert (summary["complete"], summary["ended_early"]) == (False, reason)
