@@ -1,6 +1,7 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
+import json
 import os
 import re
 import sys
@@ -21,7 +22,8 @@ from harness.config import RunConfig, help_text, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.inputs import input_digests
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
@@ -96,7 +98,9 @@ def execute(config: RunConfig, folder: Path) -> None:
     if config.task == "report":
         sweep.write_report(sweep.expand_results(config.results), folder)
         return
+    inputs = json.dumps(input_digests(config), indent=2)
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
+    write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
     with interrupts.held():
         task = _task(config)
     task(config, folder)

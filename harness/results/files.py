@@ -1,6 +1,7 @@
 """The files of a result folder: which there are, and how they are written and read.
 
 <folder>/config.yaml        the resolved configuration
+         inputs.json        digests of the files that it names, at the start
          requests.parquet   one row per request
          steps.parquet      one row per engine step
          gaps.parquet       every gap between tokens, pooled: value_s, weight
@@ -24,7 +25,7 @@ from harness.results.metrics import json_ready
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
-SUMMARY, FAILED = "summary.json", "failed.json"
+SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}

@@ -22,6 +22,7 @@ from harness import interrupts
 from harness.config import RunConfig, load, parse
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
+from harness.results.inputs import input_digests, read_inputs
 from harness.results.lock import FolderInUseError, locked
 from harness.workload.trace import file_stamp
 
@@ -110,9 +111,9 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_finished(config: RunConfig, folder: Path) -> bool:
-    """Whether `folder` holds the complete result of this very configuration, of which the progress bar is not part; and
-    that of a run, with the file of its trace unchanged."""
-    if not is_complete(folder):
+    """Whether `folder` holds the complete result of this very configuration, of which the progress bar is not part,
+    with the contents of all input files unchanged; and that of a run, with the file of its trace not written again."""
+    if not is_complete(folder) or read_inputs(folder) != input_digests(config):
         return False
     stamp = file_stamp(getattr(config.trace, "path", None))
     if config.task == "run" and read_summary(folder).get("trace_file") != stamp:

@@ -1,6 +1,7 @@
 """Sweeps: resuming, failing jobs, the comparison at the end, interrupts, and worker processes."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -120,6 +121,26 @@ def test_a_job_is_run_again_when_the_file_of_its_trace_has_changed(tmp_path: Pat
     assert sweep.is_finished(settings, tmp_path / "job")
     trace.write_text(trace.read_text().replace("6,2", "6,4"))
     assert not sweep.is_finished(settings, tmp_path / "job")
+
+
+def test_a_job_is_run_again_when_the_content_of_an_input_has_changed(tmp_path: Path) -> None:
+    trace, calibration = tmp_path / "trace.csv", tmp_path / "calibration.yaml"
+    trace.write_text("arrival_time,num_prompt_tokens,num_output_tokens\n0,5,3\n1,6,2\n")
+    fitted = "fitted_on: {measured: a, data_sha256: b, part: all, num_requests: 1}"
+    calibration.write_text(f"cost: linear\nconstants: {{step_s: 0.001}}\n{fitted}\n")
+    settings = config(
+        "trace=csv", f"trace.path={trace}", "arrival=trace", "progress=false", "cost=linear",
+        f"cost.calibration={calibration}",
+    )  # fmt: skip
+    execute_in(tmp_path / "job", settings)
+    for path, old, new in ((trace, "6,2", "6,4"), (calibration, "0.001", "0.002")):
+        text, times = path.read_text(), path.stat()
+        path.write_text(text.replace(old, new))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert not sweep.is_finished(settings, tmp_path / "job"), path
+        path.write_text(text)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert sweep.is_finished(settings, tmp_path / "job"), path
 
 
 def test_a_failing_job_is_recorded_and_the_others_go_on(
