@@ -96,7 +96,7 @@ def execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
-        sweep.write_report(sweep.expand_results(config.results), folder)
+        sweep.report(config.results, folder)
         return
     inputs = json.dumps(input_digests(config), indent=2)
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))

@@ -131,30 +131,49 @@ def job_folders(folder: Path) -> list[Path]:
     return sorted(folders, key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", str(path))])
 
 
+def report(results: Sequence[str], out_folder: Path) -> None:
+    """Compares the folders of runs and sweeps that `results` names.
+
+    Raises:
+        TwinServeError: a folder holds no result, or one that is damaged or failed. It is left out of the comparison.
+    """
+    left_out = write_report(expand_results(results), out_folder)
+    if left_out:
+        raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
+
+
 def expand_results(results: Iterable[str]) -> list[Path]:
     """The result folders meant by `results`: the folder of a run stands for itself, that of a sweep for its jobs.
 
+    A folder that is named twice is there once. One without a result stands for itself.
+
     Raises:
-        ConfigError: a folder is missing or holds no result.
+        ConfigError: none of them holds a result.
     """
-    folders: list[Path] = []
+    folders: dict[Path, Path] = {}
+    problems, num_found = [], 0
     for name in results:
         folder = Path(name)
-        if not folder.is_dir():
-            raise ConfigError(f"results: {name} is not a folder; give folders of earlier runs or sweeps")
         found = [folder] if (folder / SUMMARY).exists() else job_folders(folder)
-        if not found:
-            raise ConfigError(f"results: {name} holds no result (no {SUMMARY} in it or below it)")
-        folders += found
-    return folders
+        num_found += len(found)
+        if not folder.is_dir():
+            problems.append(f"results: {name} is not a folder; give folders of earlier runs or sweeps")
+        elif not found:
+            problems.append(f"results: {name} holds no result (no {SUMMARY} in it or below it)")
+        for each in found or [folder]:
+            folders.setdefault(each.resolve(), each)
+    if problems and not num_found:
+        raise ConfigError(problems[0])
+    return list(folders.values())
 
 
-def write_report(folders: Sequence[Path], out_folder: Path) -> None:
-    """Compares the results in `folders` and names what was written to `out_folder`."""
+def write_report(folders: Sequence[Path], out_folder: Path) -> list[str]:
+    """Compares the results in `folders` and names what was written to `out_folder`; returns the runs left out."""
     from harness.sweeps.comparison import write_comparison  # imported late, as a run does without it
 
     written = write_comparison(folders, out_folder)
-    print(f"comparison in {out_folder}: {', '.join(path.name for path in written)}", flush=True)
+    print(f"comparison in {out_folder}: {', '.join(path.name for path in written.paths)}", flush=True)
+    return written.left_out
 
 
 def report_interrupted() -> None:

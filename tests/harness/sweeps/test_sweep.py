@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import hydra
 import pytest
@@ -43,12 +43,12 @@ class Recorder:
             raise self.error
         (folder / "summary.json").write_text(SUMMARY, encoding="utf-8")
 
-    def compare(self, folders: list[Path], out_folder: Path) -> list[Path]:
+    def compare(self, folders: list[Path], out_folder: Path) -> SimpleNamespace:
         if self.comparison_error is not None:
             raise self.comparison_error
         assert out_folder == Path("m")
         self.compared.append([folder.name for folder in folders])
-        return []
+        return SimpleNamespace(paths=[], left_out=[])
 
 
 @pytest.fixture
@@ -222,7 +222,7 @@ def test_different_overrides_have_different_folders(values: list[str]) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from harness import cli
@@ -241,7 +241,9 @@ def main(cfg):
 
 if __name__ == "__main__":
     report = ModuleType("harness.sweeps.comparison")
-    report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or []
+    report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or (
+        SimpleNamespace(paths=[], left_out=[])
+    )
     sys.modules["harness.sweeps.comparison"] = report
     sys.exit(cli.launch(main))
 """
