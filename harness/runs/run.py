@@ -19,6 +19,7 @@ from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
+from harness.runs.memory import check_memory
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
@@ -86,6 +87,9 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
             engine, the tables up to then have been written, marked incomplete.
     """
+    drawn = getattr(config.trace, "num_requests", None)
+    if drawn is not None:
+        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
@@ -102,6 +106,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     Raises:
         TwinServeError: the configuration cannot be used.
     """
+    check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
