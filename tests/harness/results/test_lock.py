@@ -35,7 +35,7 @@ def test_a_folder_has_one_writer_and_is_free_again_after_its_death(tmp_path: Pat
         with pytest.raises(FolderInUseError, match="another run is writing to this folder"), locked(tmp_path):
             pass
         assert (tmp_path / ".summary.1234.json").exists()
-        run = [sys.executable, "run.py", "hydra.job.chdir=false"]
+        run = [sys.executable, "run.py"]
         for argument in ([f"hydra.run.dir={tmp_path}"], ["-m", f"hydra.sweep.dir={tmp_path}"]):
             refused = subprocess.run([*run, *argument], cwd=ROOT, capture_output=True, text=True, check=False)
             assert (refused.returncode, refused.stdout) == (2, "")
