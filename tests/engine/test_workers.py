@@ -33,7 +33,7 @@ from engine.runner.tensor_parallel import (  # noqa: E402
     _SecondInterruptError,
     make_executor,
 )
-from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
+from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
 
 ROOT = Path(__file__).parents[2]
 # Serves on two ranks without end, and prints the process ids of the ranks.
@@ -220,11 +220,7 @@ def test_ranks_take_the_tokens_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> Non
     def make(config: EngineConfig, model: ModelConfig, folder: Path | None) -> TensorParallelExecutor:
         return TensorParallelExecutor(config, model, Drift())  # type: ignore[arg-type]
 
-    prompts = make_prompts()[:3]
-    params = replace(GREEDY, max_tokens=6)
-    llm = LLM(MODEL, **SETTINGS)
-    expected = [output.token_ids for output in llm.generate(prompts, params)]
+    params = replace(GREEDY, max_tokens=4)
+    expected = generate(params)
     monkeypatch.setattr(llm_module, "make_executor", make)
-    drifting = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
-    assert [output.token_ids for output in drifting.generate(prompts, params)] == expected
-    drifting.close()
+    assert generate(params, tensor_parallel_size=2) == expected
