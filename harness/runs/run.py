@@ -131,7 +131,7 @@ def _failure_of(engine: Engine) -> BaseException | None:
     """Let the engine serve; returns what kept it from serving all. Errors of the configuration are raised."""
     try:
         engine.run()
-    except EngineError as error:
+    except (EngineError, KeyboardInterrupt) as error:  # a second Ctrl-C ends the wait for a hanging worker
         return error
     except TwinServeError:
         raise

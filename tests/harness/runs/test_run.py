@@ -160,11 +160,12 @@ def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path)
     [
         (EngineError("rank 1 died"), "rank 1 died"),
         (MemoryError(), "out of memory"),
+        (KeyboardInterrupt(), "interrupted"),
         (IndexError("a\ndefect"), "IndexError: a defect"),
     ],
 )
 def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
-    failure: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    failure: BaseException, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_commit = Recorder.on_commit
 
@@ -174,8 +175,8 @@ def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
         on_commit(self, outcome)
 
     monkeypatch.setattr(Recorder, "on_commit", failing)
-    expected = IndexError if isinstance(failure, IndexError) else EngineError
-    with pytest.raises(expected, match=reason.split(": ")[0] if expected is EngineError else "defect"):
+    expected = EngineError if isinstance(failure, EngineError | MemoryError) else type(failure)
+    with pytest.raises(expected, match=f"^{reason}; what was recorded" if expected is EngineError else ""):
         run(config("trace.num_requests=200"), tmp_path)
     result, summary = read_results(tmp_path)
     assert (summary["complete"], summary["ended_early"]) == (False, reason)
