@@ -176,7 +176,7 @@ def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
 
     monkeypatch.setattr(Recorder, "on_commit", failing)
     expected = EngineError if isinstance(failure, EngineError | MemoryError) else type(failure)
-    with pytest.raises(expected, match=f"^{reason}; what was recorded" if expected is EngineError else ""):
+    with pytest.raises(expected, match=f"^{reason}; what was recorded" if expected is EngineError else None):
         run(config("trace.num_requests=200"), tmp_path)
     result, summary = read_results(tmp_path)
     assert (summary["complete"], summary["ended_early"]) == (False, reason)
