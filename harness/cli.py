@@ -82,6 +82,8 @@ def run_job(cfg: DictConfig) -> None:
         return
     try:
         execute(parse(cfg), folder)
+    except MemoryError as error:
+        raise SystemExit(USER_ERROR) from TwinServeError(f"out of memory; no result was written ({error})")
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 

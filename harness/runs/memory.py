@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
 from harness.errors import ConfigError
 from harness.results.environment import available_memory_bytes
 
@@ -10,6 +14,7 @@ from harness.results.environment import available_memory_bytes
 _BYTES_PER_REQUEST = 460
 _BYTES_PER_STEP = 260
 _GIB = 1 << 30
+_SHARE_OF_TABLES = 0.6  # of the memory that a run takes; the rest is what is recorded while it goes on
 
 
 def check_memory(num_requests: int, num_output_tokens: int, max_num_seqs: int) -> None:
@@ -22,3 +27,19 @@ def check_memory(num_requests: int, num_output_tokens: int, max_num_seqs: int) -
             f"trace: {num_requests:,} requests need at least {needed / _GIB:,.1f} GiB of memory and "
             f"{available / _GIB:,.1f} GiB are available; replay fewer (trace.num_requests or trace.limit)"
         )
+
+
+@contextmanager
+def kept_for_tables() -> Iterator[None]:
+    """Keep memory free for the tables while the block records, so that a MemoryError in it leaves enough to write them.
+
+    Only addresses are taken, no pages: this matters where the addresses are limited, and elsewhere costs nothing.
+    """
+    addresses = None
+    with suppress(OSError, ValueError, OverflowError):
+        addresses = mmap.mmap(-1, int(_SHARE_OF_TABLES * (available_memory_bytes() or 0)))
+    try:
+        yield
+    finally:
+        if addresses is not None:
+            addresses.close()

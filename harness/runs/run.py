@@ -19,7 +19,7 @@ from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
-from harness.runs.memory import check_memory
+from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
@@ -114,7 +114,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
         console.print(engine.describe(), highlight=False, soft_wrap=True)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
-            with bar:
+            with bar, kept_for_tables():
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()

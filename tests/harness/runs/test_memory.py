@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.results import environment
+from harness.results.files import read_results
 from harness.runs import memory
 from harness.runs.run import run
 from tests.harness.builders import ROOT, config
@@ -57,3 +59,19 @@ def test_the_limit_of_the_process_counts(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True, preexec_fn=set_limit)
     assert 0 < int(done.stdout) < limit
+
+
+def test_a_run_that_runs_out_of_memory_writes_what_it_has(tmp_path: Path) -> None:
+    limit = 800 << 20
+    command = [
+        sys.executable, "run.py", "trace.num_requests=200000", "plots=false", f"hydra.run.dir={tmp_path}",
+    ]  # fmt: skip
+    done = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (limit, limit)),
+    )  # fmt: skip
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.splitlines()[-1].startswith("error: out of memory; what was recorded until then is in ")
+    result, summary = read_results(tmp_path)
+    assert (summary["complete"], summary["ended_early"]) == (False, "out of memory")
+    assert 0 < summary["completed"] < len(result.requests) == 200_000
