@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -182,3 +184,44 @@ def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
     assert (summary["complete"], summary["ended_early"]) == (False, reason)
     assert 50 <= summary["completed"] == (result.requests["status"] == "finished").sum() < 200
     assert len(result.requests) == 200
+
+
+@pytest.mark.parametrize("buffer", ["_durations", "_growth", "_single_gaps", "_plans"])
+def test_a_step_that_was_recorded_by_half_is_left_out(
+    buffer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each buffer of the recorder in turn finds no more memory."""
+
+    class Full(array):  # type: ignore[type-arg]
+        left = 300
+
+        def _take(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError
+
+        def append(self, value: int) -> None:
+            self._take()
+            super().append(value)
+
+        def extend(self, values: Iterable[int]) -> None:
+            for value in values:
+                self.append(value)
+
+        def frombytes(self, data: bytes) -> None:
+            self._take()
+            super().frombytes(data)
+
+    start = Recorder.__init__
+
+    def make(self: Recorder) -> None:
+        start(self)
+        setattr(self, buffer, Full("q"))
+
+    monkeypatch.setattr(Recorder, "__init__", make)
+    with pytest.raises(EngineError, match="^out of memory; "):
+        run(config("trace.num_requests=800", "arrival=all_at_once", "num_blocks=3000"), tmp_path)
+    result, summary = read_results(tmp_path)
+    assert not summary["complete"] and len(result.requests) == 800 and len(result.steps) > 0
+    ends = result.steps["start_time"] + result.steps["duration"]
+    assert (result.steps["start_time"].to_numpy()[1:] >= ends.to_numpy()[:-1] - 1e-9).all()
