@@ -1,4 +1,4 @@
-"""Reads JSON and YAML files that come from elsewhere: whatever a file holds, the outcome is plain values or one error.
+"""Reads JSON and YAML files that come from elsewhere: a file gives plain values, or one error of one line.
 
 Plain values are dicts, lists, text, numbers, booleans and None. Text such as `${oc.env:HOME}` stays text.
 """
@@ -104,6 +104,18 @@ def parse_yaml(text: str) -> Any:
     return document
 
 
+def yaml_text(document: Any) -> str:
+    """The YAML from which `parse_yaml` gets `document` back: plain values with finite numbers."""
+    return str(yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))
+
+
+class _Dumper(yaml.SafeDumper):
+    """PyYAML's safe dumper, which quotes what `_Loader` would not read as text, and writes no aliases."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 class _Loader(yaml.SafeLoader):
     """PyYAML's safe loader without aliases, dates and repeated keys, and with limits on depth and digits."""
 
@@ -145,7 +157,7 @@ def _without_dates() -> dict[str, list[tuple[str, Any]]]:
     return rules
 
 
-_Loader.yaml_implicit_resolvers = _without_dates()
+_Loader.yaml_implicit_resolvers = _Dumper.yaml_implicit_resolvers = _without_dates()
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_yaml_int)
 
 

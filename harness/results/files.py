@@ -78,7 +78,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
     try:
         summary = read_json(path)
     except DocumentError as error:
-        raise TwinServeError(f"{path}: not readable as JSON ({error})") from error
+        raise TwinServeError(f"{path}: {error}") from None
     if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
         raise TwinServeError(f"{path}: not the summary of a run, which has at least {', '.join(sorted(_ALWAYS))}")
     wrong = [key for key, value in summary.items() if not _fits(key, value)]
@@ -111,7 +111,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
         raise TwinServeError(f"{path}: missing from the result folder")
     try:
         return pd.read_parquet(path, columns=columns)
-    except Exception as error:  # of many kinds, for a damaged file
+    except Exception as error:  # of many types, from pyarrow and from pandas
         raise TwinServeError(f"{path}: not readable as Parquet ({_first_line(error)})") from error
 
 

@@ -90,7 +90,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     drawn = getattr(config.trace, "num_requests", None)
     if drawn is not None:
         check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
-    trace = load_trace(config.trace, seed=config.seed)
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
     served = serve(config, trace, arrivals, output_dir, console)

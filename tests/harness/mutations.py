@@ -29,7 +29,7 @@ Mutation = Callable[[bytes, random.Random], bytes]
 
 
 def mutants(data: bytes, form: str, count: int, seed: int = 0) -> Iterator[bytes]:
-    """`count` mutations of a file; `form` is "csv", "json", "json_lines" or "yaml"."""
+    """`count` mutations of a file; `form` is "csv", "json", "json_lines", "yaml" or "bytes"."""
     mutations = (*BYTES, *FORMS[form])
     for number in range(count):
         rng = random.Random(f"{seed} {number}")
@@ -194,5 +194,6 @@ FORMS: dict[str, tuple[Mutation, ...]] = {
     "csv": (_cells,) * 8 + (_column,) * 2,
     "json": (_json,) * 10 + (_twice, _nest),
     "json_lines": (_json_line,) * 8 + (_json_lines,) * 3 + (_twice, _nest),
+    "bytes": (),
     "yaml": (_yaml,) * 10 + (_twice, _nest, _yaml_bomb),
 }
