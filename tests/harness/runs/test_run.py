@@ -11,6 +11,7 @@ import time
 from array import array
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -196,7 +197,7 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
 ) -> None:
     """Each buffer of the recorder in turn finds no more memory."""
 
-    class Full(array):  # type: ignore[type-arg]
+    class Full(array):
         left = 300
 
         def _take(self) -> None:
@@ -212,7 +213,7 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
             for value in values:
                 self.append(value)
 
-        def frombytes(self, data: bytes) -> None:
+        def frombytes(self, data: Any) -> None:
             self._take()
             super().frombytes(data)
 
