@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -36,6 +36,9 @@ class Executor(Protocol):
         """Free everything; the executor cannot be used any more."""
 
 
+EndCheck = Callable[[Sequence, int], str | None]
+
+
 class NewTokens(NamedTuple):
     """The tokens that a plan gave to a sequence.
 
@@ -50,7 +53,7 @@ class NewTokens(NamedTuple):
     sequence: Sequence
     token_ids: list[int]
     finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
     logprobs: list[TokenLogprobs] | None = None
     prompt_logprobs: list[TokenLogprobs | None] | None = None
 
@@ -116,12 +119,13 @@ class LLMEngine:
         self.config = config
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
+        self._ends: dict[Sequence, EndCheck] = {}
         self._stops: dict[Sequence, frozenset[int]] = {}
         self.max_model_len = max_model_len
         self.reset()
 
     def reset(self) -> None:
-        """Start again with an empty prefix cache; no request may be waiting or running."""
+        """Forget all requests and start again with an empty prefix cache; also after a step that did not end."""
         config = self.config
         self.scheduler = make_scheduler(
             config,
@@ -133,8 +137,11 @@ class LLMEngine:
         )
         # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
+        self._stops.clear()
 
-    def add(self, request: Request, params: SamplingParams) -> None:
+    def add(
+        self, request: Request, params: SamplingParams, *, ends: EndCheck | None = None, bad_words: object = ()
+    ) -> None:
         """Queue a request of one sequence.
 
         The sequence's `token_ids` hold the prompt; sampled tokens are appended to them.
@@ -146,6 +153,8 @@ class LLMEngine:
         (sequence,) = request.sequences
         seed = params.seed if params.seed is not None else hash((self.config.seed, request.request_id)) & (2**63 - 1)
         self._builder.add(sequence, params, seed)
+        if ends is not None:
+            self._ends[sequence] = ends
         stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         if stops:
             self._stops[sequence] = stops
@@ -210,6 +219,21 @@ class LLMEngine:
         outputs, stopped = [], {}
         for sequence, new in given:
             stops = self._stops.get(sequence)
+            ends = self._ends.get(sequence)
+            if ends is not None:
+                reason = None
+                kept = 0
+                for token in new:
+                    sequence.token_ids.append(token)
+                    kept += 1
+                    if token in (stops or ()):
+                        stopped[sequence] = len(new) - kept
+                        break
+                    if (reason := ends(sequence, token)) is not None:
+                        stopped[sequence] = len(new) - kept
+                        break
+                outputs.append(NewTokens(sequence, new[:kept], stop_reason=reason))
+                continue
             if stops:
                 for i, token in enumerate(new):
                     if token in stops:
@@ -226,6 +250,7 @@ class LLMEngine:
         self._builder.drop(sequences)
         for sequence in sequences:
             self._stops.pop(sequence, None)
+            self._ends.pop(sequence, None)
 
 
 def _with_reasons(executed: ExecutedPlan, finished: set[Request]) -> list[NewTokens]:

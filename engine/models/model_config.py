@@ -97,10 +97,10 @@ class ModelConfig:
         folder = Path(folder)
         if not folder.is_dir():
             raise ModelError(f"{folder}: no such model folder")
-        data = _read_json(folder / "config.json")
+        data = read_json(folder / "config.json")
         generation = folder / "generation_config.json"
         if generation.is_file():
-            eos = _read_json(generation).get("eos_token_id")
+            eos = read_json(generation).get("eos_token_id")
             data = data if eos is None else {**data, "eos_token_id": eos}
         return cls.from_hf(data)
 
@@ -198,7 +198,7 @@ def _guess_family(model: Mapping[str, Any]) -> str:
     return "qwen3_moe" if model.get("num_experts") else "qwen3"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
