@@ -7,10 +7,10 @@ from typing import Any
 
 from engine.core.sequence import Request, Sequence
 from engine.detokenizer import Detokenizer, TokenTexts
-from engine.llm_engine import NewTokens
 from engine.outputs import CompletionOutput, FinishReason, RequestOutput, TokenLogprobs
 from engine.prompts import Prompt
 from engine.sampling_params import SamplingParams
+from engine.token_collector import NewTokens
 
 
 @dataclass
