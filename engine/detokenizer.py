@@ -8,7 +8,7 @@ from typing import Any
 from engine.sampling_params import SamplingParams
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_CONTEXT_TOKENS = 5  # of the prompt
+_CONTEXT_SIZES = range(5, 9)  # tokens of the prompt; the first of four sizes that begins with a whole character
 _CHUNK_TOKENS = 64  # that are decoded at once
 # Tokens that are held back while the text ends in a replacement character. The four bytes of a character are in at most
 # four tokens; the others allow for tokens that end one character and begin the next.
@@ -36,12 +36,12 @@ class Detokenizer:
         self._skips_special = params.skip_special_tokens
         keeps_spaces = params.skip_special_tokens or params.spaces_between_special_tokens
         self._joined_tokens = {} if keeps_spaces else _added_tokens(tokenizer)
-        self._window = list(prompt_token_ids[-_CONTEXT_TOKENS:])
-        self._context_text = self._decode(self._window)
-        if self._context_text.endswith(_REPLACEMENT):  # the prompt ends in the middle of a character
-            self._window, self._context_text = [], ""
-        self._num_context = len(self._window)
         self.text = ""
+        for size in _CONTEXT_SIZES:
+            self._set_context(list(prompt_token_ids[-size:]))
+            if _REPLACEMENT not in self._context_text:
+                return
+        self._set_context([])  # the prompt ends in the middle of a character
 
     def add(self, token_ids: abc.Sequence[int]) -> None:
         """Append the text of the next tokens, as far as later tokens cannot change it."""
