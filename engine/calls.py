@@ -75,6 +75,8 @@ class Calls:
     def step(self) -> None:
         """Run the engine's next step and hand out its tokens; raises what the step raises."""
         with self._change():
+            if not self._call_of:
+                return  # the last change had not ended, and all requests were aborted just now
             report = self._engine.step(time.perf_counter_ns())
             assert report is not None, "a call waits for requests that the engine does not have"
             self._hand_out(report)

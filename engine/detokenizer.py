@@ -37,6 +37,9 @@ class Detokenizer:
         keeps_spaces = params.skip_special_tokens or params.spaces_between_special_tokens
         self._joined_tokens = {} if keeps_spaces else _added_tokens(tokenizer)
         self.text = ""
+        self._window: list[int] = []
+        self._num_context = 0
+        self._context_text = ""
         for size in _CONTEXT_SIZES:
             self._set_context(list(prompt_token_ids[-size:]))
             if _REPLACEMENT not in self._context_text:

@@ -10,7 +10,7 @@ import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-CORPUS = ["the quick brown fox jumps over the lazy dog", "größer, schöner, süßer", "汉字漢字 and 🙂🙃 too", "stop. Stop! end"]
+CORPUS = ["the quick brown fox jumps over the lazy dog", "größer, schöner, süßer", "漢字 and 🙂 too", "stop. Stop!"]
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}{% if shout %}!{% endif %}"
