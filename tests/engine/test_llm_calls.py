@@ -214,18 +214,18 @@ def interrupted(llm: LLM, countdown: int) -> bool:
     return False
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_ctrl_c_at_any_line_leaves_an_engine_that_serves(llm: LLM, seed: int) -> None:
-    rng = random.Random(seed)
+@pytest.mark.parametrize("num_times", [25, pytest.param(1000, marks=pytest.mark.slow)])
+def test_ctrl_c_at_any_line_leaves_an_engine_that_serves(llm: LLM, num_times: int) -> None:
+    rng = random.Random(0)
     num_interrupted = 0
-    for _ in range(25):
+    for _ in range(num_times):
         num_interrupted += interrupted(llm, rng.randint(1, 9000) if rng.random() < 0.7 else rng.randint(1, 900))
         assert tokens_of(llm.generate(make_prompts()[:3], replace(BRIEF, max_tokens=6))) == [
             tokens[:6] for tokens in expected()[:3]
         ]
         gc.collect()
         assert not llm.engine.scheduler.unfinished
-    assert num_interrupted > 10
+    assert num_interrupted > 0.4 * num_times
     assert_serves(llm)
 
 
