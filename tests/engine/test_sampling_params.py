@@ -151,6 +151,23 @@ def test_preemptions_change_nothing(settings: dict[str, Any]) -> None:
     assert_equal(outputs, expected())
 
 
+@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+def test_each_prompt_token_is_scored_once_however_often_it_is_computed(policy: str) -> None:
+    prompts = [make_prompts()[i][:length] for i, length in ((0, 40), (1, 5), (2, 30), (3, 9), (4, 33), (5, 6), (6, 20))]
+    scored = [Case(prompt, replace(DRAWN, n=2, max_tokens=18, prompt_logprobs=1)) for prompt in prompts]
+    wanted = {
+        (number, index): reference().generate(case, index) for number, case in enumerate(scored) for index in (0, 1)
+    }
+    llm = make_llm(num_blocks=22, max_num_batched_tokens=26, policy=policy)
+    requests = [add_case(llm.engine, number, case) for number, case in enumerate(scored)]
+    outputs = finish(llm.engine)
+    first, second = ([request.sequences[index] for request in requests] for index in (0, 1))
+    assert any(sequence.num_recomputed_tokens for sequence in first), "prompts were computed again"
+    assert any(sequence.num_recomputed_tokens for sequence in second), "and so were those of forks"
+    assert_equal(outputs, wanted)
+    llm.close()
+
+
 def test_two_ranks_sample_what_one_samples() -> None:
     assert_equal(serve(tensor_parallel_size=2)[0], expected())
 
