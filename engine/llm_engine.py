@@ -128,7 +128,7 @@ class LLMEngine:
 
         The `token_ids` of its first sequence hold the prompt; sampled tokens are appended to them. The other sequences
         are forked from it when the prompt is computed, each with a first token of its own. The seed of the i-th
-        sequence is `params.seed + i`, counted from 0.
+        sequence, counted from 0, is `params.seed + i` modulo 2^63.
 
         Args:
             ends: says of each sampled token whether it ends its sequence; in place of the stop strings of `params`.
