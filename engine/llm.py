@@ -65,7 +65,7 @@ class LLM:
             config = override(config, {"load_format": "random"})
             model_config = model if isinstance(model, ModelConfig) else ModelConfig.from_shape(model)  # type: ignore[arg-type]
         self.model_config = model_config
-        self.tokenizer = None if folder is None else load_tokenizer(folder)
+        self.tokenizer: Any = None if folder is None else load_tokenizer(folder)
         self._default_params = SamplingParams() if folder is None else default_sampling_params(folder)
         self._token_texts = TokenTexts(self.tokenizer)
         eos_token_id = getattr(self.tokenizer, "eos_token_id", None)
@@ -126,22 +126,15 @@ class LLM:
         """
         if self.tokenizer is None:
             raise ModelError("the model has no tokenizer: chat() needs one")
+        options = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
         is_one = not messages or isinstance(messages[0], abc.Mapping)
-        texts = []
-        for place, conversation in enumerate([messages] if is_one else messages):
-            try:
-                text = self.tokenizer.apply_chat_template(
-                    conversation,
-                    tools=tools,
-                    chat_template=chat_template,
-                    add_generation_prompt=add_generation_prompt,
-                    continue_final_message=continue_final_message,
-                    tokenize=False,
-                    **(chat_template_kwargs or {}),
-                )
-            except Exception as error:  # templates raise errors of any type
-                raise ValueError(f"messages[{place}]: {error}") from error
-            texts.append(text)
+        texts = [_render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
         # The template has written the special tokens already.
         prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
         with closing(self._open(prompts, sampling_params)) as stream:
@@ -211,6 +204,15 @@ class LLM:
             raise ValueError("stop strings need detokenize=True")
         words = bad_word_tokens(self.tokenizer, params.bad_words)
         return [check_token_ids(tokens, size, f"bad_words ({word!r})") for word, tokens in words]
+
+
+def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
+    """A conversation as text, by the chat template."""
+    try:
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except Exception as error:  # templates raise errors of any type
+        raise ValueError(f"messages[{index}]: {error}") from error
+    return text
 
 
 def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:

@@ -16,6 +16,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.calls import EngineClosedError  # noqa: E402
 from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
@@ -153,6 +154,8 @@ def test_a_killed_worker_ends_the_run_and_leaves_nothing() -> None:
     os.kill(victim.pid, signal.SIGKILL)
     with pytest.raises(WorkerError, match="rank [01] failed"):
         list(stream)
+    with pytest.raises(EngineClosedError, match="the engine is closed: rank [01] failed"):
+        llm.generate([[1]])
     assert multiprocessing.active_children() == []
     assert set(Path(tempfile.gettempdir()).glob("twinserve-*")) == before
 

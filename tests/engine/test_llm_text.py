@@ -153,8 +153,8 @@ def test_several_sequences_with_logprobs(llm: LLM) -> None:
         assert [next(iter(at)) for at in each.logprobs] == each.token_ids
         total = sum(at[token].logprob for at, token in zip(each.logprobs, each.token_ids, strict=True))
         assert math.isclose(each.cumulative_logprob, total)
-        for at in each.logprobs:
-            assert all(found.decoded_token == llm.tokenizer.decode([token]) for token, found in at.items())
+        for position in each.logprobs:
+            assert all(found.decoded_token == llm.tokenizer.decode([token]) for token, found in position.items())
     assert output.prompt_logprobs is not None and output.prompt_logprobs[0] is None
     for token, at in zip(output.prompt_token_ids[1:], output.prompt_logprobs[1:], strict=True):
         assert at is not None and at[token].decoded_token == llm.tokenizer.decode([token])
