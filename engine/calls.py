@@ -52,7 +52,8 @@ class Calls:
 
     def __init__(self, engine: LLMEngine) -> None:
         self._engine = engine
-        self._call_of: dict[Request, _Call] = {}  # the requests that the engine has
+        self._open: dict[_Call, None] = {}  # those with unfinished requests
+        self._call_of: dict[Request, _Call] = {}  # of their unfinished requests
         self._abandoned: list[_Call] = []
         self._is_changing = False  # also after a change that did not end
         self._closed: str | None = None
@@ -75,7 +76,7 @@ class Calls:
     def step(self) -> None:
         """Run the engine's next step and hand out its tokens; raises what the step raises."""
         with self._change():
-            if not self._call_of:
+            if not self._open:
                 return  # the last change had not ended, and all requests were aborted just now
             report = self._engine.step(time.perf_counter_ns())
             assert report is not None, "a call waits for requests that the engine does not have"
@@ -121,8 +122,9 @@ class Calls:
         self._forget_all(RequestAbortedError(f"a step of the engine failed{cause}: all requests were aborted"))
 
     def _forget_all(self, error: Exception) -> None:
-        for call in self._call_of.values():
+        for call in self._open:
             call.fail(error)
+        self._open.clear()
         self._call_of.clear()
         self._abandoned.clear()
         self._is_changing = False
@@ -131,8 +133,8 @@ class Calls:
         """Queue all requests of a call, or, if one of them is refused, none."""
         for place, (request, state) in enumerate(call.states.items()):
             ends = state.find_stop_string if state.has_stop_strings else None
+            self._open[call] = call.unfinished[request] = None
             self._call_of[request] = call
-            call.unfinished[request] = None
             try:
                 self._engine.add(request, state.params, ends=ends, bad_words=state.bad_words)
             except RequestRefusedError as error:
@@ -157,15 +159,19 @@ class Calls:
             owner = self._call_of.pop(request, None)
             if owner is not None:
                 del owner.unfinished[request]
+                if not owner.unfinished:
+                    del self._open[owner]
         for call, error in failures.items():
             self._abort(call)
             call.fail(error)
 
     def _abort(self, call: _Call) -> None:
         for request in call.unfinished:
-            del self._call_of[request]
             self._engine.abort(request.request_id)
+            del self._call_of[request]
+            call.changed.pop(request, None)
         call.unfinished.clear()
+        self._open.pop(call, None)
 
 
 class Stream:

@@ -179,6 +179,22 @@ def test_requests_that_had_finished_are_still_delivered_after_a_failure(
     assert_serves(llm)
 
 
+def test_a_stream_whose_abort_fails_ends_and_disturbs_nobody_later(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts = make_prompts()
+    stream = llm.stream(prompts[:1], BRIEF)
+    next(stream)
+    with monkeypatch.context() as patched:
+        fail_once(patched, Scheduler, "abort", KeyboardInterrupt(), after=False)
+        with pytest.raises(KeyboardInterrupt):
+            stream.close()
+    kept = llm.stream(prompts[2:3], BRIEF)
+    stream.close()
+    with pytest.raises(RequestAbortedError):
+        next(stream)
+    assert [output["token_ids"] for output in kept][-1] == expected()[2]
+    assert_serves(llm)
+
+
 class Interrupter:
     """Raises KeyboardInterrupt when the `countdown`-th line of the engine's code is about to run."""
 
