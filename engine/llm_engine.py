@@ -137,7 +137,8 @@ class LLMEngine:
         Raises:
             RequestRefusedError: the request can never run.
         """
-        request.reads_prefix_cache = params.prompt_logprobs is None
+        if params.prompt_logprobs is not None:
+            request.reads_prefix_cache = False
         self.scheduler.add(request)
         (sequence,) = request.sequences
         seed = params.seed if params.seed is not None else hash((self.config.seed, request.request_id))
