@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from engine.core.sequence import RequestRefusedError
     from engine.engine_config import EngineConfig
     from engine.llm import LLM
-    from engine.models.model_config import ModelError
+    from engine.models.json_file import ModelError
     from engine.outputs import CompletionOutput, RequestOutput
     from engine.sampling_params import SamplingParams
 
@@ -19,7 +19,7 @@ _HOMES = {
     "EngineClosedError": "engine.calls",
     "EngineConfig": "engine.engine_config",
     "LLM": "engine.llm",
-    "ModelError": "engine.models.model_config",
+    "ModelError": "engine.models.json_file",
     "RequestAbortedError": "engine.calls",
     "RequestOutput": "engine.outputs",
     "RequestRefusedError": "engine.core.sequence",

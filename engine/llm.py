@@ -17,7 +17,8 @@ from engine.detokenizer import TokenTexts, bad_word_tokens
 from engine.engine_config import EngineConfig, override
 from engine.llm_engine import LLMEngine
 from engine.model_folder import default_sampling_params, load_tokenizer
-from engine.models.model_config import ModelConfig, ModelError
+from engine.models.json_file import ModelError
+from engine.models.model_config import ModelConfig
 from engine.outputs import RequestOutput
 from engine.prompts import Prompt, Prompts, check_token_ids, read_prompts
 from engine.request_state import RequestState

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from engine.models.parallel import TensorParallel
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
 from engine.runner.sampling_inputs import Adjustments
@@ -56,6 +57,7 @@ class ModelRunner:
         max_model_len: most tokens of a sequence.
         max_steps: most decode steps of a plan.
         capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
+        tp: the rank and its group.
     """
 
     def __init__(
@@ -66,7 +68,9 @@ class ModelRunner:
         max_model_len: int,
         max_steps: int,
         capture: Capture | None,
+        tp: TensorParallel,
     ) -> None:
+        self._tp = tp
         self._model = model
         self._kv_cache = kv_cache
         self._device = kv_cache.device
@@ -189,6 +193,7 @@ class ModelRunner:
             torch.cat([prompts.seeds, state.seeds[:n]]),
             torch.cat([prefill.sampled_positions, state.lengths[:n]]),
         )
+        sampled = self._tp.from_rank_0(sampled)
         self._tokens.prompts[:num_prompts] = sampled[:num_prompts]
         self._store_tokens(n, sampled[num_prompts:])
 
@@ -224,7 +229,7 @@ class ModelRunner:
             state.seeds[rows],
             state.lengths[rows],
         )
-        self._store_tokens(num_rows, sampled)
+        self._store_tokens(num_rows, self._tp.from_rank_0(sampled))
 
     def _draw(self, adjustments: Adjustments | None, logits: Tensor, temperature: Tensor, *others: Any) -> Tensor:
         """`kernels.sampler.sample` of the logits, after the adjustments of their rows."""
