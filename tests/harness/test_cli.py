@@ -71,6 +71,12 @@ USER_ERRORS = [
         ["hydra.swep.dir=x"],
         "error: Could not override 'hydra.swep.dir'. To append to your config use +hydra.swep.dir=x\n",
     ),
+    (
+        ["device=laptop-cpu", "device.flops.fp8=1e13"],
+        "error: Could not override 'device.flops.fp8'. To append to your config use +device.flops.fp8=1e13\n",
+    ),
+    (["device.flops.fp9=1e13"], "error: device.flops.fp9: unknown key; did you mean 'fp8'? (allowed here: bf16, fp8, "),
+    (["calibration.widths.x=1"], "error: Could not override 'calibration.widths.x'. To append to your config use "),
     (["engine=smi"], "error: engine='smi': choose one of cpu, gpu, sim; did you mean 'sim'?\n"),
     (["-m", "engine=sim,foo"], "error: engine='foo': choose one of cpu, gpu, sim\n"),
     (["hydra/launcher=foo"], "error: hydra/launcher='foo': choose one of basic, "),
