@@ -16,11 +16,12 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
+from tests.fuzzing.execution import Outcome
 from tests.fuzzing.files import PLACE, draw_damage, targets
 from tests.fuzzing.inputs import Inputs, build
 from tests.fuzzing.minimise import minimised
 from tests.fuzzing.walk import Case, draw_case
-from tests.fuzzing.worker import Outcome, run_cases
+from tests.fuzzing.worker import run_cases
 
 _CASES_PER_BASE = 12
 # What a task imports late; imported once before the workers are forked.

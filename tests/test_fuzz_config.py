@@ -14,7 +14,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tests.fuzzing import worker
+from tests.fuzzing import execution, worker
+from tests.fuzzing.execution import Outcome, run_case
 from tests.fuzzing.figures import problems
 from tests.fuzzing.inputs import SMALL
 from tests.fuzzing.walk import Case
@@ -68,19 +69,19 @@ def test_negative_times_in_a_table_are_named(table: str, name: str, results: Pat
     assert any(name in problem for problem in problems(tmp_path))
 
 
-def hang(*_: object) -> worker.Outcome:
+def hang(*_: object) -> Outcome:
     while True:
         pass
 
 
-def take_memory(*_: object) -> worker.Outcome:
+def take_memory(*_: object) -> Outcome:
     taken = bytearray(4 * worker.MEMORY_BYTES)
-    return worker.Outcome("done", detail=str(len(taken)))
+    return Outcome("done", detail=str(len(taken)))
 
 
-def die(*_: object) -> worker.Outcome:
+def die(*_: object) -> Outcome:
     os.kill(os.getpid(), signal.SIGKILL)
-    return worker.Outcome("done")
+    return Outcome("done")
 
 
 @pytest.mark.parametrize(
@@ -89,12 +90,12 @@ def die(*_: object) -> worker.Outcome:
     ids=["hang", "memory", "kill"],
 )
 def test_a_case_that_ends_its_process_is_known_and_stops_no_other(
-    action: Callable[..., worker.Outcome], signature: str, monkeypatch: pytest.MonkeyPatch
+    action: Callable[..., Outcome], signature: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bad, good = Case((), ("bad",)), Case((), ("good",))
     monkeypatch.setattr(worker, "LONGEST_S", 0.2)
     monkeypatch.setattr(
-        worker, "_launch", lambda case, out: action() if case == bad else (_ for _ in ()).throw(KeyError("seen"))
+        execution, "_launch", lambda case, out: action() if case == bad else (_ for _ in ()).throw(KeyError("seen"))
     )
     outcomes = dict(worker.run_cases([bad, good], num_workers=1))
     assert outcomes[bad].kind == "failed" and outcomes[bad].signature.startswith(signature)
@@ -103,7 +104,7 @@ def test_a_case_that_ends_its_process_is_known_and_stops_no_other(
 
 def test_a_command_line_ends_as_it_would_by_itself(tmp_path: Path) -> None:
     base = tuple(SMALL)
-    refused = worker.run_case(Case(base, ("seed=x",), is_whole=True), tmp_path / "whole")
+    refused = run_case(Case(base, ("seed=x",), is_whole=True), tmp_path / "whole")
     assert refused.kind == "refused" and refused.detail.startswith("error: seed='x': must be an integer >= 0")
-    done = worker.run_case(Case(base, ("seed=1",), is_whole=True), tmp_path / "whole")
-    assert done == worker.Outcome("done") and json.loads((tmp_path / "whole" / "summary.json").read_text())
+    done = run_case(Case(base, ("seed=1",), is_whole=True), tmp_path / "whole")
+    assert done == Outcome("done") and json.loads((tmp_path / "whole" / "summary.json").read_text())
