@@ -137,12 +137,14 @@ def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
         return (
             Outcome("failed", f"{defect[1]} in a job", stderr[:1500]) if defect else Outcome("refused", detail=stderr)
         )
-    if len(lines) != 1 or not lines[0].startswith("error: ") or not _names_something(lines[0], case):
+    if len(lines) != 1 or not lines[0].startswith("error: "):
         return Outcome("failed", f"exit code {code} with {len(lines)} lines", stderr[:1500])
+    if not _names_something(lines[0], case):
+        return Outcome("failed", f"names nothing: {lines[0][:50]}", stderr[:1500])
     return Outcome("refused", detail=lines[0])
 
 
 def _names_something(line: str, case: Case) -> bool:
-    """Whether a message has the name of a file or of a key; that of a wrong override is part of the override."""
-    keys = {text.partition("=")[0].strip("+~") for text in case.arguments()} - {""}
-    return "/" in line or any(key in line for key in (*RunConfig.model_fields, *keys))
+    """Whether a message has the name of a file, or of a key or value that was given."""
+    given = {part.strip("+~'") for text in case.arguments() for part in text.split("=", 1)}
+    return "/" in line or any(name in line for name in (*RunConfig.model_fields, *(given - {""})))

@@ -73,7 +73,8 @@ class Case:
         return self.is_whole and "-m" in self.overrides
 
     def arguments(self) -> list[str]:
-        return [*self.base, *self.overrides]
+        """Flags come first, as Hydra wants them."""
+        return sorted([*self.base, *self.overrides], key=lambda text: not text.startswith("-"))
 
 
 def draw_case(rng: random.Random, inputs: Inputs, seed: int, num_bases: int) -> Case:
