@@ -148,8 +148,8 @@ def explain(error: Exception) -> str:
     text = str(error) or str(error.__cause__)
     if isinstance(error, HydraException) and (match := re.match(r"Could not override '([^']+)'", text)):
         return explain_override(match[1]) or _one_line(text)
-    if text.startswith("Config group override must be") and (group := _innermost(error).f_locals.get("override")):
-        return f"{group.input_line}: must be the name of an option of the group"
+    if text.startswith("Config group override must be") and (override := _innermost(error).f_locals.get("override")):
+        return f"{override.input_line}: must be the name of an option of the group"
     return _one_line(text)
 
 

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -79,12 +80,14 @@ def _damaged_table(table: pd.DataFrame, rng: random.Random) -> pd.DataFrame:
         case 1:
             return table.sample(frac=rng.choice([0, 0.5, 2]), replace=True, random_state=rng.randrange(1000))
         case 2:
-            return table.assign(**{name: rng.choice(["x", None, 1.5, -1, True, [[1]] * len(table)])})
+            same: Any = rng.choice(["x", None, 1.5, -1, True, [[1]] * len(table)])
+            return table.assign(**{name: same})
         case _:
             values = table[name].tolist()
             for row in rng.sample(range(len(values)), rng.choice([1, len(values)])):
                 values[row] = float(rng.choice([number for number in ODD_NUMBERS if abs(number) < 1e308]))
-            return table.assign(**{name: pd.array(values, dtype=rng.choice(["Float64", "str"]))})
+            odd: pd.Series[Any] = pd.Series(values, dtype=object).astype(str)
+            return table.assign(**{name: odd if rng.random() < 0.5 else pd.to_numeric(odd, errors="coerce")})
 
 
 def draw_damage(rng: random.Random, targets: list[list[Target]]) -> Damage:

@@ -24,7 +24,7 @@ _REAL_KINDS = {
     "trace.output": "uniform",
 }  # fmt: skip
 # What is added to a command line that runs as a whole.
-_FOR_HYDRA = (
+_FOR_HYDRA: tuple[list[str], ...] = (
     [], [], [], ["hydra.run.dir=/dev/null"], ["hydra.run.dir=/dev/null/x"], ["hydra.run.dir=/proc/x"],
     ["hydra.run.dir=''"], ["hydra.run.dir=null"], [f"hydra.run.dir={'x' * 300}"], ["hydra.run.dir='a\\x00b'"],
     ["hydra.run.dir=[1]"], ["hydra.run.dir='${no.such.key}'"], ["hydra.job.chdir=true"], ["hydra.output_subdir=null"],

@@ -91,6 +91,7 @@ class _Worker:
 
     def end(self) -> None:
         """Kill the process with those that it started."""
+        assert self._process.pid is not None, "it was started"
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.join()
