@@ -46,10 +46,11 @@ class Progress:
             self._advance_prefills(flight, stopped)
         if running.paused:
             running.resume()
-        for sequence in running.returning:
-            if sequence in running.parked:
-                running.ready(sequence)
-        running.returning.clear()
+        if running.returning:
+            for sequence in running.returning:
+                if sequence in running.parked:
+                    running.ready(sequence)
+            running.returning.clear()
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
