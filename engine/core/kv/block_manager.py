@@ -184,9 +184,7 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
-        num_registered = sequence.num_registered_blocks
-        hashes = sequence.block_hashes[:num_registered] if num_registered else []  # type: ignore[index]
-        self.pool.release(sequence.block_table, hashes)
+        self.pool.release(sequence.block_table, sequence.block_hashes or [], sequence.num_registered_blocks)
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 
