@@ -88,7 +88,8 @@ class Progress:
         for sequence in ended:
             if sequence in running.ending:
                 del running.ending[sequence]
-                self._blocks.register(sequence, sequence.num_tokens - 1)
+                if sequence.has_content:
+                    self._blocks.register(sequence, sequence.num_tokens - 1)
                 running.release(sequence)
         return resumed_gaps
 

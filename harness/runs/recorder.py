@@ -233,7 +233,7 @@ def _counts(request: Request) -> tuple[int, int, int]:
     """Output tokens, recomputed tokens and preemptions of all sequences of a request."""
     if len(request.sequences) > 1:
         return request.num_output_tokens, request.num_recomputed_tokens, request.num_preemptions
-    (sequence,) = request.sequences
+    sequence = request.sequences[0]
     return sequence.num_output_tokens, sequence.num_recomputed_tokens, sequence.num_preemptions
 
 

@@ -30,13 +30,14 @@ def request_factory(trace: Trace, block_size: int, *, cache_outputs: bool = Fals
     priorities = table["priority"].tolist() if "priority" in table else None
     identities = block_identities(trace, block_size)
 
-    def contents(row: int) -> list[int] | None:
-        known = identities(row) if identities else None
+    def contents(row: int) -> list[int]:
+        known = identities(row) if identities else []
         if not cache_outputs:
             return known
-        known = known or []
         own = _OWN + (row << 32)
         return known + list(range(own + len(known), own + (prompts[row] + outputs[row]) // block_size))
+
+    has_contents = identities is not None or cache_outputs
 
     def make(row: int, arrival_ns: int) -> Request:
         return Request(
@@ -44,7 +45,7 @@ def request_factory(trace: Trace, block_size: int, *, cache_outputs: bool = Fals
             prompts[row],
             outputs[row],
             arrival_ns,
-            block_hashes=contents(row),
+            block_hashes=contents(row) if has_contents else None,
             priority=priorities[row] if priorities else 0,
         )
 

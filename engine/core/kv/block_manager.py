@@ -96,7 +96,7 @@ class BlockManager:
         hashes = self._hashes(sequence, num_full)
         if not hashes or hashes[0] not in self.index:
             return NO_MATCH
-        blocks = self.index.find(hashes[:num_full])
+        blocks = self.index.find(hashes, num_full)
         if sequence.token_ids is not None:
             blocks = blocks[: self.index.num_equal(blocks, self._contents(sequence, 0, len(blocks)))]
         num_cached_tokens = len(blocks) * self.block_size

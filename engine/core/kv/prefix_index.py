@@ -25,12 +25,12 @@ class PrefixIndex:
     def __contains__(self, block_hash: int) -> bool:
         return block_hash in self._blocks
 
-    def find(self, hashes: list[int]) -> list[int]:
-        """The blocks of the longest prefix of `hashes` that is there."""
+    def find(self, hashes: list[int], limit: int) -> list[int]:
+        """The blocks of the longest prefix of the first `limit` of `hashes` that is there."""
         find = self._blocks.get
         blocks: list[int] = []
-        for start in range(0, len(hashes), _LOOKUP_STRIDE):
-            found = list(map(find, hashes[start : start + _LOOKUP_STRIDE]))
+        for start in range(0, limit, _LOOKUP_STRIDE):
+            found = list(map(find, hashes[start : min(start + _LOOKUP_STRIDE, limit)]))
             if None in found:
                 blocks += found[: found.index(None)]  # type: ignore[arg-type]
                 break
