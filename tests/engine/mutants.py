@@ -125,8 +125,8 @@ MUTANTS = [
            "self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue",
            "pass"),
     # -- the planner, the policies and the scheduler ------------------------------------------------------------------
-    Mutant("one seat too many", "step_planner.py", "sequence.num_forks >= self.limits.max_num_seqs",
-           "sequence.num_forks > self.limits.max_num_seqs"),
+    Mutant("one seat too many", "step_planner.py", "sequence.num_forks >= limits.max_num_seqs",
+           "sequence.num_forks > limits.max_num_seqs"),
     Mutant("a planned prompt gives way", "step_planner.py", "del unplanned[sequence]",
            "unplanned = self.running.prefilling.copy()"),
     Mutant("a full budget admits nobody", "step_planner.py", "if wanted > budget and (cut",
