@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +15,6 @@ Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
 IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_profiling}
 
 
-@functools.lru_cache(maxsize=4)  # a calibration opens the same profile at every evaluation
 def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
     """The profile `name` of a model on `tensor_parallel_size` ranks.
 
@@ -28,8 +26,12 @@ def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_nu
     """
     tool, separator, rest = name.partition(":")
     if separator and tool in IMPORTERS:
+        if not Path(rest).is_dir():
+            raise ProfileError(f"no folder {rest!r}")
         return IMPORTERS[tool](Path(rest), model, tensor_parallel_size, max_num_seqs, device)
-    if separator and not Path(name).exists():
+    if separator and not Path(name).is_dir():
         raise ProfileError(f"{name!r}: neither a folder nor <tool>:<folder> (tools: {', '.join(IMPORTERS)})")
     folder = Path(name)
+    if not folder.is_dir():
+        raise ProfileError(f"no folder {name!r}")
     return load_profile(rank_folder(folder, tensor_parallel_size) if any(folder.glob("tp*")) else folder)
