@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from simulator.quantization import QUANTIZATIONS, Quantization
+
 GIB = 1 << 30
 
 
@@ -18,7 +20,8 @@ class ModelShape:
     `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
     `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights and activations take `dtype_bytes`
     per element, the KV cache `kv_dtype_bytes`, if that is given; `dtype` names the arithmetic ("bf16" or "fp32").
-    `learned_positions` is the length of a table of position embeddings, 0 without one.
+    `learned_positions` is the length of a table of position embeddings, 0 without one. `quantization` is the format of
+    the weights of attention's projections and of the MLPs.
     """
 
     name: str
@@ -38,10 +41,23 @@ class ModelShape:
     moe_intermediate_size: int = 0
     learned_positions: int = 0
     kv_dtype_bytes: int | None = None
+    quantization: Quantization = QUANTIZATIONS["none"]
 
     @property
     def kv_element_bytes(self) -> int:
         return self.kv_dtype_bytes or self.dtype_bytes
+
+    @property
+    def linear_bytes(self) -> float:
+        """Bytes of a weight of the projections of attention."""
+        bits = None if self.quantization.experts_only else self.quantization.weight_bits
+        return self.dtype_bytes if bits is None else bits / 8
+
+    @property
+    def mlp_bytes(self) -> float:
+        """Bytes of a weight of an MLP or an expert."""
+        bits = self.quantization.weight_bits
+        return self.dtype_bytes if bits is None else bits / 8
 
     def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
         """KV heads are split over the ranks, and replicated where there are more ranks than heads."""
@@ -67,12 +83,13 @@ class ModelShape:
         """Bytes of all weights on one rank: sharded matrices, replicated router and norms."""
         tp = tensor_parallel_size
         mlp = sum(self.mlp_parameters()) * max(1, self.num_experts) // tp
+        products = sum(self.attention_parameters(tp)) * self.linear_bytes + mlp * self.mlp_bytes
         router = self.hidden_size * self.num_experts
         norms = 2 * self.hidden_size + 2 * self.head_dim
-        layer = sum(self.attention_parameters(tp)) + mlp + router + norms
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size // tp
         embeddings += self.learned_positions * self.hidden_size
-        return (self.num_layers * layer + embeddings + self.hidden_size) * self.dtype_bytes
+        others = self.num_layers * (router + norms) + embeddings + self.hidden_size
+        return round(self.num_layers * products) + others * self.dtype_bytes
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,7 @@ class ModelConfig(ConfigModel):
     Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
     layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
     `learned_positions` is the length of a table of position embeddings; only the simulator knows such models.
+    `quantization` is the format of the weights of attention and MLPs, as `simulator.quantization` says.
     """
 
     name: Text
@@ -95,6 +96,7 @@ class ModelConfig(ConfigModel):
     num_experts_per_token: NonNegativeInt = 0
     moe_intermediate_size: NonNegativeInt = 0
     learned_positions: NonNegativeInt = 0
+    quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
 
     @property
     def dtype_bytes(self) -> int:

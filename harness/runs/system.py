@@ -20,6 +20,7 @@ from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, 
 from simulator.importers import open_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import ProfileError
+from simulator.quantization import QUANTIZATIONS
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,14 @@ class System:
         ranks = self.tensor_parallel_size
         try:
             profile = open_profile(cost.profile, self.model, ranks, self.max_num_seqs, self.device)
-            model = profiled.ProfiledCost(profile, self.model, ranks, values, of_means=cost.statistic == "mean")
+            model = profiled.ProfiledCost(
+                profile,
+                self.model,
+                ranks,
+                values,
+                of_means=cost.statistic == "mean",
+                is_async=self.scheduler.async_scheduling,
+            )
             check_units(profile, self.model, self.device)
         except ProfileError as error:
             raise ConfigError(f"cost.profile={cost.profile!r}: {error}") from None
@@ -141,6 +149,7 @@ def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
         "kv_dtype_bytes": 1 if kv_cache_dtype == "fp8" else None,
+        "quantization": QUANTIZATIONS[model.quantization],
     }
     return ModelShape(**fields)
 

@@ -7,13 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simulator.hardware import Device, ModelShape
+from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.profile.files import load_profile, rank_folder
 from simulator.profile.profile import Profile, ProfileError
 
 Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
-IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_profiling}
+IMPORTERS: dict[str, Importer] = {
+    "aiconfigurator": compile_profile,
+    "llmservingsim": read_bundle,
+    "vidur": read_profiling,
+}
 
 
 @functools.lru_cache(maxsize=4)  # a calibration opens the same profile at every evaluation

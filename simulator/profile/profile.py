@@ -79,6 +79,8 @@ class ProfileMeta:
         round_up_tokens: an operator that computes in tiles takes the time of the next measured number of tokens; it is
             not interpolated.
         mean_over_median: mean time of whole decode steps, as a multiple of their median.
+        synchronous_step_us, synchronous_sequence_us: what a step, and each sequence that decodes in it, adds where the
+            host plans a step after the one before it (no asynchronous scheduling); 0 where steps were timed that way.
         source: how it was measured: command, date, software, repeats.
     """
 
@@ -96,6 +98,8 @@ class ProfileMeta:
     batched_prefill: bool = True
     round_up_tokens: bool = False
     mean_over_median: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    synchronous_step_us: Annotated[float, Field(ge=0, le=1e5)] = 0.0
+    synchronous_sequence_us: Annotated[float, Field(ge=0, le=1e4)] = 0.0
     source: dict[str, Any] = field(default_factory=dict)
 
 
