@@ -7,6 +7,8 @@ from typing import Literal
 
 from engine.core.scheduler_options import SchedulerOptions
 
+_LONGEST_TIMEOUT_S = 86_400
+
 
 @dataclass(frozen=True)
 class ExecutionOptions:
@@ -20,14 +22,18 @@ class ExecutionOptions:
             backend allow them, and `false` never does. `true` raises ModelError on a GPU whose attention backend cannot
             be captured; on the CPU it runs decode steps in the same padded batches, without capturing them.
         max_lookahead_steps: most decode steps in one plan; waiting requests are looked at only between plans.
+        worker_timeout_s: longest wait for a tensor-parallel rank to execute a plan; the engine then fails.
     """
 
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
     max_lookahead_steps: int = 8
+    worker_timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
+        if not 0 < self.worker_timeout_s <= _LONGEST_TIMEOUT_S:
+            raise ValueError(f"worker_timeout_s={self.worker_timeout_s}: must be in (0, {_LONGEST_TIMEOUT_S}]")
         if self.max_lookahead_steps < 1:
             raise ValueError(f"max_lookahead_steps={self.max_lookahead_steps}: must be an integer >= 1")
 

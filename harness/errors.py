@@ -13,5 +13,9 @@ class TraceError(TwinServeError):
     """A trace file is missing, unreadable, or holds no usable row."""
 
 
+class EngineError(TwinServeError):
+    """The real engine failed while it served: out of memory, or a worker died. The recorded results are kept."""
+
+
 class MeasuredRunError(TwinServeError):
     """The record of a measured run is missing, unreadable, incomplete, or holds failed requests."""

@@ -6,6 +6,7 @@ import torch
 
 from engine.models import llama, qwen2, qwen3, qwen3_moe
 from engine.models.blocks import CausalLM, LayerFactory
+from engine.models.memory import check_memory
 from engine.models.model_config import ModelConfig, ModelError
 from engine.models.parallel import TensorParallel
 from kernels.attention import AttentionBackend
@@ -28,9 +29,10 @@ def build_model(
     """This rank's part of a model, with uninitialised weights, which `engine.models.weights` fills.
 
     Raises:
-        ModelError: the ranks cannot share the heads or the MLPs equally.
+        ModelError: the ranks cannot share the heads or the MLPs equally, or the weights do not fit into memory.
     """
     check_parallel(config, tp.size)
+    check_memory(config, tp.size, dtype, device)
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
+
+from engine.models.json_file import Fields, read_json, shown
+from engine.models.json_file import ModelError as ModelError  # also imported from here
 
 Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -27,8 +29,13 @@ _FIXED_VALUES: dict[str, Any] = {
 }
 
 
-class ModelError(ValueError):
-    """A model that cannot be built or loaded; the message is one line that names what is wrong."""
+# Largest sizes that are read, far above those of any model.
+_MOST_LAYERS = 1024
+_MOST_HEADS = 1 << 14
+_MOST_HEAD_DIM = 1 << 14
+_MOST_WIDTH = 1 << 20
+_MOST_TOKENS = 1 << 24  # of the vocabulary, and of a sequence
+_MOST_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -95,51 +102,53 @@ class ModelConfig:
             ModelError: the folder or the file is missing, a file is not JSON, or `from_hf` refuses its contents.
         """
         folder = Path(folder)
-        if not folder.is_dir():
-            raise ModelError(f"{folder}: no such model folder")
-        data = _read_json(folder / "config.json")
+        check_folder(folder)
+        config = cls.from_hf(read_json(folder / "config.json"))
         generation = folder / "generation_config.json"
-        if generation.is_file():
-            eos = _read_json(generation).get("eos_token_id")
-            data = data if eos is None else {**data, "eos_token_id": eos}
-        return cls.from_hf(data)
+        if generation.exists():
+            eos = _eos_token_ids(Fields(read_json(generation), generation.name))
+            config = replace(config, eos_token_ids=eos) if eos else config
+        return config
 
     @classmethod
     def from_hf(cls, data: Mapping[str, Any]) -> ModelConfig:
         """From the contents of a `config.json`, as transformers 4 or 5 write it.
 
         Raises:
-            ModelError: a key is missing, or the architecture or an option of it is not supported.
+            ModelError: a key is missing, a value has the wrong type or is out of range, or the architecture or an
+                option of it is not supported.
         """
-        family = _family_of(data)
+        fields = Fields(data, "config.json")
+        family = _family_of(fields)
         for key, supported in _FIXED_VALUES.items():
             if data.get(key, supported) not in (supported, None):
-                raise ModelError(f"config.json: {key}={data[key]!r} is not supported, only {supported!r}")
-        heads = _get(data, "num_attention_heads")
-        hidden_size = _get(data, "hidden_size")
-        config = cls(
+                raise ModelError(f"config.json: {key}={shown(data[key])} is not supported, only {supported!r}")
+        hidden_size = fields.count("hidden_size", most=_MOST_WIDTH)
+        heads = fields.count("num_attention_heads", most=_MOST_HEADS)
+        kv_heads = fields.count("num_key_value_heads", heads, most=heads)
+        if heads % kv_heads:
+            raise ModelError(f"config.json: num_key_value_heads={kv_heads} does not divide {heads} heads")
+        positions = fields.count("max_position_embeddings", most=_MOST_TOKENS)
+        return cls(
             family=family,
-            num_layers=_get(data, "num_hidden_layers"),
+            num_layers=fields.count("num_hidden_layers", most=_MOST_LAYERS),
             hidden_size=hidden_size,
             num_attention_heads=heads,
-            num_kv_heads=data.get("num_key_value_heads") or heads,
-            head_dim=data.get("head_dim") or (128 if family == "qwen3" else hidden_size // heads),
-            intermediate_size=_get(data, "intermediate_size"),
-            vocab_size=_get(data, "vocab_size"),
-            max_position_embeddings=_get(data, "max_position_embeddings"),
-            rms_norm_eps=data.get("rms_norm_eps", 1e-6),
-            rope_theta=_rope(data).get("rope_theta") or data.get("rope_theta") or 10000.0,
-            rope_scaling=_rope_scaling(data),
-            tie_word_embeddings=bool(data.get("tie_word_embeddings", False)),
-            attention_bias=bool(data.get("attention_bias", False)),
-            dtype=_dtype_of(data),
-            initializer_range=data.get("initializer_range", 0.02),
-            eos_token_ids=_eos_token_ids(data),
-            **(_expert_fields(data) if family == "qwen3_moe" else {}),
+            num_kv_heads=kv_heads,
+            head_dim=_head_dim(fields, 128 if family == "qwen3" else hidden_size // heads),
+            intermediate_size=fields.count("intermediate_size", most=_MOST_WIDTH),
+            vocab_size=fields.count("vocab_size", most=_MOST_TOKENS),
+            max_position_embeddings=positions,
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-30, most=1.0),
+            rope_theta=_rope_theta(fields),
+            rope_scaling=_rope_scaling(_rope(fields)),
+            tie_word_embeddings=fields.flag("tie_word_embeddings"),
+            attention_bias=fields.flag("attention_bias"),
+            dtype=_dtype_of(fields),
+            initializer_range=fields.number("initializer_range", 0.02, least=0.0, most=1e3),
+            eos_token_ids=_eos_token_ids(fields),
+            **(_expert_fields(fields) if family == "qwen3_moe" else {}),
         )
-        if heads % config.num_kv_heads:
-            raise ModelError(f"config.json: num_key_value_heads={config.num_kv_heads} does not divide {heads} heads")
-        return config
 
     @classmethod
     def from_shape(cls, model: Mapping[str, Any]) -> ModelConfig:
@@ -155,8 +164,9 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     family is guessed from `name`.
 
     Raises:
-        ModelError: the family is not supported, or the model has learned positions.
+        ModelError: a field is missing, the family is not supported, or the model has learned positions.
     """
+    fields = Fields(model, "model")
     family = model.get("family") or _guess_family(model)
     if family not in get_args(Family):
         raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
@@ -165,14 +175,14 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
     if family == "llama":
         rope = {"rope_type": "default", "rope_theta": 500_000.0}
-        if model["max_position_embeddings"] > 8192:  # Llama 3.1 and later
+        if fields.count("max_position_embeddings", most=_MOST_TOKENS) > 8192:  # Llama 3.1 and later
             scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
             rope |= {"rope_type": "llama3", "original_max_position_embeddings": 8192, **scaling}
     config = {
         "architectures": [name for name, value in _ARCHITECTURES.items() if value == family],
         "model_type": family,
-        "num_hidden_layers": model["num_layers"],
-        "num_key_value_heads": model["num_kv_heads"],
+        "num_hidden_layers": fields.value("num_layers"),
+        "num_key_value_heads": fields.value("num_kv_heads"),
         "rms_norm_eps": 1e-5 if family == "llama" else 1e-6,
         "rope_parameters": rope,
         "hidden_act": "silu",
@@ -181,16 +191,16 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
         "eos_token_id": None,
     }
     same = ("hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "vocab_size", "dtype")
-    config |= {key: model[key] for key in (*same, "tie_word_embeddings", "max_position_embeddings")}
+    config |= {key: fields.value(key) for key in (*same, "tie_word_embeddings", "max_position_embeddings")}
     if family == "qwen3_moe":
-        experts = {"num_experts_per_tok": model["num_experts_per_token"], "norm_topk_prob": True}
-        config |= {"num_experts": model["num_experts"], "moe_intermediate_size": model["moe_intermediate_size"]}
+        experts = {"num_experts_per_tok": fields.value("num_experts_per_token"), "norm_topk_prob": True}
+        config |= {key: fields.value(key) for key in ("num_experts", "moe_intermediate_size")}
         config |= {**experts, "decoder_sparse_step": 1, "mlp_only_layers": []}
     return config
 
 
 def _guess_family(model: Mapping[str, Any]) -> str:
-    name = str(model["name"]).lower()
+    name = str(model.get("name", "")).lower()
     if "llama" in name:
         return "llama"
     if "qwen2" in name:
@@ -198,67 +208,84 @@ def _guess_family(model: Mapping[str, Any]) -> str:
     return "qwen3_moe" if model.get("num_experts") else "qwen3"
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def check_folder(folder: Path) -> None:
+    """Raise ModelError unless a path is a folder that can be read."""
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{path}: not JSON: {error}") from None
-    if not isinstance(data, dict):
-        raise ModelError(f"{path}: not a JSON object")
-    return data
+        is_folder = folder.is_dir()
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be read: {error.strerror}") from None
+    if not is_folder:
+        raise ModelError(f"{folder}: no such model folder")
 
 
-def _get(data: Mapping[str, Any], key: str) -> Any:
-    if data.get(key) is None:
-        raise ModelError(f"config.json: {key} is missing")
-    return data[key]
-
-
-def _family_of(data: Mapping[str, Any]) -> Family:
-    names = _get(data, "architectures")
+def _family_of(fields: Fields) -> Family:
+    names = fields.texts("architectures")
     for name in names:
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
-    raise ModelError(f"config.json: architecture {', '.join(names)} is not supported, only {', '.join(_ARCHITECTURES)}")
+    raise ModelError(f"config.json: architecture {shown(names)} is not supported, only {', '.join(_ARCHITECTURES)}")
 
 
-def _rope(data: Mapping[str, Any]) -> Mapping[str, Any]:
+def _head_dim(fields: Fields, default: int) -> int:
+    """Size of an attention head; even, because the rotary embedding turns pairs of elements."""
+    if (head_dim := fields.data.get("head_dim")) is None and default < 2:
+        raise ModelError("config.json: hidden_size leaves no two elements for each of num_attention_heads")
+    head_dim = fields.count("head_dim", default, least=2, most=_MOST_HEAD_DIM)
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim={head_dim}: must be even")
+    return head_dim
+
+
+def _rope(fields: Fields) -> Fields:
     """Rotary options: `rope_parameters` of transformers 5, or `rope_scaling` of transformers 4."""
-    return data.get("rope_parameters") or data.get("rope_scaling") or {}
+    parameters = fields.fields("rope_parameters")
+    return parameters if parameters.data else fields.fields("rope_scaling")
 
 
-def _rope_scaling(data: Mapping[str, Any]) -> Llama3RopeScaling | None:
-    rope = _rope(data)
-    kind = rope.get("rope_type", rope.get("type", "default"))
+def _rope_theta(fields: Fields) -> float:
+    inner = _rope(fields)
+    return (fields if inner.data.get("rope_theta") is None else inner).number("rope_theta", 1e4, least=1.0, most=1e15)
+
+
+def _rope_scaling(rope: Fields) -> Llama3RopeScaling | None:
+    kind = rope.data.get("rope_type", rope.data.get("type", "default"))
     if kind == "default":
         return None
     if kind != "llama3":
-        raise ModelError(f"config.json: rope_type={kind!r} is not supported, only 'default' and 'llama3'")
-    return Llama3RopeScaling(**{key: _get(rope, key) for key in Llama3RopeScaling.__dataclass_fields__})
+        raise ModelError(f"config.json: rope_type={shown(kind)} is not supported, only 'default' and 'llama3'")
+    low = rope.number("low_freq_factor", least=1e-6, most=1e6)
+    high = rope.number("high_freq_factor", least=1e-6, most=1e6)
+    if high <= low:
+        raise ModelError(f"{rope.where}: high_freq_factor={high:g} must be larger than low_freq_factor={low:g}")
+    return Llama3RopeScaling(
+        factor=rope.number("factor", least=1.0, most=1e6),
+        low_freq_factor=low,
+        high_freq_factor=high,
+        original_max_position_embeddings=rope.count("original_max_position_embeddings", most=_MOST_TOKENS),
+    )
 
 
-def _dtype_of(data: Mapping[str, Any]) -> Dtype:
+def _dtype_of(fields: Fields) -> Dtype:
     """`dtype` (transformers 5) or `torch_dtype` (4); float32 where neither is given, as in transformers."""
-    dtype: Any = data.get("dtype") or data.get("torch_dtype") or "float32"
+    dtype: Any = fields.data.get("dtype") or fields.data.get("torch_dtype") or "float32"
     if dtype not in get_args(Dtype):
-        raise ModelError(f"config.json: dtype={dtype!r} is not supported, only {', '.join(get_args(Dtype))}")
+        raise ModelError(f"config.json: dtype={shown(dtype)} is not supported, only {', '.join(get_args(Dtype))}")
     return dtype
 
 
-def _eos_token_ids(data: Mapping[str, Any]) -> tuple[int, ...]:
-    eos = data.get("eos_token_id")
-    return () if eos is None else (eos,) if isinstance(eos, int) else tuple(eos)
+def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
+    return fields.counts("eos_token_id", most=_MOST_TOKENS, most_values=1000)
 
 
-def _expert_fields(data: Mapping[str, Any]) -> dict[str, Any]:
-    num_experts = data.get("num_experts") or data.get("num_local_experts")  # the name in transformers 5
+def _expert_fields(fields: Fields) -> dict[str, Any]:
+    other_name = fields.data.get("num_experts") is None and fields.data.get("num_local_experts") is not None
+    name = "num_local_experts" if other_name else "num_experts"  # transformers 5 writes the first one
+    num_experts = fields.count(name, most=_MOST_EXPERTS)
     return {
-        "num_experts": num_experts or _get(data, "num_experts"),
-        "num_experts_per_token": _get(data, "num_experts_per_tok"),
-        "moe_intermediate_size": _get(data, "moe_intermediate_size"),
-        "norm_topk_prob": bool(data.get("norm_topk_prob", False)),
-        "decoder_sparse_step": data.get("decoder_sparse_step") or 1,
-        "mlp_only_layers": tuple(data.get("mlp_only_layers") or ()),
+        "num_experts": num_experts,
+        "num_experts_per_token": fields.count("num_experts_per_tok", most=num_experts),
+        "moe_intermediate_size": fields.count("moe_intermediate_size", most=_MOST_WIDTH),
+        "norm_topk_prob": fields.flag("norm_topk_prob"),
+        "decoder_sparse_step": fields.count("decoder_sparse_step", 1, most=_MOST_LAYERS),
+        "mlp_only_layers": fields.counts("mlp_only_layers", most=_MOST_LAYERS, most_values=_MOST_LAYERS),
     }

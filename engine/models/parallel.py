@@ -1,4 +1,4 @@
-"""Tensor parallelism: a rank's place in its group, and the two collectives that the layers need."""
+"""Tensor parallelism: a rank's place in its group, and the collectives that layers and sampling need."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+
+# Older versions of torch have it under the second name only.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
 @dataclass(frozen=True)
@@ -40,5 +43,11 @@ class TensorParallel:
             return x
         rows, columns = x.shape
         gathered = torch.empty(self.size * rows, columns, dtype=x.dtype, device=x.device)
-        dist.all_gather_into_tensor(gathered, x.contiguous(), group=self.group)
+        _all_gather(gathered, x.contiguous(), group=self.group)
         return gathered.view(self.size, rows, columns).transpose(0, 1).reshape(rows, self.size * columns)
+
+    def from_rank_0(self, x: Tensor) -> Tensor:
+        """Rank 0's `x` on every rank, written into `x` (any shape, contiguous)."""
+        if self.size > 1:
+            dist.broadcast(x, group=self.group, group_src=0)
+        return x

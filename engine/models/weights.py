@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import os
 import platform
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import ExitStack
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from engine.models.blocks import CausalLM
+from engine.models.json_file import ModelError, read_json, shown
 from engine.models.layers import (
     PACKED_ROWS,
     CheckpointTensor,
@@ -25,10 +26,11 @@ from engine.models.layers import (
     linear,
     packed,
 )
-from engine.models.model_config import ModelError
+from engine.models.model_config import check_folder
 
 _INDEX = "model.safetensors.index.json"
 _SINGLE_FILE = "model.safetensors"
+_LONGEST_NAME = 300  # that messages show in full
 _FLOATS = ("F32", "BF16", "F16")
 _COMPILED_ELEMENTS = 1 << 20  # largest matrix that `_compile_packed` compiles kernels for
 
@@ -66,8 +68,7 @@ def load_safetensors(model: CausalLM, folder: str | Path) -> None:
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for path in _weight_files(folder):
-            file = stack.enter_context(_open(path))
-            found |= {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+            found |= _open(path, stack)
         _check(folder, wanted, found, tied=model.config.tie_word_embeddings)
         for name, tensor in wanted.items():
             if tensor.target.numel():
@@ -118,28 +119,33 @@ def checkpoint_tensors(model: CausalLM) -> Iterator[CheckpointTensor]:
 
 
 def _weight_files(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        raise ModelError(f"{folder}: no such model folder")
+    check_folder(folder)
     index = folder / _INDEX
-    if not index.is_file():
-        if not (folder / _SINGLE_FILE).is_file():
+    if not os.path.exists(index):  # unlike Path.exists, it raises nothing
+        if not os.path.exists(folder / _SINGLE_FILE):
             raise ModelError(f"{folder}: no weights, neither {_SINGLE_FILE} nor {_INDEX}")
         return [folder / _SINGLE_FILE]
-    try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, TypeError, AttributeError):
-        raise ModelError(f"{index}: not an index of safetensors files") from None
-    missing = [name for name in names if not (folder / name).is_file()]
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(n, str) for n in weight_map.values()):
+        raise ModelError(f"{index}: not an index of safetensors files")
+    names = sorted(set(weight_map.values()))
+    for name in names:
+        path = PurePosixPath(name)
+        if not name.isprintable() or not path.name or path.is_absolute() or ".." in path.parts:
+            raise ModelError(f"{index}: {shown(name)} is not the name of a file in the model folder")
+    missing = [name for name in names if not os.path.isfile(folder / name)]
     if missing:
         raise ModelError(f"{folder}: missing weight files: {_some(missing)}")
     return [folder / name for name in names]
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path, stack: ExitStack) -> dict[str, Any]:
+    """The tensors of a file by name, not read yet; the file stays open as long as `stack`."""
     try:
-        return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
-        raise ModelError(f"{path}: not a safetensors file: {error}") from None
+        file = stack.enter_context(safe_open(path, framework="pt"))
+        return {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise ModelError(f"{path}: not a safetensors file: {' '.join(str(error).split())}") from None
 
 
 def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, Any], *, tied: bool) -> None:
@@ -167,6 +173,6 @@ def _check(folder: Path, wanted: dict[str, CheckpointTensor], found: dict[str, A
 
 def _some(names: Collection[str], separator: str = ", ") -> str:
     """The first four names in alphabetical order, and how many more there are."""
-    shown = sorted(names)[:4]
-    more = len(names) - len(shown)
-    return separator.join(shown) + (f" and {more} more" if more else "")
+    first = [name if name.isprintable() and len(name) < _LONGEST_NAME else shown(name) for name in sorted(names)[:4]]
+    more = len(names) - len(first)
+    return separator.join(first) + (f" and {more} more" if more else "")

@@ -44,6 +44,7 @@ class Rank:
             count = torch.cuda.device_count()
             raise ModelError(f"device='cuda': rank {tp.rank} of {tp.size} has no device, torch finds {count}")
         self._config = config
+        self._tp = tp
         self._device = torch.device("cuda", tp.rank) if config.device == "cuda" else torch.device("cpu")
         dtype = getattr(torch, config.dtype or model_config.dtype)
         self._cache_dtype = kv_cache.cache_dtype(config, model_config)
@@ -97,7 +98,7 @@ class Rank:
         )
         capture = make_capture(self._device) if self._uses_graphs else None
         return ModelRunner(
-            self._model, cache, config.max_num_seqs, self._max_model_len, config.max_lookahead_steps, capture
+            self._model, cache, config.max_num_seqs, self._max_model_len, config.max_lookahead_steps, capture, self._tp
         )
 
     def _graph_bytes(self) -> int:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from engine.models.parallel import TensorParallel
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
 from engine.runner.staging import Staging, TokenBuffer
@@ -47,6 +48,7 @@ class ModelRunner:
         max_model_len: most tokens of a sequence.
         max_steps: most decode steps of a plan.
         capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
+        tp: the rank and its group.
     """
 
     def __init__(
@@ -57,7 +59,9 @@ class ModelRunner:
         max_model_len: int,
         max_steps: int,
         capture: Capture | None,
+        tp: TensorParallel,
     ) -> None:
+        self._tp = tp
         self._model = model
         self._kv_cache = kv_cache
         self._device = kv_cache.device
@@ -172,6 +176,7 @@ class ModelRunner:
             torch.cat([prompts.seeds, state.seeds[:n]]),
             torch.cat([prefill.sampled_positions, state.lengths[:n]]),
         )
+        sampled = self._tp.from_rank_0(sampled)
         self._tokens.prompts[:num_prompts] = sampled[:num_prompts]
         self._store_tokens(n, sampled[num_prompts:])
 
@@ -204,7 +209,7 @@ class ModelRunner:
             state.seeds[rows],
             state.lengths[rows],
         )
-        self._store_tokens(num_rows, sampled)
+        self._store_tokens(num_rows, self._tp.from_rank_0(sampled))
 
     def _store_tokens(self, num_rows: int, sampled: Tensor) -> None:
         """Store the sampled tokens of the first `num_rows` rows: in the rows, and in the buffer of tokens to fetch."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from engine.runner.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
-from harness.errors import ConfigError
+from harness.errors import ConfigError, EngineError
 from harness.results.environment import cpu_model, cpu_with_threads
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
@@ -56,6 +57,7 @@ class RealEngine:
 
     Raises:
         ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
+        EngineError: the engine failed in the warm-up.
     """
 
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
@@ -71,7 +73,8 @@ class RealEngine:
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
         self.recorder = Recorder()
         if setup.warm_up:
-            self._warm_up(3, setup.temperature)
+            with self._failures():
+                self._warm_up(3, setup.temperature)
 
         def params(max_tokens: int) -> SamplingParams:
             return SamplingParams(max_tokens=max_tokens, temperature=setup.temperature, ignore_eos=True)
@@ -100,19 +103,21 @@ class RealEngine:
         )
 
     def run(self) -> None:
-        """Serve the trace in real time, to its end or until `stop` is called."""
-        self._replay.run()
+        """Serve the trace in real time, to its end or until `stop` is called; raises EngineError."""
+        with self._failures():
+            self._replay.run()
 
     def run_paced(self, durations_ns: Iterable[int]) -> list[int]:
-        """Serve the trace on the clock of an earlier run, as `replay_paced` does."""
-        return replay_paced(self._intake, self._arrivals, durations_ns)
+        """Serve the trace on the clock of an earlier run, as `replay_paced` does; raises EngineError."""
+        with self._failures():
+            return replay_paced(self._intake, self._arrivals, durations_ns)
 
     def stop(self) -> None:
         self._replay.stop()
 
     def unfinished(self) -> list[Request]:
-        """Requests that are waiting or running."""
-        return self._engine.scheduler.unfinished
+        """Requests that were waiting or running when the engine stopped or failed."""
+        return list(self._intake.unfinished.values())
 
     def notes(self) -> list[str]:
         """Nothing: all of it was measured."""
@@ -121,6 +126,16 @@ class RealEngine:
     def close(self) -> None:
         """Free the model's memory."""
         self._engine.close()
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Close the engine and raise EngineError if it fails. The executor's errors and torch's are RuntimeErrors."""
+        try:
+            yield
+        except (RuntimeError, MemoryError) as error:
+            self._engine.close()
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise EngineError(f"{_name(self._engine.config)}: {text}") from error
 
     def _warm_up(self, max_tokens: int, temperature: float) -> None:
         """Run each kind of step once, uncounted, and forget it: no later request finds its blocks. The requests of a

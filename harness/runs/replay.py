@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple, Protocol
 
@@ -110,12 +110,14 @@ class Intake:
 
     Attributes:
         params: sampling parameters of a request with `num_tokens` output tokens.
+        unfinished: the requests that the engine has accepted and not finished, by id.
     """
 
     engine: LLMEngine
     prompts: PromptSource
     observer: LiveObserver
     params: Callable[[int], SamplingParams]
+    unfinished: dict[int, Request] = field(default_factory=dict)
 
     def hand_over(self, issued: Issued, now_ns: int) -> bool:
         """Queue a request that was issued; False where it is refused."""
@@ -126,6 +128,7 @@ class Intake:
         except RequestRefusedError as refusal:
             self.observer.on_refused(request, str(refusal))
             return False
+        self.unfinished[request.request_id] = request
         return True
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> list[Request]:
@@ -134,6 +137,7 @@ class Intake:
         self.observer.on_report(report)
         for request in report.outcome.finished:
             self.prompts.on_finish(request)
+            del self.unfinished[request.request_id]
         return report.outcome.finished
 
 

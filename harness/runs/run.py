@@ -67,7 +67,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """Run `config`, leave everything in `output_dir` and return the summary.
 
     Raises:
-        TwinServeError: the trace or the configuration cannot be used.
+        TwinServeError: the trace or the configuration cannot be used; or the engine failed, as in `serve`.
         KeyboardInterrupt: the run was interrupted; its tables up to then have been written, marked incomplete.
     """
     trace = load_trace(config.trace, seed=config.seed)
@@ -86,6 +86,8 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
 
     Raises:
         TwinServeError: the configuration cannot be used.
+        Exception: the engine failed; its tables up to then have been written, marked incomplete. EngineError is a
+            failure that a user can cause.
     """
     engine = make_engine(config, trace, arrivals)
     simulated = config.engine.kind == "sim"
@@ -94,13 +96,22 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
         console.print(engine.describe(), highlight=False, soft_wrap=True)
         with _on_interrupt(engine.stop) as interrupts:
             started = time.perf_counter()
-            with bar:
-                engine.run()
-            is_complete = not interrupts
+            failure = None
+            try:
+                with bar:
+                    engine.run()
+            except Exception as error:
+                failure = error
+            is_complete = not interrupts and failure is None
             result = _collect(config, trace, engine, is_complete, time.perf_counter() - started)
+            if failure is not None:
+                result.meta["notes"].append(f"the run ended early: {failure}")
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
+    if failure is not None:
+        console.print(f"results until the failure: {output_dir}", highlight=False, soft_wrap=True)
+        raise failure
     return Served(result, summary, bool(interrupts))
 
 

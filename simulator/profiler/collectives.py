@@ -5,13 +5,14 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from multiprocessing.connection import Connection
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
+
+from engine.runner.rendezvous import Rendezvous
+from engine.runner.worker import end_with_parent
 
 _RUNS = 20
 _TIMEOUT_S = 120.0
@@ -27,11 +28,11 @@ class Collectives:
 
     def __init__(self, device: str, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._folder = tempfile.TemporaryDirectory(prefix="twinserve-")
+        self._rendezvous = Rendezvous()
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, device, theirs, str(Path(self._folder.name) / "store"))
+            arguments = (rank, size, device, theirs, self._rendezvous.store)
             process = context.Process(target=_serve, args=arguments, name=f"twinserve-collective-{rank}", daemon=True)
             process.start()
             theirs.close()
@@ -63,11 +64,12 @@ class Collectives:
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._folder.cleanup()
+        self._rendezvous.close()
 
 
 def _serve(rank: int, size: int, device: str, pipe: Connection, store: str) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    end_with_parent()
     if device == "cuda":
         torch.cuda.set_device(rank)
     else:

@@ -176,7 +176,7 @@ def test_unreadable_folders_are_refused(folders: dict[str, Path], tmp_path: Path
     (tmp_path / "model.safetensors").write_bytes(b"garbage" * 10)
     with pytest.raises(ModelError, match="not a safetensors file"):
         load_safetensors(model, tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text("[]")
+    (tmp_path / "model.safetensors.index.json").write_text("{}")
     with pytest.raises(ModelError, match="not an index"):
         load_safetensors(model, tmp_path)
 

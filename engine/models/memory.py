@@ -1,0 +1,44 @@
+"""Refuses a model whose weights cannot fit into memory, before any of them is allocated."""
+
+from __future__ import annotations
+
+import torch
+
+from engine.models.model_config import ModelConfig, ModelError
+
+_GIB = 1 << 30
+
+
+def check_memory(config: ModelConfig, num_ranks: int, dtype: torch.dtype, device: torch.device) -> None:
+    """Raise ModelError if one rank's share does not fit on its GPU, or the shares of all ranks into the main memory."""
+    needed = rank_bytes(config, num_ranks, dtype)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        needed, free = needed * num_ranks, free_main_memory()
+    if needed > free:
+        place = f"memory ({device.type})"
+        raise ModelError(f"the weights take {needed / _GIB:,.1f} GiB of {place}, {free / _GIB:,.1f} GiB are free")
+
+
+def rank_bytes(config: ModelConfig, num_ranks: int, dtype: torch.dtype) -> int:
+    """Bytes of one rank's matrices and of the rotary table; norms and biases do not count."""
+    heads = config.num_attention_heads // num_ranks + max(1, config.num_kv_heads // num_ranks)
+    attention = 2 * config.hidden_size * heads * config.head_dim
+    dense = 3 * config.hidden_size * config.intermediate_size // num_ranks
+    expert = 3 * config.hidden_size * config.moe_intermediate_size // num_ranks
+    experts = config.num_experts * (expert + config.hidden_size)
+    num_sparse = sum(config.has_experts(layer) for layer in range(config.num_layers))
+    layers = config.num_layers * attention + num_sparse * experts + (config.num_layers - num_sparse) * dense
+    vocabulary = -(-config.vocab_size // num_ranks) * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    rotary = config.max_position_embeddings * config.head_dim * torch.float32.itemsize
+    return (layers + vocabulary) * dtype.itemsize + rotary
+
+
+def free_main_memory() -> int:
+    """Bytes that can be allocated without swapping, cached files included, as Linux estimates them."""
+    with open("/proc/meminfo", encoding="ascii") as lines:
+        for line in lines:
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    raise ModelError("/proc/meminfo: has no MemAvailable")
