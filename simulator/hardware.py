@@ -20,10 +20,10 @@ class ModelShape:
     `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
     `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights and activations take `dtype_bytes`
     per element, the KV cache `kv_dtype_bytes`, if that is given; `dtype` names the arithmetic ("bf16" or "fp32").
-    `learned_positions` is the length of a table of position embeddings, 0 without one. `num_sliding_layers` layers attend
-    to the last `sliding_window` tokens only, the others to all. `qk_norm`: each head of query and key is normed.
-    `quantization` is the format of the weights of attention's projections and of the MLPs. Biases are left out: they are
-    below 0.05 % of the weights of all published models.
+    `learned_positions` is the length of a table of position embeddings, 0 without one. `num_sliding_layers` layers
+    attend to the last `sliding_window` tokens only, the others to all. `qk_norm` says whether heads of query and key
+    are normed. `quantization` is the format of the weights of attention's projections and of the MLPs. Biases are left
+    out: they are below 0.05 % of the weights of all published models.
     """
 
     name: str
@@ -189,10 +189,10 @@ def size_kv_pool(
 ) -> KVPool:
     """The KV blocks that fit on one rank beside the weights and the largest step's activations.
 
-    Layers with a sliding window are counted as vLLM's hybrid KV-cache manager holds them, if some layers have none: each
-    running sequence holds its window and a partial block in them, and a step's prompt chunks as much more as they
-    compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands it out as needed, so that the pool is
-    at most too small; also, as vLLM may, every layer holds whole contexts if that leaves more blocks.
+    If some layers have a sliding window and others none, they are counted as vLLM's hybrid KV-cache manager holds them:
+    in a layer with a window each running sequence holds its window and a partial block, and the prompt chunks of a step
+    as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
+    needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
 
     Raises:
         DeviceTooSmallError: not even one block fits.

@@ -15,6 +15,7 @@ attention, state-space layers, shared experts, other towers) is refused by name.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
@@ -83,7 +84,7 @@ def resolve_model(model: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_model(path: Path, *, with_weights: bool) -> dict[str, Any]:
     """The keys of the group `model` for a `config.json` or the folder that holds one; raises ModelError."""
-    if path.is_dir():
+    if os.path.isdir(path):  # unlike Path.is_dir false for every path that cannot be one
         path /= _CONFIG
     data = read_json(path)
     model = sizes_of(data)

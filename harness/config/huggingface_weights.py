@@ -126,7 +126,7 @@ def _of_group(group: Fields) -> str:
 
 
 def _check_excluded(fields: Fields, key: str, *, experts_only: bool) -> None:
-    """Refuse a checkpoint of which layers of attention or MLPs are not quantised, where its format says that they are."""
+    """Refuse a checkpoint that leaves layers of attention or MLPs as they are, which its format of ours quantises."""
     for name in fields.texts(key):
         lowered = name.lower()
         is_expected = any(part in lowered for part in _NEVER) or lowered.rpartition(".")[2] in _GATES

@@ -24,6 +24,7 @@ several ranks share are refused.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -129,14 +130,15 @@ def _experts(ranks: Path, model: ModelShape, sizes: pd.Series[int]) -> pd.DataFr
     if ranks.name != "tp1" and not (ranks / "moe.csv").exists():
         raise ProfileError(f"no moe.csv in {str(ranks)!r}: LLMServingSim measures experts on one rank only")
     table = read_table(ranks / "moe.csv", _EXPERTS)
-    rows = {int(n): group.sort_values("activated_experts") for n, group in table.groupby("tokens")}
-    measured = np.array(sorted(rows))
-    numbers = [n for n in sorted(set(sizes) | set(rows)) if measured[0] <= n <= measured[-1]]
+    table = table.sort_values("activated_experts")
+    rows = {size: table[table["tokens"] == size] for size in table["tokens"].unique().tolist()}
+    measured = sorted(rows)
+    numbers = [n for n in sorted({*sizes, *rows}) if measured[0] <= n <= measured[-1]]
     times = []
     for n in numbers:
         used = model.num_experts * (1 - (1 - model.num_experts_per_token / model.num_experts) ** n)
-        around = measured[np.searchsorted(measured, n, "right") - 1], measured[np.searchsorted(measured, n)]
-        times.append(np.interp(n, around, [_with_experts(rows[int(size)], used) for size in around]))
+        around = [measured[bisect.bisect(measured, n) - 1], measured[bisect.bisect_left(measured, n)]]
+        times.append(np.interp(n, around, [_with_experts(rows[size], used) for size in around]))
     return pd.DataFrame({"layer": "experts", "tokens": numbers, "time_us": times})
 
 

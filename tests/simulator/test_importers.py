@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 
@@ -125,6 +126,34 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
     dense[dense["layer"] != "gate_up_proj"].to_csv(path, index=False)
     with pytest.raises(ProfileError, match="tokens: no gate_up_proj .there: down_proj, o_proj, qkv_proj"):
         read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
+
+
+def test_experts_are_priced_by_how_many_of_them_tokens_use(bundle: Path) -> None:
+    """Router and experts of a layer take 10 us, 3 per expert used and 0.1 per token; 2 of 16 experts per token."""
+    model = replace(MODEL, num_experts=16, num_experts_per_token=2, moe_intermediate_size=32)
+    with pytest.raises(ProfileError, match="no moe.csv in '.*tp1' .there: attention.csv, dense.csv, per_sequence.csv"):
+        read_bundle(bundle, model, 1, 256, SLOW_LINK)
+    rows = [
+        (n, used, 10 + 3 * used + 0.1 * n)
+        for n, used in itertools.product((1, 2, 4, 8, 512), (2, 4, 8, 16))
+        if used <= 2 * n
+    ]
+    moe = pd.DataFrame(rows, columns=["tokens", "activated_experts", "time_us"])
+    moe.sample(frac=1, random_state=1).to_csv(bundle / "tp1" / "moe.csv", index=False)
+    dense = pd.read_csv(bundle / "tp1" / "dense.csv")
+    dense = dense[~dense["layer"].isin(["gate_up_proj", "down_proj"])]
+    more = pd.DataFrame({"layer": "o_proj", "tokens": [3, 100, 1000], "time_us": 10.0})
+    pd.concat([dense, more]).to_csv(bundle / "tp1" / "dense.csv", index=False)
+    read = read_bundle(bundle, model, 1, 256, SLOW_LINK)
+    table = read.tables["tokens"][read.tables["tokens"]["operator"] == "experts"]
+    assert table["num_tokens"].tolist() == [1, 2, 3, 4, 8, 64, 100, 512]  # 1000 are beyond what was measured
+    used = 16 * (1 - (1 - 2 / 16) ** table["num_tokens"])
+    assert table["time_us"].to_list() == pytest.approx((10 + 3 * used + 0.1 * table["num_tokens"]).tolist())
+    assert read.meta.calls["experts"] == 3
+    (bundle / "tp1").rename(bundle / "tp2")
+    (bundle / "tp2" / "moe.csv").unlink()
+    with pytest.raises(ProfileError, match="no moe.csv in .*tp2': LLMServingSim measures experts on one rank only"):
+        read_bundle(bundle, model, 2, 256, SLOW_LINK)
 
 
 def test_sizes_of_cuda_graphs() -> None:
@@ -252,5 +281,5 @@ def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> 
         open_profile(str(tmp_path), MODEL, 4, 256, SLOW_LINK)
     with pytest.raises(ProfileError, match="no folder"):
         open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256, SLOW_LINK)
-    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
+    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: .*, llmservingsim, vidur"):
         open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)

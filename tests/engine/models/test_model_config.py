@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from engine.models.model_config import Llama3RopeScaling, ModelConfig, ModelError, hf_config
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
+MODELS = sorted(path for path in CONF.glob("*.yaml") if path.stem != "hf")
 # `config.json` of meta-llama/Llama-3.1-8B, as transformers 4 writes it.
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -123,7 +124,7 @@ def read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in shape.items()}
 
 
-@pytest.mark.parametrize("path", sorted(path for path in CONF.glob("*.yaml") if path.stem != "hf"), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
     shape = read(path)
     for key in ("learned_positions", "sliding_window"):
