@@ -73,6 +73,14 @@ def test_tables_without_windows_are_no_tables_of_a_window() -> None:
         old.decodes(HALF)
 
 
+def test_a_few_more_query_heads_stand_in_for_a_number_that_was_not_measured() -> None:
+    attention = Attention(Tables())  # type: ignore[arg-type]
+    pd.testing.assert_frame_equal(attention.decodes(FULL._replace(heads=56)), attention.decodes(FULL))
+    for shape in (FULL._replace(heads=48), FULL._replace(heads=72), FULL._replace(heads=56, kv_heads=7)):
+        with pytest.raises(ProfileError, match="has no generation_attention_perf of"):
+            attention.decodes(shape)
+
+
 def test_norms_of_query_and_key_are_two_kernels_of_a_layer() -> None:
     assert QWEN.qk_norm
     kernels, moved = elementwise_work(QWEN, 2)

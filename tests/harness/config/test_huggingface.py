@@ -23,7 +23,8 @@ FLOAT8 = {"type": "float", "num_bits": 8}
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, 3, -1, 10**9, 10**40, 0.5, 1e308, float("nan"), "", "4", "x\ny", "\ud800", "x" * 5000,
     [], [1], [[]], ["LlamaForCausalLM"], ["GptOssForCausalLM"], ["sliding_attention"], {}, {"a": 1},
-    {"quant_method": "fp8"}, {"quant_method": ["fp8"]}, {"quant_algo": {}}, {"quant_method": "compressed-tensors", "config_groups": {"a": 1}},
+    {"quant_method": "fp8"}, {"quant_method": ["fp8"]}, {"quant_algo": {}},
+    {"quant_method": "compressed-tensors", "config_groups": {"a": 1}},
 )  # fmt: skip
 RAW = (b"", b"null", b"[]", b"[" * 100_000, b"1" * 10_000, b"\xff\xfe\x00", b'{"architectures": ["LlamaForCausalLM"]}')
 
