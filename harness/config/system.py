@@ -8,12 +8,9 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions
 from harness.config.base import (
     ConfigModel,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Text,
+    check_ranges,
+    within,
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -33,7 +30,7 @@ class SimEngine(ConfigModel):
     compress: bool = True
     cache_outputs: bool = False
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    max_lookahead_steps: PositiveInt = 1
+    max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
 
 
 class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
@@ -47,13 +44,14 @@ class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # 
     """
 
     weights: Text | None = None
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[float, within("temperature")] = 0.0
     warm_up: bool = True
-    num_threads: PositiveInt | None = None
+    num_threads: Annotated[int, within("num_threads")] | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self.__post_init__()
+        check_ranges(self)
         return self
 
 
@@ -82,20 +80,20 @@ class ModelConfig(ConfigModel):
     """
 
     name: Text
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    intermediate_size: PositiveInt
-    vocab_size: PositiveInt
+    num_layers: Annotated[int, within("num_layers")]
+    hidden_size: Annotated[int, within("hidden_size")]
+    num_attention_heads: Annotated[int, within("num_attention_heads")]
+    num_kv_heads: Annotated[int, within("num_kv_heads")]
+    head_dim: Annotated[int, within("head_dim")]
+    intermediate_size: Annotated[int, within("intermediate_size")]
+    vocab_size: Annotated[int, within("vocab_size")]
     tie_word_embeddings: bool
-    max_position_embeddings: PositiveInt
+    max_position_embeddings: Annotated[int, within("max_position_embeddings")]
     dtype: Dtype
-    num_experts: NonNegativeInt = 0
-    num_experts_per_token: NonNegativeInt = 0
-    moe_intermediate_size: NonNegativeInt = 0
-    learned_positions: NonNegativeInt = 0
+    num_experts: Annotated[int, within("num_experts")] = 0
+    num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
+    moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
+    learned_positions: Annotated[int, within("learned_positions")] = 0
     quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
 
     @property
@@ -137,15 +135,15 @@ class DeviceConfig(ConfigModel):
     """
 
     name: Text
-    memory_bytes: PositiveInt
-    memory_bandwidth: PositiveFloat
-    flops: dict[Literal["bf16", "fp8", "fp32"], PositiveFloat]
-    memory_efficiency: Fraction
-    flops_efficiency: Fraction
-    link_bandwidth: PositiveFloat
-    link_latency_s: NonNegativeFloat
-    step_overhead_s: NonNegativeFloat
-    multiprocessors: PositiveInt | None = None
+    memory_bytes: Annotated[int, within("memory_bytes")]
+    memory_bandwidth: Annotated[float, within("memory_bandwidth")]
+    flops: dict[Literal["bf16", "fp8", "fp32"], Annotated[float, within("flops")]]
+    memory_efficiency: Annotated[float, within("memory_efficiency")]
+    flops_efficiency: Annotated[float, within("flops_efficiency")]
+    link_bandwidth: Annotated[float, within("link_bandwidth")]
+    link_latency_s: Annotated[float, within("link_latency_s")]
+    step_overhead_s: Annotated[float, within("step_overhead_s")]
+    multiprocessors: Annotated[int, within("multiprocessors")] | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -161,6 +159,7 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self.__post_init__()
+        check_ranges(self)
         return self
 
 
@@ -196,9 +195,9 @@ CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discrimin
 class SloConfig(ConfigModel):
     """Service-level objectives in milliseconds; a request is good when it meets every one given."""
 
-    ttft_ms: PositiveFloat | None = None
-    tpot_ms: PositiveFloat | None = None
-    e2el_ms: PositiveFloat | None = None
+    ttft_ms: Annotated[float, within("latency_ms")] | None = None
+    tpot_ms: Annotated[float, within("latency_ms")] | None = None
+    e2el_ms: Annotated[float, within("latency_ms")] | None = None
 
 
 class MetricsConfig(ConfigModel):
@@ -210,6 +209,6 @@ class MetricsConfig(ConfigModel):
         95.0,
         99.0,
     )
-    warmup: NonNegativeFloat = 0.0
-    drain: NonNegativeFloat = 0.0
+    warmup: Annotated[float, within("cut_s")] = 0.0
+    drain: Annotated[float, within("cut_s")] = 0.0
     slo: SloConfig = SloConfig()

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.config.base import ConfigModel, PositiveFloat, PositiveInt, Text
+from harness.config.base import ConfigModel, PositiveFloat, Text, within
 
 Part = Literal["all", "first_half", "second_half"]
 LatencyFrom = Literal["arrival", "queued"]
@@ -33,7 +33,7 @@ class ValidationConfig(ConfigModel):
 class RetimingConfig(ConfigModel):
     """How often task=retime executes the steps of `validation.measured`."""
 
-    repeats: PositiveInt = 5
+    repeats: Annotated[int, within("repeats")] = 5
 
 
 class CalibrationConfig(ConfigModel):
@@ -49,4 +49,4 @@ class CalibrationConfig(ConfigModel):
     part: Part = "all"
     objective: Objective | None = None
     widths: dict[str, PositiveFloat] | None = None
-    max_evaluations: PositiveInt = 400
+    max_evaluations: Annotated[int, within("max_evaluations")] = 400

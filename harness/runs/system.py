@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,8 @@ from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
 from simulator.importers import open_profile
 from simulator.profile.checks import check_units
-from simulator.profile.profile import ProfileError
+from simulator.profile.profile import Profile, ProfileError
+from simulator.quantities import MAX_BLOCKS, RANGES
 from simulator.quantization import QUANTIZATIONS
 
 
@@ -35,6 +37,7 @@ class System:
         pool: the KV blocks of one rank.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
+        profile: the measured times for it, None without any.
         calibration: the fitted constants of that cost model, None without any.
     """
 
@@ -49,6 +52,7 @@ class System:
     pool: KVPool
     engine: SimEngine
     cost: CostConfig
+    profile: Profile | None = None
     calibration: Calibration | None = None
 
     def fitted_for(self) -> dict[str, Any]:
@@ -65,8 +69,21 @@ class System:
         """The constants of the cost model that can be fitted, by name, with their defaults in this system.
 
         Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism,
-        the constants of communication have no effect and are left out.
+        the constants of communication have no effect and are left out. A fit stays within the range of a constant.
+
+        Raises:
+            ConfigError: model and device are so far apart that a default is out of its range.
         """
+        constants = self._constants()
+        for name, constant in constants.items():
+            if not RANGES[name].holds(constant.default):
+                raise ConfigError(
+                    f"device={self.device.name}: {name} would be {constant.default:.3g} for {self.model.name}: must be "
+                    f"{RANGES[name]}"
+                )
+        return {name: each._replace(high=min(each.high, RANGES[name].high)) for name, each in constants.items()}
+
+    def _constants(self) -> dict[str, Constant]:
         device, ranks = self.device, self.tensor_parallel_size
         if self.cost.kind == "profiled":
             return profiled_constants(device, ranks, async_scheduling=self.scheduler.async_scheduling)
@@ -98,28 +115,35 @@ class System:
         return RooflineCost(self.model, replace(self.device, **rates), self.tensor_parallel_size)
 
     def _profiled_cost(self, cost: ProfiledCost, values: Mapping[str, float]) -> profiled.ProfiledCost:
-        ranks = self.tensor_parallel_size
-        try:
-            profile = open_profile(cost.profile, self.model, ranks, self.max_num_seqs, self.device)
+        assert self.profile is not None, "`resolve` opens it"
+        of_means = cost.statistic == "mean"
+        with _errors_of(cost):
             model = profiled.ProfiledCost(
-                profile,
+                self.profile,
                 self.model,
-                ranks,
+                self.tensor_parallel_size,
                 values,
-                of_means=cost.statistic == "mean",
+                of_means=of_means,
                 is_async=self.scheduler.async_scheduling,
             )
-            check_units(profile, self.model, self.device)
-        except ProfileError as error:
-            raise ConfigError(f"cost.profile={cost.profile!r}: {error}") from None
+            check_units(self.profile, self.model, self.device)
         return model
 
 
+@contextmanager
+def _errors_of(cost: ProfiledCost) -> Iterator[None]:
+    """Errors of the profile as errors of the configuration."""
+    try:
+        yield
+    except ProfileError as error:
+        raise ConfigError(f"cost.profile={cost.profile!r}: {error}") from None
+
+
 def resolve(config: RunConfig) -> System:
-    """The system that `config` simulates; a calibration file is read here.
+    """The system that `config` simulates; its profile and its calibration file are read here.
 
     Raises:
-        ConfigError: the model does not fit on the device, or the calibration file cannot be used.
+        ConfigError: the model does not fit on the device, or the profile or the calibration file cannot be used.
     """
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     model, device = model_shape(config.model, config.engine.kv_cache_dtype), device_rates(config.device)
@@ -136,6 +160,10 @@ def resolve(config: RunConfig) -> System:
         engine=config.engine,
         cost=config.cost,
     )
+    if isinstance(config.cost, ProfiledCost):
+        with _errors_of(config.cost):
+            profile = open_profile(config.cost.profile, model, config.tensor_parallel_size, config.max_num_seqs, device)
+        system = replace(system, profile=profile)
     if config.cost.calibration is None:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
@@ -165,7 +193,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         return KVPool(config.num_blocks, config.block_size, block_bytes)
     try:
-        return size_kv_pool(
+        pool = size_kv_pool(
             model,
             device,
             block_size=config.block_size,
@@ -176,3 +204,14 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
         )
     except DeviceTooSmallError as error:
         raise ConfigError(f"device={config.device.name}: {error}") from error
+    if pool.num_blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"block_size={config.block_size}: device={config.device.name} has memory for {pool.num_blocks} KV blocks, "
+            f"at most {MAX_BLOCKS} are simulated; give num_blocks or a larger block_size"
+        )
+    if pool.num_blocks <= config.scheduler.reserved_blocks:
+        raise ConfigError(
+            f"scheduler.reserved_blocks={config.scheduler.reserved_blocks}: must be < {pool.num_blocks}, the KV blocks "
+            f"for which device={config.device.name} has memory"
+        )
+    return pool

@@ -96,7 +96,7 @@ def test_bad_rows_and_requests_that_cannot_run_leave_the_others_alone(tmp_path: 
         (["arrival=trace"], "arrival"),
         (["arrival=sessions"], "session"),
         (["cost=profiled", "cost.profile=x"], "cost.profile"),
-        (["device.memory_bandwidth=3350"], "check the units of the device's rates"),
+        (["device.flops.bf16=1e8"], "check the units of the device's rates"),
     ],
 )
 def test_what_cannot_run_ends_in_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:
