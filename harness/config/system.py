@@ -14,6 +14,7 @@ from harness.config.base import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
 class SimEngine(ConfigModel):
@@ -132,6 +133,8 @@ class DeviceConfig(ConfigModel):
     device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
     is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
     many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
+    `aiconfigurator_system` is the device's name in NVIDIA's database of operator times, from which the profiles that
+    come with the project are compiled; null where it is not in there.
     """
 
     name: Text
@@ -144,6 +147,7 @@ class DeviceConfig(ConfigModel):
     link_latency_s: Annotated[float, within("link_latency_s")]
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -171,12 +175,12 @@ class RooflineCost(ConfigModel):
 
 
 class ProfiledCost(ConfigModel):
-    """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
+    """Step times from measured kernel times; `profile` is the profile's folder, `<tool>:<folder>` for one that another
+    tool measured, or "auto" for one that comes with the project (without one, `roofline` prices); `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
     mean, which is what latencies add up; `median` prices all steps at their median."""
 
     kind: Literal["profiled"] = "profiled"
-    profile: Text
+    profile: Text = AUTO
     calibration: Text | None = None
     statistic: Literal["mean", "median"] = "mean"
 

@@ -10,6 +10,8 @@ from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
+from harness.config.system import AUTO
+from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
@@ -19,6 +21,7 @@ from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
 from simulator.importers import open_profile
+from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
 from simulator.quantities import MAX_BLOCKS, RANGES
@@ -39,6 +42,7 @@ class System:
         cost: which cost model prices the steps.
         profile: the measured times for it, None without any.
         calibration: the fitted constants of that cost model, None without any.
+        notes: what a reader of the results must know about the cost model.
     """
 
     model: ModelShape
@@ -54,6 +58,7 @@ class System:
     cost: CostConfig
     profile: Profile | None = None
     calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
 
     def fitted_for(self) -> dict[str, Any]:
         """What the fitted constants of a cost model hold for."""
@@ -161,14 +166,30 @@ def resolve(config: RunConfig) -> System:
         cost=config.cost,
     )
     if isinstance(config.cost, ProfiledCost):
-        with _errors_of(config.cost):
-            profile = open_profile(config.cost.profile, model, config.tensor_parallel_size, config.max_num_seqs, device)
-        system = replace(system, profile=profile)
+        system = _with_profile(system, config.cost)
     if config.cost.calibration is None:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
-    calibration.check(config.cost.kind, system.constants())
+    calibration.check(system.cost.kind, system.constants())
     return replace(system, calibration=calibration)
+
+
+def _with_profile(system: System, cost: ProfiledCost) -> System:
+    """`system` with its profile; with `profile=auto` and none in the project, priced by the roofline instead."""
+    model, device, ranks = system.model, system.device, system.tensor_parallel_size
+    with _errors_of(cost):
+        if cost.profile != AUTO:
+            profile = open_profile(cost.profile, model, ranks, system.max_num_seqs, device)
+            return replace(system, profile=profile)
+        gpu = device.aiconfigurator_system
+        found = find_profile(gpu, model, ranks, system.max_num_seqs) if gpu else None
+    if found is not None:
+        return replace(system, profile=found)
+    note = (
+        f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the project: "
+        "step times are from the roofline of the device's datasheet"
+    )
+    return replace(system, cost=RooflineConfig(), notes=(note,))
 
 
 def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
