@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 

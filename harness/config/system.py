@@ -175,9 +175,13 @@ class RooflineCost(ConfigModel):
 
 
 class ProfiledCost(ConfigModel):
-    """Step times from measured kernel times; `profile` is the profile's folder, `<tool>:<folder>` for one that another
-    tool measured, or "auto" for one that comes with the project (without one, `roofline` prices); `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
-    mean, which is what latencies add up; `median` prices all steps at their median."""
+    """Step times from measured kernel times.
+
+    `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
+    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants.
+    `statistic=mean` prices decode steps at their mean, which is what latencies add up; `median` prices all steps at
+    their median.
+    """
 
     kind: Literal["profiled"] = "profiled"
     profile: Text = AUTO

@@ -186,8 +186,8 @@ def _with_profile(system: System, cost: ProfiledCost) -> System:
     if found is not None:
         return replace(system, profile=found)
     note = (
-        f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the project: "
-        "step times are from the roofline of the device's datasheet"
+        f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
+        "project: step times are from the roofline of the device's rates"
     )
     return replace(system, cost=RooflineConfig(), notes=(note,))
 

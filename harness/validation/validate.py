@@ -17,6 +17,7 @@ from harness.results.tables import RunResult
 from harness.runs.fitted import Calibration
 from harness.runs.run import serve
 from harness.runs.system import resolve
+from harness.validation.closed_loops import KIND, validate_rows
 from harness.validation.comparison import Validation, compare
 from harness.validation.report import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
@@ -38,6 +39,8 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """
     console = Console()
     settings = config.validation
+    if settings.measured and settings.measured.startswith(f"{KIND}:"):
+        return validate_rows(config, output_dir, console)
     run = load_run(settings)
     repeats = [load_measured(name, settings.workload) for name in settings.repeats]
     for repeat in repeats:
