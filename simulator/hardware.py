@@ -53,6 +53,11 @@ class ModelShape:
         return self.kv_dtype_bytes or self.dtype_bytes
 
     @property
+    def weight_format(self) -> str:
+        """The format of the weights, for people."""
+        return self.dtype if self.quantization.weight_bits is None else self.quantization.name
+
+    @property
     def linear_bytes(self) -> float:
         """Bytes of a weight of the projections of attention."""
         bits = None if self.quantization.experts_only else self.quantization.weight_bits
@@ -110,7 +115,8 @@ class Device:
 
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32". The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
-    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` their number on a GPU, if known.
+    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` their number on a GPU, if known,
+    `aiconfigurator_system` the name in NVIDIA's database of operator times, if it is in there.
     """
 
     name: str
@@ -123,6 +129,7 @@ class Device:
     link_latency_s: float
     step_overhead_s: float
     multiprocessors: int | None = None
+    aiconfigurator_system: str | None = None
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ class RooflineCost:
         if self._window:
             decoding += min(work.num_context_tokens, work.num_decodes * self._window) * self._windowed_ns(per_decode)
         if not work.chunks:
-            return round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding)
+            return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding
         for start, chunk, is_last in work.chunks:
             num_tokens += chunk
@@ -69,7 +69,7 @@ class RooflineCost:
             total += max(self._pair_ns * pairs, self._kv_token_ns * (start + chunk))
             if self._window:
                 total += self._windowed_chunk_ns(start, chunk)
-        return round(total + self._layers(num_tokens) + self._head(num_sampled))
+        return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
@@ -78,7 +78,8 @@ class RooflineCost:
         attention = context_token_ns * contexts
         if self._window:
             attention += np.minimum(contexts, work.num_decodes * self._window) * self._windowed_ns(per_decode)
-        return np.rint(self._decode_base(work.num_decodes * per_decode) + attention).astype(np.int64)
+        times = self._decode_base(work.num_decodes * per_decode) + attention
+        return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def _speculative_ns(self, tokens_per_decode: int) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens."""

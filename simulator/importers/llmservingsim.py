@@ -34,9 +34,10 @@ import numpy as np
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.csv_table import read_table
+from simulator.profile.csv_table import read_table
 from simulator.profile.files import rank_folder, read_meta
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
+from simulator.quantities import RANGES
 
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",
@@ -46,8 +47,18 @@ _ATTENTION = {
 }
 _PER_LAYER = {"layernorm": 2}  # calls per layer; other operators are called once
 _PER_STEP = ("embedding", "final_layernorm", "lm_head", "sampler")
-_SKEW = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
-_EXPERTS = ("tokens", "activated_experts", "time_us")
+_EXPERTS = {"tokens": "num_tokens", "activated_experts": "activated_experts", "time_us": "time_us"}
+_SKEW = {
+    "n": "num_decodes",
+    "nb": "num_decodes",
+    "pc": "prefill_tokens",
+    "kvs": "decode_context",
+    "kv_big": "decode_context",
+    "kv_mean": "decode_context",
+    "t_mean_us": "time_us",
+    "t_max_us": "time_us",
+    "t_skew_us": "time_us",
+}
 _LARGEST_GRAPH = 512
 _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
 
@@ -68,9 +79,9 @@ def read_bundle(
     """
     meta = read_meta(folder, "; name the folder of device and model")
     ranks = rank_folder(folder, tensor_parallel_size)
-    dense = read_table(ranks / "dense.csv", ("layer", "tokens", "time_us"))
-    heads = read_table(ranks / "per_sequence.csv", ("layer", "sequences", "time_us"))
-    attention = read_table(ranks / "attention.csv", (*_ATTENTION, "time_us"))
+    dense = _read(ranks / "dense.csv", {"tokens": "num_tokens", "time_us": "time_us"}, "layer")
+    heads = _read(ranks / "per_sequence.csv", {"sequences": "num_sequences", "time_us": "time_us"}, "layer")
+    attention = _read(ranks / "attention.csv", {**_ATTENTION, "time_us": "time_us"})
     if model.num_experts:
         dense = pd.concat([dense, _experts(ranks, model, dense["tokens"])], ignore_index=True)
     tables = {
@@ -79,7 +90,7 @@ def read_bundle(
         "attention": attention.rename(columns=_ATTENTION),
     }
     if (ranks / "skew.csv").exists():
-        gains = _gains(read_table(ranks / "skew.csv", _SKEW))
+        gains = _gains(_read(ranks / "skew.csv", _SKEW))
         if len(gains):
             multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
             filled = _FILLED_SHARE * 2 * multiprocessors if multiprocessors else math.inf
@@ -103,6 +114,16 @@ def read_bundle(
     )
 
 
+def _read(path: Path, quantities: Mapping[str, str], *texts: str) -> pd.DataFrame:
+    """The table in a CSV file; `quantities` says what its columns of numbers hold."""
+    table = read_table(path, (*texts, *quantities))
+    for name in texts:
+        check_texts(path.name, table[name])
+    for name, quantity in quantities.items():
+        check_numbers(path.name, table[name], quantity)
+    return table
+
+
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Token counts for which vLLM captures CUDA graphs: 1, 2, 4, by 8 to 256, by 16 to twice `max_num_seqs` or 512."""
     largest = min(2 * max_num_seqs, _LARGEST_GRAPH)
@@ -114,6 +135,8 @@ def _block_size(meta: Mapping[str, Any]) -> int | None:
     """The block size of the engine whose kernels were timed; None if the bundle does not say."""
     engine = meta.get("engine_effective")
     size = engine.get("block_size") if isinstance(engine, Mapping) else None
+    if isinstance(size, int) and not RANGES["block_size"].holds(size):
+        raise ProfileError(f"{META}: engine_effective.block_size={size}: must be {RANGES['block_size']}")
     return size if isinstance(size, int) else None
 
 
@@ -129,8 +152,7 @@ def _experts(ranks: Path, model: ModelShape, sizes: pd.Series[int]) -> pd.DataFr
     """
     if ranks.name != "tp1" and not (ranks / "moe.csv").exists():
         raise ProfileError(f"no moe.csv in {str(ranks)!r}: LLMServingSim measures experts on one rank only")
-    table = read_table(ranks / "moe.csv", _EXPERTS)
-    table = table.sort_values("activated_experts")
+    table = _read(ranks / "moe.csv", _EXPERTS).sort_values("activated_experts")
     rows = {size: table[table["tokens"] == size] for size in table["tokens"].unique().tolist()}
     measured = sorted(rows)
     numbers = [n for n in sorted({*sizes, *rows}) if measured[0] <= n <= measured[-1]]
@@ -156,7 +178,7 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     The measured time of uneven contexts is looked up on the line through the time with all contexts at their mean and
     the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`.
     """
-    share = skew["nb"] / skew["n"]
+    share = (skew["nb"] / skew["n"]).where(skew["nb"] <= skew["n"])
     deviation = np.sqrt(share * (1 - share)) * (skew["kv_big"] - skew["kvs"])
     slope = (skew["t_max_us"] - skew["t_mean_us"]) / (skew["kv_big"] - skew["kv_mean"])
     clear = (skew["t_max_us"] > 1.1 * skew["t_mean_us"]) & (deviation > 0)  # else the line has no direction
