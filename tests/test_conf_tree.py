@@ -1,5 +1,6 @@
 """The configuration tree: every option composes into a valid configuration, explains itself, and has true numbers."""
 
+import json
 from dataclasses import asdict
 from pathlib import Path
 
@@ -18,7 +19,7 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
-    **{name: ["cost.profile=x"] for name in ("cost/profiled", "experiment/laptop_profiled", "experiment/vllm")},
+    "experiment/laptop_profiled": ["cost.profile=x"],
     "experiment/shared_contexts": ["trace.path=x"],
     "model/hf": [f"model.config={Path(__file__).parent / 'harness' / 'config' / 'models' / 'gpt-oss-20b.json'}"],
 }
@@ -174,13 +175,17 @@ def test_device_rates_are_consistent(path: Path) -> None:
     assert device.memory_bytes % 2**20 == 0
     assert device.flops["fp32"] <= device.flops["bf16"]
     if "fp8" in device.flops:  # dense rates double with half the bits; a sparse rate among them would stand out
-        assert device.flops["fp8"] / device.flops["bf16"] == pytest.approx(2, rel=0.01)
+        assert device.flops["fp8"] / device.flops["bf16"] == pytest.approx(2, rel=0.03)
 
 
-def test_h200_efficiencies_are_its_measured_ceilings() -> None:
-    device = compose_and_parse("device=h200").device
-    assert device.memory_bandwidth * device.memory_efficiency == pytest.approx(4.3e12, rel=0.02)
-    assert device.flops["bf16"] * device.flops_efficiency == pytest.approx(790e12, rel=0.02)
+def test_efficiencies_are_the_measured_ones() -> None:
+    document = json.loads((CONF.parent / "experiments" / "results" / "device_rates.json").read_text(encoding="utf-8"))
+    for name, rates in document["rates"].items():
+        device = compose_and_parse(f"device={name}").device
+        assert (device.memory_efficiency, device.flops_efficiency) == (
+            rates["memory_efficiency"],
+            rates["flops_efficiency"],
+        )
 
 
 def test_help_lists_every_group_option_and_key() -> None:
@@ -204,4 +209,4 @@ def test_help_lists_every_group_option_and_key() -> None:
 
 def test_help_marks_the_defaults() -> None:
     marked = {line.split()[1] for line in help_text.build(CONF).splitlines() if line.startswith("  * ")}
-    assert marked == {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "roofline", "default"}
+    assert marked == {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "profiled", "default"}
