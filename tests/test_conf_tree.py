@@ -19,7 +19,6 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
-    "experiment/laptop_profiled": ["cost.profile=x"],
     "experiment/shared_contexts": ["trace.path=x"],
     "model/hf": [f"model.config={Path(__file__).parent / 'harness' / 'config' / 'models' / 'gpt-oss-20b.json'}"],
 }
@@ -104,7 +103,7 @@ def test_every_option_opens_with_one_line_on_when_to_choose_it(path: Path) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["trace/azure", "trace/mooncake", "trace/csv", "cost/profiled", "experiment/vllm", "experiment/laptop_profiled"],
+    ["trace/azure", "trace/mooncake", "trace/csv"],
 )
 def test_an_option_without_its_required_key_is_refused(name: str) -> None:
     key = REQUIRED[name][0].removesuffix("=x")
