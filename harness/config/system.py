@@ -17,6 +17,7 @@ from harness.config.base import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
 
 
 class SimEngine(ConfigModel):
@@ -78,7 +79,7 @@ class ModelConfig(ConfigModel):
     Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
     layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
     `learned_positions` is the length of a table of position embeddings; only the simulator knows such models.
-    `quantization` is the format of the weights of attention and MLPs, as `simulator.quantization` says.
+    `quantization` is the format of the published weights; the top-level key of that name can ask for another one.
     """
 
     name: Text
@@ -96,7 +97,7 @@ class ModelConfig(ConfigModel):
     num_experts_per_token: NonNegativeInt = 0
     moe_intermediate_size: NonNegativeInt = 0
     learned_positions: NonNegativeInt = 0
-    quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
+    quantization: WeightFormat = "none"
 
     @property
     def dtype_bytes(self) -> int:
@@ -130,8 +131,8 @@ class DeviceConfig(ConfigModel):
     """One accelerator (or CPU) and its link to its peers.
 
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
-    bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
-    device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
+    bytes/s; `flops` in dense operations/s by format (bf16 also prices float16; fp8, int8 and fp4 only where the device
+    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
     is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
     many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
     """
@@ -139,7 +140,7 @@ class DeviceConfig(ConfigModel):
     name: Text
     memory_bytes: PositiveInt
     memory_bandwidth: PositiveFloat
-    flops: dict[Literal["bf16", "fp8", "fp32"], PositiveFloat]
+    flops: dict[Literal["bf16", "fp8", "int8", "fp4", "fp32"], PositiveFloat]
     memory_efficiency: Fraction
     flops_efficiency: Fraction
     link_bandwidth: PositiveFloat

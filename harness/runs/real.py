@@ -199,7 +199,7 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
         _check_sizes(config.model, settings.weights, model)
         return model
     if settings.kind == "cpu":
-        _check_memory(model_shape(config.model))
+        _check_memory(model_shape(config.model, config.weight_format, settings.kv_cache_dtype))
     return ModelConfig.from_shape(config.model.model_dump())
 
 

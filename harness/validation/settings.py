@@ -20,6 +20,7 @@ def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[s
     simulated = {
         "model": config.model.name,
         "dtype": config.model.dtype,
+        "quantization": config.weight_format,
         "kv_cache_dtype": config.engine.kv_cache_dtype,
         "max_model_len": config.max_model_len or config.model.max_position_embeddings,
         **{name: getattr(config, name) for name in _TOP_LEVEL},
