@@ -68,7 +68,7 @@ class ModelShape:
         return (qkv_heads * self.head_dim, self.hidden_size), (self.hidden_size, heads * self.head_dim)
 
     def mlp_matrices(self, tensor_parallel_size: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
-        """(rows, columns) of the gate-and-up and the down projection of one MLP (one expert, with experts) on a rank."""
+        """(rows, columns) of gate-and-up and down projection of one MLP (of one expert, with experts) on one rank."""
         width = (self.moe_intermediate_size if self.num_experts else self.intermediate_size) // tensor_parallel_size
         return (2 * width, self.hidden_size), (self.hidden_size, width)
 
@@ -94,8 +94,9 @@ class Device:
     """One accelerator and its link to its peers.
 
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
-    "fp32", and by "fp8", "int8" and "fp4" where it has them. The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
-    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` their number on a GPU, if known.
+    "fp32", and by "fp8", "int8" and "fp4" where it has them. The efficiencies are the shares of these rates that
+    kernels reach; `link_latency_s` the fixed time of an all-reduce, `step_overhead_s` the host time of one engine step,
+    `multiprocessors` their number on a GPU, if known.
     """
 
     name: str

@@ -54,7 +54,7 @@ class Quantization:
     experts_only: bool = False
 
     def matrix_bytes(self, rows: float, columns: float, dtype_bytes: int) -> float:
-        """Bytes of a weight matrix [rows, columns] and its scales; an element that is not quantised has `dtype_bytes`."""
+        """Bytes of a weight matrix and its scales; an element that is not quantised has `dtype_bytes`."""
         if self.weight_bits is None:
             return rows * columns * dtype_bytes
         block_rows, block_columns = self.scale_block

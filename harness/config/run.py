@@ -18,10 +18,13 @@ from harness.config.system import (
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
+_REAL_FORMATS = ("none", "fp8", "fp8_block")
+
 
 class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
-    `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the folders that `task=report` compares."""
+    `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
+    folders that `task=report` compares."""
 
     task: Literal["run", "report", "profile", "validate", "calibrate", "retime"] = "run"
     engine: EngineConfig
@@ -106,7 +109,16 @@ class RunConfig(ConfigModel):
     def _check_quantization(self) -> Self:
         if self.weight_format == "mxfp4" and not self.model.num_experts:
             raise ValueError(
-                f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use none, fp8, int4 or nvfp4"
+                f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_real_quantization(self) -> Self:
+        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+            raise ValueError(
+                f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
+                "of these or engine=sim"
             )
         return self
 

@@ -132,9 +132,10 @@ class DeviceConfig(ConfigModel):
 
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
     bytes/s; `flops` in dense operations/s by format (bf16 also prices float16; fp8, int8 and fp4 only where the device
-    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
-    many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
+    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach;
+    `link_latency_s` is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    `multiprocessors` is how many streaming multiprocessors a GPU has, for imported profiles whose attention times
+    depend on it.
     """
 
     name: Text

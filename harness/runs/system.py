@@ -124,7 +124,8 @@ def resolve(config: RunConfig) -> System:
             calibration file cannot be used.
     """
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
-    model, device = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype), device_rates(config.device)
+    model = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+    device = device_rates(config.device)
     system = System(
         model=model,
         device=device,
@@ -147,7 +148,7 @@ def resolve(config: RunConfig) -> System:
 
 
 def _check_arithmetic(system: System) -> None:
-    """Raise ConfigError where the cost model needs a rate that the device does not have; profiles have times instead."""
+    """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
     if system.cost.kind == "profiled":
         return
     try:

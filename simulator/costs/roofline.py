@@ -31,7 +31,7 @@ _NS = 1e9
 
 
 class _Products(NamedTuple):
-    """How products with weights of a format are priced: operations/ns, and the time to quantise an element of the input."""
+    """How products with weights of a format are priced: operations/ns, and ns to quantise an element of the input."""
 
     quantization: Quantization
     flops_per_ns: float
