@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from engine.models.checkpoint import FLOAT8, CheckpointTensor
 from engine.models.json_file import ModelError
 from engine.models.quantization import Fp8Weights
-from kernels.fp8_linear import fp8_linear
+from kernels.fp8_linear import dequantize_weight, fp8_linear
 from kernels.kv_store import FP8_DTYPE
 
 
@@ -28,6 +28,10 @@ class Fp8Matrix(nn.Module):
     def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """`x @ weight.T + bias`, `[T, columns] -> [T, rows]`."""
         return fp8_linear(x, self.weight, self.scales, self.block, bias)
+
+    def dequantized(self) -> Tensor:
+        """The weights times their scales, float32[rows, columns]."""
+        return dequantize_weight(self.weight, self.scales, self.block)
 
     def checkpoint_tensors(
         self, name: str, shape: tuple[int, int], index: tuple[slice, slice], first_row: int = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from engine.models.model_config import ModelConfig, ModelError
@@ -10,8 +12,9 @@ _GIB = 1 << 30
 
 
 def check_memory(config: ModelConfig, num_ranks: int, dtype: torch.dtype, device: torch.device) -> None:
-    """Raise ModelError if one rank's share does not fit on its GPU, or the shares of all ranks into the main memory."""
-    needed = rank_bytes(config, num_ranks, dtype)
+    """Raise ModelError if one rank's share does not fit on its GPU, or the shares of all ranks into the main memory,
+    where float8 weights are kept in `dtype` (see `engine.models.weights.dequantize_for_cpu`)."""
+    needed = rank_bytes(config if device.type == "cuda" else replace(config, fp8=None), num_ranks, dtype)
     if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:

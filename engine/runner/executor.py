@@ -14,7 +14,7 @@ from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig, ModelError
 from engine.models.parallel import TensorParallel
 from engine.models.quantization import chosen
-from engine.models.weights import load_random, load_safetensors, pack_for_cpu
+from engine.models.weights import dequantize_for_cpu, load_random, load_safetensors, pack_for_cpu
 from engine.runner import kv_cache
 from engine.runner.cuda_graphs import make_capture, uses_graphs
 from engine.runner.kv_quantization import measure_scales
@@ -67,6 +67,7 @@ class Rank:
             raise ModelError("load_format='auto' needs a model folder; load_format='random' makes weights")
         else:
             load_safetensors(self._model, folder)
+        dequantize_for_cpu(self._model)
         pack_for_cpu(self._model)
         if config.kv_cache_dtype == "fp8":
             measure_scales(self._model, self._max_model_len, config.block_size, config.seed)

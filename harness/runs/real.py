@@ -206,7 +206,9 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
         _check_sizes(config.model, settings.weights, model)
         return model
     if settings.kind == "cpu":
-        _check_memory(model_shape(config.model, config.weight_format, settings.kv_cache_dtype))
+        _check_memory(
+            model_shape(config.model, "none", settings.kv_cache_dtype)
+        )  # the CPU computes in the model's dtype
     return ModelConfig.from_shape(config.model.model_dump())
 
 
