@@ -48,6 +48,11 @@ class ModelShape:
         return self.kv_dtype_bytes or self.dtype_bytes
 
     @property
+    def weight_format(self) -> str:
+        """The format of the weights, for people."""
+        return self.dtype if self.quantization.weight_bits is None else self.quantization.name
+
+    @property
     def attention_quantization(self) -> Quantization:
         """The format of attention's projections."""
         return NONE if self.quantization.experts_only else self.quantization
@@ -96,7 +101,8 @@ class Device:
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
     "fp32", and by "fp8", "int8" and "fp4" where it has them. The efficiencies are the shares of these rates that
     kernels reach; `link_latency_s` the fixed time of an all-reduce, `step_overhead_s` the host time of one engine step,
-    `multiprocessors` their number on a GPU, if known.
+    `multiprocessors` their number on a GPU, if known, `aiconfigurator_system` the name in NVIDIA's database of operator
+    times, if it is in there.
     """
 
     name: str
@@ -109,6 +115,7 @@ class Device:
     link_latency_s: float
     step_overhead_s: float
     multiprocessors: int | None = None
+    aiconfigurator_system: str | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.config.base import ConfigModel, Fraction, NonNegativeInt, PositiveInt, Text
+from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
 from harness.config.system import (
     CostConfig,
@@ -36,14 +36,14 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
-    block_size: Annotated[int, Field(ge=1, le=1 << 20)] = 16
-    max_num_seqs: PositiveInt = 256
-    max_num_batched_tokens: PositiveInt = 8192
-    max_model_len: PositiveInt | None = None
-    tensor_parallel_size: PositiveInt = 1
+    block_size: Annotated[int, within("block_size")] = 16
+    max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
+    max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
+    max_model_len: Annotated[int, within("max_model_len")] | None = None
+    tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     gpu_memory_utilization: Fraction = 0.9
-    num_blocks: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    seed: NonNegativeInt = 0
+    num_blocks: Annotated[int, within("num_blocks")] | None = None
+    seed: Annotated[int, within("seed")] = 0
     progress: bool = True
     plots: bool = True
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()

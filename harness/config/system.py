@@ -8,16 +8,14 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions
 from harness.config.base import (
     ConfigModel,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Text,
+    check_ranges,
+    within,
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
+AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
 class SimEngine(ConfigModel):
@@ -34,7 +32,7 @@ class SimEngine(ConfigModel):
     compress: bool = True
     cache_outputs: bool = False
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    max_lookahead_steps: PositiveInt = 1
+    max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
 
 
 class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
@@ -48,13 +46,14 @@ class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # 
     """
 
     weights: Text | None = None
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[float, within("temperature")] = 0.0
     warm_up: bool = True
-    num_threads: PositiveInt | None = None
+    num_threads: Annotated[int, within("num_threads")] | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self.__post_init__()
+        check_ranges(self)
         return self
 
 
@@ -83,20 +82,20 @@ class ModelConfig(ConfigModel):
     """
 
     name: Text
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    intermediate_size: PositiveInt
-    vocab_size: PositiveInt
+    num_layers: Annotated[int, within("num_layers")]
+    hidden_size: Annotated[int, within("hidden_size")]
+    num_attention_heads: Annotated[int, within("num_attention_heads")]
+    num_kv_heads: Annotated[int, within("num_kv_heads")]
+    head_dim: Annotated[int, within("head_dim")]
+    intermediate_size: Annotated[int, within("intermediate_size")]
+    vocab_size: Annotated[int, within("vocab_size")]
     tie_word_embeddings: bool
-    max_position_embeddings: PositiveInt
+    max_position_embeddings: Annotated[int, within("max_position_embeddings")]
     dtype: Dtype
-    num_experts: NonNegativeInt = 0
-    num_experts_per_token: NonNegativeInt = 0
-    moe_intermediate_size: NonNegativeInt = 0
-    learned_positions: NonNegativeInt = 0
+    num_experts: Annotated[int, within("num_experts")] = 0
+    num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
+    moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
+    learned_positions: Annotated[int, within("learned_positions")] = 0
     quantization: WeightFormat = "none"
 
     @property
@@ -136,18 +135,21 @@ class DeviceConfig(ConfigModel):
     `link_latency_s` is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
     `multiprocessors` is how many streaming multiprocessors a GPU has, for imported profiles whose attention times
     depend on it.
+    `aiconfigurator_system` is the device's name in NVIDIA's database of operator times, from which the profiles that
+    come with the project are compiled; null where it is not in there.
     """
 
     name: Text
-    memory_bytes: PositiveInt
-    memory_bandwidth: PositiveFloat
-    flops: dict[Literal["bf16", "fp8", "int8", "fp4", "fp32"], PositiveFloat]
-    memory_efficiency: Fraction
-    flops_efficiency: Fraction
-    link_bandwidth: PositiveFloat
-    link_latency_s: NonNegativeFloat
-    step_overhead_s: NonNegativeFloat
-    multiprocessors: PositiveInt | None = None
+    memory_bytes: Annotated[int, within("memory_bytes")]
+    memory_bandwidth: Annotated[float, within("memory_bandwidth")]
+    flops: dict[Literal["bf16", "fp8", "int8", "fp4", "fp32"], Annotated[float, within("flops")]]
+    memory_efficiency: Annotated[float, within("memory_efficiency")]
+    flops_efficiency: Annotated[float, within("flops_efficiency")]
+    link_bandwidth: Annotated[float, within("link_bandwidth")]
+    link_latency_s: Annotated[float, within("link_latency_s")]
+    step_overhead_s: Annotated[float, within("step_overhead_s")]
+    multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -163,6 +165,7 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self.__post_init__()
+        check_ranges(self)
         return self
 
 
@@ -174,12 +177,16 @@ class RooflineCost(ConfigModel):
 
 
 class ProfiledCost(ConfigModel):
-    """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
-    mean, which is what latencies add up; `median` prices all steps at their median."""
+    """Step times from measured kernel times.
+
+    `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
+    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants.
+    `statistic=mean` prices decode steps at their mean, which is what latencies add up; `median` prices all steps at
+    their median.
+    """
 
     kind: Literal["profiled"] = "profiled"
-    profile: Text
+    profile: Text = AUTO
     calibration: Text | None = None
     statistic: Literal["mean", "median"] = "mean"
 
@@ -198,9 +205,9 @@ CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discrimin
 class SloConfig(ConfigModel):
     """Service-level objectives in milliseconds; a request is good when it meets every one given."""
 
-    ttft_ms: PositiveFloat | None = None
-    tpot_ms: PositiveFloat | None = None
-    e2el_ms: PositiveFloat | None = None
+    ttft_ms: Annotated[float, within("latency_ms")] | None = None
+    tpot_ms: Annotated[float, within("latency_ms")] | None = None
+    e2el_ms: Annotated[float, within("latency_ms")] | None = None
 
 
 class MetricsConfig(ConfigModel):
@@ -212,6 +219,6 @@ class MetricsConfig(ConfigModel):
         95.0,
         99.0,
     )
-    warmup: NonNegativeFloat = 0.0
-    drain: NonNegativeFloat = 0.0
+    warmup: Annotated[float, within("cut_s")] = 0.0
+    drain: Annotated[float, within("cut_s")] = 0.0
     slo: SloConfig = SloConfig()

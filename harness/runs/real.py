@@ -79,7 +79,7 @@ class RealEngine:
         def params(max_tokens: int) -> SamplingParams:
             return SamplingParams(max_tokens=max_tokens, temperature=setup.temperature, ignore_eos=True)
 
-        prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed)
+        prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed, setup.engine.max_model_len)
         self._arrivals = arrivals
         self._intake = Intake(self._engine, prompts, self.recorder, params)
         self._replay = Replay(self._intake, arrivals)
@@ -206,9 +206,8 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
         _check_sizes(config.model, settings.weights, model)
         return model
     if settings.kind == "cpu":
-        _check_memory(
-            model_shape(config.model, "none", settings.kv_cache_dtype)
-        )  # the CPU computes in the model's dtype
+        # On the CPU, float8 weights are kept in the model's dtype.
+        _check_memory(model_shape(config.model, "none", settings.kv_cache_dtype))
     return ModelConfig.from_shape(config.model.model_dump())
 
 

@@ -70,20 +70,20 @@ class RooflineCost:
             self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
         )
         if not work.chunks:
-            return round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding)
+            return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding
         for start, chunk, is_last in work.chunks:
             num_tokens += chunk
             num_sampled += is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2
             total += max(self._pair_ns * pairs, self._kv_token_ns * (start + chunk))
-        return round(total + self._layers(num_tokens) + self._head(num_sampled))
+        return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
         context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
         times = self._decode_base(work.num_decodes * per_decode) + context_token_ns * work.contexts(num_steps)
-        return np.rint(times).astype(np.int64)
+        return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def _speculative_ns(self, tokens_per_decode: int) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens."""

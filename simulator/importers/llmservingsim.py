@@ -28,9 +28,10 @@ import numpy as np
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.csv_table import read_table
+from simulator.profile.csv_table import read_table
 from simulator.profile.files import rank_folder, read_meta
-from simulator.profile.profile import Profile, ProfileMeta
+from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
+from simulator.quantities import RANGES
 
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",
@@ -40,7 +41,17 @@ _ATTENTION = {
 }
 _PER_LAYER = {"layernorm": 2}  # calls per layer; other operators are called once
 _PER_STEP = ("embedding", "final_layernorm", "lm_head", "sampler")
-_SKEW = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
+_SKEW = {
+    "n": "num_decodes",
+    "nb": "num_decodes",
+    "pc": "prefill_tokens",
+    "kvs": "decode_context",
+    "kv_big": "decode_context",
+    "kv_mean": "decode_context",
+    "t_mean_us": "time_us",
+    "t_max_us": "time_us",
+    "t_skew_us": "time_us",
+}
 _LARGEST_GRAPH = 512
 _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
 
@@ -61,16 +72,16 @@ def read_bundle(
     """
     meta = read_meta(folder, "; name the folder of device and model")
     ranks = rank_folder(folder, tensor_parallel_size)
-    dense = read_table(ranks / "dense.csv", ("layer", "tokens", "time_us"))
-    heads = read_table(ranks / "per_sequence.csv", ("layer", "sequences", "time_us"))
-    attention = read_table(ranks / "attention.csv", (*_ATTENTION, "time_us"))
+    dense = _read(ranks / "dense.csv", {"tokens": "num_tokens", "time_us": "time_us"}, "layer")
+    heads = _read(ranks / "per_sequence.csv", {"sequences": "num_sequences", "time_us": "time_us"}, "layer")
+    attention = _read(ranks / "attention.csv", {**_ATTENTION, "time_us": "time_us"})
     tables = {
         "tokens": dense.rename(columns={"layer": "operator", "tokens": "num_tokens"}),
         "sequences": heads.rename(columns={"layer": "operator", "sequences": "num_sequences"}),
         "attention": attention.rename(columns=_ATTENTION),
     }
     if (ranks / "skew.csv").exists():
-        gains = _gains(read_table(ranks / "skew.csv", _SKEW))
+        gains = _gains(_read(ranks / "skew.csv", _SKEW))
         if len(gains):
             multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
             filled = _FILLED_SHARE * 2 * multiprocessors if multiprocessors else math.inf
@@ -94,6 +105,16 @@ def read_bundle(
     )
 
 
+def _read(path: Path, quantities: Mapping[str, str], *texts: str) -> pd.DataFrame:
+    """The table in a CSV file; `quantities` says what its columns of numbers hold."""
+    table = read_table(path, (*texts, *quantities))
+    for name in texts:
+        check_texts(path.name, table[name])
+    for name, quantity in quantities.items():
+        check_numbers(path.name, table[name], quantity)
+    return table
+
+
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Token counts for which vLLM captures CUDA graphs: 1, 2, 4, by 8 to 256, by 16 to twice `max_num_seqs` or 512."""
     largest = min(2 * max_num_seqs, _LARGEST_GRAPH)
@@ -105,6 +126,8 @@ def _block_size(meta: Mapping[str, Any]) -> int | None:
     """The block size of the engine whose kernels were timed; None if the bundle does not say."""
     engine = meta.get("engine_effective")
     size = engine.get("block_size") if isinstance(engine, Mapping) else None
+    if isinstance(size, int) and not RANGES["block_size"].holds(size):
+        raise ProfileError(f"{META}: engine_effective.block_size={size}: must be {RANGES['block_size']}")
     return size if isinstance(size, int) else None
 
 
@@ -118,7 +141,7 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     The measured time of uneven contexts is looked up on the line through the time with all contexts at their mean and
     the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`.
     """
-    share = skew["nb"] / skew["n"]
+    share = (skew["nb"] / skew["n"]).where(skew["nb"] <= skew["n"])
     deviation = np.sqrt(share * (1 - share)) * (skew["kv_big"] - skew["kvs"])
     slope = (skew["t_max_us"] - skew["t_mean_us"]) / (skew["kv_big"] - skew["kv_mean"])
     clear = (skew["t_max_us"] > 1.1 * skew["t_mean_us"]) & (deviation > 0)  # else the line has no direction

@@ -16,8 +16,8 @@ from pathlib import Path
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.csv_table import read_table
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.csv_table import read_table
+from simulator.profile.profile import Profile, ProfileError, ProfileMeta, check_numbers
 
 _MS = 1e3  # in microseconds
 _OPERATORS = {  # name there: name here, calls per layer (0: once per step)
@@ -37,6 +37,12 @@ _SHAPE = {"n_embd": "hidden_size", "n_kv_head": "num_kv_heads"}
 _DENSE_SHAPE = {**_SHAPE, "n_head": "num_attention_heads", "n_expanded_embd": "intermediate_size"}
 _ATTENTION_SHAPE = {**_SHAPE, "n_q_head": "num_attention_heads"}
 _RANKS = "num_tensor_parallel_workers"
+_SIZES = {  # columns that say what was measured
+    "num_tokens": "num_tokens",
+    "batch_size": "num_decodes",
+    "prefill_chunk_size": "prefill_tokens",
+    "kv_cache_size": "prefill_context",
+}
 
 
 def read_profiling(
@@ -85,6 +91,8 @@ def _select(
 ) -> pd.DataFrame:
     """The rows of a file for this shape and these ranks."""
     table = read_table(path, (*shape, _RANKS, *columns))
+    for column, attribute in {**shape, _RANKS: "tensor_parallel_size"}.items():
+        check_numbers(path.name, table[column], attribute)
     for column, attribute in shape.items():
         wanted = getattr(model, attribute)
         if wanted not in set(table[column]):
@@ -94,7 +102,13 @@ def _select(
     if tensor_parallel_size not in set(table[_RANKS]):
         there = ", ".join(map(str, sorted(set(table[_RANKS])))) or "none"
         raise ProfileError(f"{str(path)!r}: no rows for {tensor_parallel_size} ranks (measured: {there})")
-    return table[table[_RANKS] == tensor_parallel_size]
+    table = table[table[_RANKS] == tensor_parallel_size]
+    for column in table.columns:
+        if column in _SIZES:
+            check_numbers(path.name, table[column], _SIZES[column])
+        elif column.endswith(".median"):
+            check_numbers(path.name, table[column], "time_us", unit=_MS, may_be_missing=True)
+    return table
 
 
 def _tokens(dense: pd.DataFrame, attention: pd.DataFrame, num_layers: int) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -168,6 +182,8 @@ def _all_reduce(folder: Path, tensor_parallel_size: int) -> tuple[Path, pd.DataF
         table = read_table(path, ("size", "num_workers", "devices_per_node", _median("all_reduce")))
         here = (table["num_workers"] == tensor_parallel_size) & (table["devices_per_node"] == tensor_parallel_size)
         if here.any():
+            check_numbers(path.name, table[here]["size"], "num_bytes")
+            check_numbers(path.name, table[here][_median("all_reduce")], "time_us", unit=_MS)
             times = table[here].groupby("size")[_median("all_reduce")].median() * _MS
             return path, pd.DataFrame({"num_bytes": times.index, "time_us": times.to_numpy()})
     names = ", ".join(path.parent.name for path in paths) or "none"

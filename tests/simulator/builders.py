@@ -111,6 +111,17 @@ def with_tables(measured: Profile, **tables: pd.DataFrame) -> Profile:
     return Profile(measured.meta, {**measured.tables, **tables})
 
 
+OPTIONAL_TABLES = {
+    "uneven": pd.DataFrame({"prefill_tokens": [0, 0, 16], "num_decodes": [2, 8, 8], "gain": [0.1, 0.5, 0.9]}),
+    "deviations": deviations(),
+    "copies": pd.DataFrame({"num_blocks": [1, 16], "time_us": [3.0, 20.0], "spread_us": [0.0, 1.0]}),
+    "all_reduce": pd.DataFrame({"num_bytes": [64, 8192], "time_us": [3.0, 20.0]}),
+    "steps": pd.DataFrame(
+        {"kind": ["decode", "mixed", "mixed"], "num_tokens": [1, 8, 64], "time_us": [9.0, 0.0, 50.0]}
+    ),
+}
+
+
 def cost(measured: Profile | None = None, tensor_parallel_size: int = 1, **values: float) -> ProfiledCost:
     """The cost model of `profile()` or another profile of `MODEL`; constants not given have their defaults."""
     constants = profiled_constants(SLOW_LINK, tensor_parallel_size)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -63,7 +64,12 @@ def test_only_experts_are_in_mxfp4() -> None:
 @pytest.mark.parametrize("model", SIMPLE, ids=lambda model: model.name)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_fewer_bytes_leave_a_larger_pool_by_just_these(model: ModelShape, ranks: int) -> None:
-    limits = {"block_size": 16, "gpu_memory_utilization": 0.9, "max_num_batched_tokens": 2048, "max_num_seqs": 64}
+    limits: dict[str, Any] = {
+        "block_size": 16,
+        "gpu_memory_utilization": 0.9,
+        "max_num_batched_tokens": 2048,
+        "max_num_seqs": 64,
+    }
     device = replace(FP8_H100, memory_bytes=2 * FP8_H100.memory_bytes)
     plain = size_kv_pool(model, device, tensor_parallel_size=ranks, **limits)
     for name in QUANTIZATIONS:

@@ -166,3 +166,11 @@ def test_a_device_too_small_says_so() -> None:
             QWEN, small, block_size=16, tensor_parallel_size=1, gpu_memory_utilization=0.9,
             max_num_batched_tokens=8192, max_num_seqs=256,
         )  # fmt: skip
+
+
+def test_a_step_of_the_smallest_model_on_the_fastest_device_takes_time() -> None:
+    model = ModelShape("small", 1, 1, 1, 1, 1, 1, 1, True, 64, "bf16", 2)
+    fast = replace(H100, memory_bandwidth=1e16, flops={"bf16": 1e20, "fp32": 1e20}, step_overhead_s=0.0)
+    cost = RooflineCost(model, fast)
+    assert cost.step_ns(summed([(0, 1, True)], 0, 0)) == cost.step_ns(summed([], 1, 1)) == 1
+    assert cost.decode_ns(summed([], 1, 1), 3).tolist() == [1, 1, 1]

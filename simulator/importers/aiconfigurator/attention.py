@@ -47,7 +47,7 @@ class Attention:
         return _scaled_batches(table, factor) if factor > 1 else table
 
     def chunks(self, heads: int, kv_heads: int, head_dim: int, kv_dtype: str, window: int) -> pd.DataFrame:
-        """Columns prefill_tokens, prefill_context, time_us of one layer; raises ProfileError if nothing was measured."""
+        """Columns prefill_tokens, prefill_context, time_us of one layer; raises ProfileError if not measured."""
         rows, factor = self._find("context_attention_perf", heads, kv_heads, head_dim, kv_dtype, window)
         single = rows[rows["batch_size"] == factor]
         if single.empty:
@@ -55,11 +55,7 @@ class Attention:
         whole, dropped = measured_curve(single, "isl")
         self.num_dropped += dropped
         return pd.DataFrame(
-            [
-                (int(chunk), start, _after(whole, chunk, start, window))
-                for chunk in whole.sizes
-                for start in _STARTS
-            ],
+            [(int(chunk), start, _after(whole, chunk, start, window)) for chunk in whole.sizes for start in _STARTS],
             columns=["prefill_tokens", "prefill_context", "time_us"],
         )
 

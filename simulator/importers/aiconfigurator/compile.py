@@ -1,20 +1,19 @@
 """Compiles a profile of one model from the operator times of a database.
 
-    aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
-    aiconfigurator:h100_sxm/vllm/0.24.0      a version
-    aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
+aiconfigurator:h100_sxm/vllm/0.24.0      a version
+aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
 
-    table of the profile    from
-    tokens                  GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
-    sequences               GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
-    attention               context and generation attention
-    all_reduce              all-reduces in CUDA graphs (`communication`)
-    steps                   the host's share of a step, by `rules`
+table of the profile    from
+tokens                  GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
+sequences               GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
+attention               context and generation attention
+all_reduce              all-reduces in CUDA graphs (`communication`)
+steps                   the host's share of a step, by `rules`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +30,7 @@ from simulator.importers.llmservingsim import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
+_LARGEST_STEP = 1 << 15  # tokens, as in the largest GEMM
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 _MOE_DTYPES = {
     "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
@@ -178,9 +178,10 @@ def _steps_table(model: ModelShape) -> pd.DataFrame:
     """The host's share: the same for decode steps of all sizes; steps beyond the CUDA graphs launch layer by layer."""
     largest = graph_sizes(1 << 30)[-1]
     eager = HOST.step_us + HOST.eager_layer_us * model.num_layers
-    rows = [("decode", 1, HOST.step_us)]
+    rows = [("decode", 1, HOST.step_us)]  # a single point holds for all sizes
     for kind in ("mixed", "prefill"):
-        rows += [(kind, 1, HOST.step_us), (kind, largest, HOST.step_us), (kind, largest + 1, eager)]
+        rows += [(kind, 1, HOST.step_us), (kind, largest, HOST.step_us)]
+        rows += [(kind, largest + 1, eager), (kind, _LARGEST_STEP, eager)]
     return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
 
 

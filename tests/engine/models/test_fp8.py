@@ -95,7 +95,7 @@ def generate(model: Path, **settings: Any) -> list[list[int]]:
     llm = LLM(model, **{**SETTINGS, **settings})
     try:
         params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-        return [output.token_ids for output in llm.generate(prompts(), params)]
+        return [output["token_ids"] for output in llm.generate(prompts(), params)]
     finally:
         llm.close()
 
@@ -142,7 +142,7 @@ def test_random_weights_can_be_quantised() -> None:
     answers = {}
     for name in ("none", "fp8", "fp8_block"):
         llm = LLM(config, **SETTINGS, quantization=name, load_format="random")
-        answers[name] = [output.token_ids for output in llm.generate(prompts(), SamplingParams(max_tokens=20))]
+        answers[name] = [output["token_ids"] for output in llm.generate(prompts(), SamplingParams(max_tokens=20))]
     assert answers["none"] != answers["fp8"] != answers["fp8_block"]
 
 
