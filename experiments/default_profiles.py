@@ -52,7 +52,9 @@ def main() -> None:
         device = device_rates(config.device)
         profiles: dict[str, Profile] = {}
         lacking: dict[str, list[str]] = {}
-        for model, ranks in _combinations([model_shape(each.model) for each in models], device):
+        for model, ranks in _combinations(
+            [model_shape(each.model, each.weight_format, "auto") for each in models], device
+        ):
             entry = entry_name(model, ranks)
             try:
                 profiles[entry] = open_profile(source, model, ranks, 256, device)

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 from engine.json_file import Fields, read_json, shown
 from engine.json_file import ModelError as ModelError  # also imported from here
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts, read_sizes
+from engine.models.quantization import Fp8Weights, read_quantization
 
 Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -26,7 +27,6 @@ _FIXED_VALUES: dict[str, Any] = {
     "mlp_bias": False,
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
 }
 
 
@@ -53,6 +53,7 @@ class ModelConfig:
         initializer_range: standard deviation of random weights.
         dtype: dtype of the checkpoint; `EngineConfig.dtype` may choose another one for the engine.
         eos_token_ids: tokens that end an answer; empty if the model has none.
+        fp8: float8 weights of attention's projections and of the MLPs; None: they are in `dtype`.
     """
 
     family: Family
@@ -78,6 +79,7 @@ class ModelConfig:
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
+    fp8: Fp8Weights | None = None
 
     @property
     def qk_norm(self) -> bool:
@@ -130,6 +132,7 @@ class ModelConfig:
             dtype=_dtype_of(fields),
             initializer_range=fields.number("initializer_range", 0.02, least=0.0, most=1e3),
             eos_token_ids=_eos_token_ids(fields),
+            fp8=read_quantization(fields),
             **(_expert_fields(fields) if family == "qwen3_moe" else {}),
         )
 

@@ -14,6 +14,7 @@ from harness.config.base import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
 AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
@@ -85,7 +86,8 @@ class ModelConfig(ConfigModel):
         sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
         num_sliding_layers: layers that attend to sliding_window tokens.
         qk_norm: whether each head of query and key is normed.
-        quantization: format of the weights of attention and MLPs, as simulator/quantization.py says.
+        quantization: format of the published weights (simulator/quantization.py); the top-level key of that name can
+            ask for another one.
     """
 
     name: Text
@@ -106,7 +108,7 @@ class ModelConfig(ConfigModel):
     sliding_window: Annotated[int, within("sliding_window")] = 0
     num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
     qk_norm: bool = False
-    quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
+    quantization: WeightFormat = "none"
 
     @property
     def dtype_bytes(self) -> int:
@@ -149,10 +151,11 @@ class DeviceConfig(ConfigModel):
     """One accelerator (or CPU) and its link to its peers.
 
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
-    bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
-    device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
-    many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
+    bytes/s; `flops` in dense operations/s by format (bf16 also prices float16; fp8, int8 and fp4 only where the device
+    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach;
+    `link_latency_s` is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    `multiprocessors` is how many streaming multiprocessors a GPU has, for imported profiles whose attention times
+    depend on it.
     `aiconfigurator_system` is the device's name in NVIDIA's database of operator times, from which the profiles that
     come with the project are compiled; null where it is not in there.
     """
@@ -160,7 +163,7 @@ class DeviceConfig(ConfigModel):
     name: Text
     memory_bytes: Annotated[int, within("memory_bytes")]
     memory_bandwidth: Annotated[float, within("memory_bandwidth")]
-    flops: dict[Literal["bf16", "fp8", "fp32"], Annotated[float, within("flops")]]
+    flops: dict[Literal["bf16", "fp8", "int8", "fp4", "fp32"], Annotated[float, within("flops")]]
     memory_efficiency: Annotated[float, within("memory_efficiency")]
     flops_efficiency: Annotated[float, within("flops_efficiency")]
     link_bandwidth: Annotated[float, within("link_bandwidth")]

@@ -33,18 +33,19 @@ def draw_rows(table: pd.DataFrame, subtitle: str, by: str = "tensor_parallel_siz
 def _draw(axes: Axes, table: pd.DataFrame, name: str, by: str, values: list[object]) -> None:
     measured, simulated = table[f"{name}_ms"].to_numpy(), table[f"simulated_{name}_ms"].to_numpy()
     both = np.concatenate([measured, simulated])
-    ends = np.array([both.min() / 1.2, both.max() * 1.2])
+    low, high = both.min() / 1.2, both.max() * 1.2
+    ends = np.array([low, high])
     axes.fill_between(ends, ends * (1 - _BAND), ends * (1 + _BAND), color=LIGHT, alpha=0.4, linewidth=0)
     axes.plot(ends, ends, color=GREY, linewidth=0.8)
     for i, value in enumerate(values):
         here = (table[by] == value).to_numpy()
         axes.plot(measured[here], simulated[here], "o", markersize=3.5, alpha=0.8, color=COLORS[i % len(COLORS)])
     for which in ("x", "y"):
-        log_axis(axes, which, *ends, num_ticks=5)
-    axes.set_xlim(*ends)
-    axes.set_ylim(*ends)
+        log_axis(axes, which, low, high, num_ticks=5)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
     axes.set_xlabel(f"measured {name.upper()}, ms")
     axes.set_ylabel("simulated, ms")
     errors = np.abs(simulated / measured - 1)
-    facts = f"median error {np.median(errors):.1%}, 90th percentile {np.quantile(errors, 0.9):.1%}; band ±10 %"
+    facts = f"error: median {np.median(errors):.1%}, p90 {np.quantile(errors, 0.9):.1%}; grey: ±10 %"
     head(axes, f"Mean {name.upper()}", facts)

@@ -155,4 +155,6 @@ def _plain(name: str, value: Any) -> Any:
         return _DTYPES.get(dtype, dtype)
     if name == "kv_cache_dtype":  # fp8_e4m3 and fp8_e5m2 take as much memory as fp8; any other value is the model's own
         return str(value).startswith("fp8")
+    if name == "quantization":  # a log of vLLM calls both fp8
+        return str(value).removesuffix("_block")
     return value

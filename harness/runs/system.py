@@ -25,7 +25,7 @@ from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
 from simulator.quantities import MAX_BLOCKS, RANGES
-from simulator.quantization import QUANTIZATIONS
+from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,6 +64,7 @@ class System:
         """What the fitted constants of a cost model hold for."""
         return {
             "model": self.model.name,
+            "quantization": self.model.quantization.name,
             "device": self.device.name,
             "profile": getattr(self.cost, "profile", None),
             "statistic": getattr(self.cost, "statistic", None),
@@ -148,10 +149,12 @@ def resolve(config: RunConfig) -> System:
     """The system that `config` simulates; its profile and its calibration file are read here.
 
     Raises:
-        ConfigError: the model does not fit on the device, or the profile or the calibration file cannot be used.
+        ConfigError: the model does not fit on the device, the device has no arithmetic for its weights, or the profile
+            or the calibration file cannot be used.
     """
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
-    model, device = model_shape(config.model, config.engine.kv_cache_dtype), device_rates(config.device)
+    model = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+    device = device_rates(config.device)
     system = System(
         model=model,
         device=device,
@@ -167,6 +170,7 @@ def resolve(config: RunConfig) -> System:
     )
     if isinstance(config.cost, ProfiledCost):
         system = _with_profile(system, config.cost)
+    _check_arithmetic(system)
     if config.cost.calibration is None:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
@@ -192,13 +196,24 @@ def _with_profile(system: System, cost: ProfiledCost) -> System:
     return replace(system, cost=RooflineConfig(), notes=(note,))
 
 
-def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
-    """A model of the configuration as the simulator sees it."""
+def _check_arithmetic(system: System) -> None:
+    """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
+    if system.cost.kind == "profiled":
+        return
+    try:
+        for quantization in (system.model.attention_quantization, system.model.quantization):
+            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+    except UnsupportedQuantizationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: str) -> ModelShape:
+    """A model of the configuration, with weights of a format, as the simulator sees it."""
     fields = model.model_dump() | {
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
         "kv_dtype_bytes": 1 if kv_cache_dtype == "fp8" else None,
-        "quantization": QUANTIZATIONS[model.quantization],
+        "quantization": QUANTIZATIONS[weight_format],
     }
     return ModelShape(**fields)
 

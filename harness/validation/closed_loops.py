@@ -80,7 +80,7 @@ def _simulate(config: RunConfig, row: Any) -> dict[str, Any]:
     system = resolve(config.model_copy(update=update))
     num_requests = config.validation.requests_per_client * concurrency
     rng = np.random.default_rng(config.seed)
-    columns = {"arrival_time": np.zeros(num_requests)}
+    columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
     for name, length in (("num_prompt_tokens", row.isl), ("num_output_tokens", row.osl)):
         shortest = max(1, round(config.validation.length_ratio * length))
         columns[name] = rng.integers(shortest, length + 1, num_requests)
@@ -104,8 +104,10 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     mean = (1 + length_ratio) / 2
     seconds = (row.ttft_ms + (mean * row.osl - 1) * row.tpot_ms) / 1e3
     requests_per_s = row.concurrency / seconds
-    matrices = sum(model.attention_parameters()) + sum(model.mlp_parameters()) * max(1, model.num_experts_per_token)
-    operations = requests_per_s * mean * (row.isl + row.osl) * 2 * model.num_layers * matrices
+    experts_used = max(1, model.num_experts_per_token)
+    weights = sum(rows * columns for rows, columns in model.attention_matrices())
+    weights += experts_used * sum(rows * columns for rows, columns in model.mlp_matrices())
+    operations = requests_per_s * mean * (row.isl + row.osl) * 2 * model.num_layers * weights
     arithmetic = model.quantization.arithmetic
     peak = device.flops.get(arithmetic or model.dtype, device.flops[model.dtype])
     return float(operations / (row.tensor_parallel_size * peak * device.flops_efficiency))

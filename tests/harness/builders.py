@@ -23,7 +23,7 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def config(*overrides: str) -> RunConfig:
-    """The checked configuration of a command line, without plots and priced by the roofline unless it asks otherwise."""
+    """The checked configuration of a command line, without plots and with cost=roofline unless it asks otherwise."""
     cost = [] if any(each.startswith(("cost=", "experiment=")) for each in overrides) else ["cost=roofline"]
     return parse(composed("plots=false", *cost, *overrides))
 

@@ -77,7 +77,7 @@ def test_missing_optional_keys_have_the_values_of_transformers() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu'"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method=None is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn' is not supported"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide 32 heads"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_experts is missing"),
