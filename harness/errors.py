@@ -1,8 +1,20 @@
 """Errors a user can cause. Every message is one line that names the key or file and says what is allowed."""
 
+_LONGEST = 2000  # characters
+
 
 class TwinServeError(Exception):
-    """Base of all errors that end a run with one line instead of a traceback."""
+    """Base of all errors that end a run with one line instead of a traceback.
+
+    What a message quotes from a file may be anything: control characters and line breaks are shown as escapes, and the
+    middle of a very long message is left out.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        if len(text) > _LONGEST:
+            text = f"{text[: _LONGEST // 2]} ... {text[-_LONGEST // 4 :]}"
+        return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
 
 
 class ConfigError(TwinServeError):

@@ -9,6 +9,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from engine.documents import DocumentError, read_yaml, yaml_text
 from harness.config.run import RunConfig
 from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
 from harness.errors import ConfigError
@@ -28,10 +29,7 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: missing; give it as {error.full_key}=...") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
-    try:
-        return RunConfig.model_validate(values)
-    except ValidationError as error:
-        raise ConfigError(explain(error)) from None
+    return _validated(values)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -41,20 +39,32 @@ def to_yaml(config: RunConfig) -> str:
     """
     fields = RunConfig.model_fields
     unused = {name for name in _TASK_GROUPS if getattr(config, name) == fields[name].get_default()}
-    return OmegaConf.to_yaml(OmegaConf.create(config.model_dump(mode="json", exclude=unused)))
+    return yaml_text(config.model_dump(mode="json", exclude=unused))
 
 
 def load(path: Path) -> RunConfig:
-    """Reads a file of `to_yaml`.
+    """Reads a file of `to_yaml`. Text such as `${oc.env:HOME}` stays text: the file may be of another person.
 
     Raises:
-        ConfigError: the file does not hold a configuration of this version.
-        OSError: the file cannot be read.
+        ConfigError: the file cannot be read, or does not hold a configuration of this version.
     """
-    cfg = OmegaConf.load(path)
-    if not isinstance(cfg, DictConfig):
+    try:
+        values = read_yaml(path)
+    except DocumentError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no configuration")
-    return parse(cfg)
+    try:
+        return _validated(values)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def _validated(values: Any) -> RunConfig:
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(explain(error)) from None
 
 
 def explain_override(key: str) -> str | None:

@@ -7,21 +7,26 @@ from pydantic import Field, model_validator
 from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text
 
 DEFAULT_SAMPLED_REQUESTS = 2000
+MAX_TOKENS = 2**31 - 1  # of a prompt or output: longer is a damaged file, and sums stay far from the end of int64
+MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public trace has
+
+Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
+RequestCount = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
 
 
 class ConstantLengths(ConfigModel):
     """Every length is `value` tokens."""
 
     kind: Literal["constant"] = "constant"
-    value: PositiveInt
+    value: Tokens
 
 
 class UniformLengths(ConfigModel):
     """Whole numbers of tokens from `low` to `high`, both included, equally likely."""
 
     kind: Literal["uniform"] = "uniform"
-    low: PositiveInt
-    high: PositiveInt
+    low: Tokens
+    high: Tokens
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -34,10 +39,10 @@ class LognormalLengths(ConfigModel):
     """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max]."""
 
     kind: Literal["lognormal"] = "lognormal"
-    mean: PositiveFloat
-    std: PositiveFloat
-    min: PositiveInt = 1
-    max: PositiveInt | None = None
+    mean: Annotated[float, Field(ge=1e-3, le=MAX_TOKENS)]
+    std: Annotated[float, Field(gt=0, le=MAX_TOKENS)]
+    min: Tokens = 1
+    max: Tokens | None = None
 
     @model_validator(mode="after")
     def _check_order(self) -> Self:
@@ -55,12 +60,12 @@ class FileTrace(ConfigModel):
     Attributes:
         path: of the file.
         limit: requests to keep, from the start; null keeps all.
-        on_bad_row: skip (and count) rows that cannot be used, or stop with an error (error).
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
     path: Text
     limit: PositiveInt | None = None
-    on_bad_row: Literal["skip", "error"] = "skip"
+    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
 
 class AzureTrace(FileTrace):
@@ -102,16 +107,16 @@ class ShareGptTrace(ConfigModel):
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
         num_requests: number of requests to draw without a path; null draws 2000.
         limit: requests to keep, from the start; null keeps all.
-        on_bad_row: skip (and count) rows that cannot be used, or stop with an error (error).
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
     kind: Literal["sharegpt"] = "sharegpt"
     path: Text | None = None
     turns: Literal["first", "multi"] = "first"
     tokenizer: Text | None = None
-    num_requests: PositiveInt | None = None
+    num_requests: RequestCount | None = None
     limit: PositiveInt | None = None
-    on_bad_row: Literal["skip", "error"] = "skip"
+    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
     @model_validator(mode="before")
     @classmethod
@@ -132,7 +137,7 @@ class SyntheticTrace(ConfigModel):
     """Independent requests of drawn lengths (tokens)."""
 
     kind: Literal["synthetic"] = "synthetic"
-    num_requests: PositiveInt
+    num_requests: RequestCount
     prompt: LengthsConfig
     output: LengthsConfig
 
@@ -142,9 +147,9 @@ class SharedPrefixTrace(ConfigModel):
     their own. The k-th prefix is drawn in proportion to k ** -zipf_exponent: 0 makes all equally likely."""
 
     kind: Literal["shared_prefix"] = "shared_prefix"
-    num_requests: PositiveInt
-    num_prefixes: PositiveInt
-    prefix_tokens: Annotated[int, Field(ge=16)]
+    num_requests: RequestCount
+    num_prefixes: RequestCount
+    prefix_tokens: Annotated[int, Field(ge=16, le=MAX_TOKENS)]
     zipf_exponent: NonNegativeFloat = 0.0
     suffix: LengthsConfig
     output: LengthsConfig

@@ -16,13 +16,11 @@ from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MeasuredRun,
     check_order,
-    number_columns,
-    read_json,
-    read_text,
     requests_table,
     series_table,
     trace_of,
 )
+from harness.measured.records import check_lengths, number_columns, read_json, read_text
 
 _FIELDS = ("prompt_len", "output_len", "issue_time", "first_token_time", "complete_time")
 
@@ -36,6 +34,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if not path.is_file():
         raise MeasuredRunError(f"{path}: no such file; distserve:<file> is a measured-*.exp")
     fields = number_columns(path, _records(path), _FIELDS)
+    check_lengths(path, fields, _FIELDS[:2])
     requests = requests_table(
         {
             "arrival_time": fields["issue_time"],
@@ -67,7 +66,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
 def _records(path: Path) -> list[Any]:
     try:
         return _list_of_dicts(path, ast.literal_eval(read_text(path).splitlines()[0]))
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):  # the last of the parser, for deep nests
         raise MeasuredRunError(f"{path}: line 1 is not a Python list of dicts, as in measured-*.exp") from None
 
 

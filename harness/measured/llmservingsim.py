@@ -12,8 +12,9 @@ reproduced to the last digit, with `latency_from=arrival` it is not.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +23,14 @@ import pandas as pd
 
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
+    MAX_SPAN_S,
     MeasuredRun,
     check_order,
-    number_columns,
-    read_json,
-    read_json_lines,
     requests_table,
     series_table,
     trace_of,
 )
+from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines, read_text
 
 _FIELDS = (
     "input_toks", "output_toks", "arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts",
@@ -47,7 +47,10 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if not path.is_dir():
         raise MeasuredRunError(f"{path}: no such folder; llmservingsim:<folder> holds requests.jsonl and meta.json")
     file = path / "requests.jsonl"
-    fields = number_columns(file, read_json_lines(file), _FIELDS)
+    records = read_json_lines(file)
+    _check_ids(file, records)
+    fields = number_columns(file, records, _FIELDS)
+    check_lengths(file, fields, _FIELDS[:2])
     offset = float((fields["queued_ts"] - fields["arrival_time"]).min())
     requests = requests_table(
         {
@@ -82,6 +85,15 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     )
 
 
+def _check_ids(file: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Raises MeasuredRunError where two requests have the same id."""
+    first: dict[str, int] = {}
+    for number, record in enumerate(records, 1):
+        name = str(record.get("request_id", f"line {number}"))
+        if first.setdefault(name, number) != number:
+            raise MeasuredRunError(f"{file}: request_id {name!r} is in lines {first[name]} and {number}")
+
+
 def _tokens(workload: Path, requests: pd.DataFrame) -> list[Any]:
     """The prompts' token ids in order of arrival; request ids in the log are line numbers of the workload."""
     records = read_json_lines(workload)
@@ -113,13 +125,19 @@ def _series(path: Path, meta: Mapping[str, Any], first_arrival: float) -> tuple[
     if not path.is_file():
         return series_table({}), [f"no {path.name}: the state over time is unknown"]
     try:
-        table = pd.read_csv(path)
+        table = pd.read_csv(StringIO(read_text(path))).sort_values("t", kind="stable")
         started = datetime.fromisoformat(str(meta.get("started_at"))).timestamp()
         columns = {name: table[name].to_numpy(dtype=np.float64) for name in _SERIES}
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise MeasuredRunError(
             f"{path}: needs the columns {', '.join(_SERIES)} in numbers, and started_at in meta.json ({error})"
         ) from None
+    for name, values in columns.items():
+        impossible = ~((values >= 0) & (values <= MAX_SPAN_S))
+        if impossible.any():
+            raise MeasuredRunError(f"{path}: {name} is {values[impossible][0]:.6g}")
+    if abs(started - first_arrival) > MAX_SPAN_S:
+        raise MeasuredRunError(f"{path}: started_at in meta.json is years away from the first arrival")
     known = {
         "time": columns["t"] + started - first_arrival,
         "num_running": columns["running"],

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 TIMES = ("arrival_time", "queued_time", "first_scheduled_time", "first_token_time", "finish_time")
 _SERIES = ("num_running", "num_waiting", "kv_cache_usage")
 _CHUNK = 1 << 20
+MAX_SPAN_S = 1e9  # of a run: 31 years
 _NS_DIGITS = 9  # times in s are exact to the ns: rounding keeps equal times equal after arithmetic
 
 
@@ -197,69 +197,16 @@ def whole_ns(seconds: npt.ArrayLike) -> npt.NDArray[np.int64]:
     return np.rint(np.asarray(seconds, dtype=np.float64) * 1e9).astype(np.int64)
 
 
-def read_text(path: Path) -> str:
-    """The text of a file; raises MeasuredRunError if the file is missing or empty."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise MeasuredRunError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or 'no text'}") from None
-    if not text.strip():
-        raise MeasuredRunError(f"{path}: the file is empty")
-    return text
-
-
-def read_json(path: Path) -> Any:
-    """The JSON document in a file; raises MeasuredRunError."""
-    try:
-        return json.loads(read_text(path))
-    except ValueError as error:
-        raise MeasuredRunError(f"{path}: not readable as JSON ({error})") from None
-
-
-def read_json_lines(path: Path) -> list[Mapping[str, Any]]:
-    """The objects of a JSON-lines file, one a line; raises MeasuredRunError."""
-    records: list[Mapping[str, Any]] = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            record = json.loads(line)
-        except ValueError:
-            record = None
-        if not isinstance(record, dict):
-            raise MeasuredRunError(f"{path}: line {number} is not a JSON object")
-        records.append(record)
-    return records
-
-
-def number_columns(path: Path, records: Sequence[Mapping[str, Any]], names: Sequence[str]) -> dict[str, Floats]:
-    """The named fields of all records as float64[n].
-
-    Raises:
-        MeasuredRunError: there is no record, or a record has no finite number in a field, as a failed request has.
-    """
-    if not records:
-        raise MeasuredRunError(f"{path}: holds no request")
-    absent = [name for name in names if not any(name in record for record in records)]
-    if absent:
-        raise MeasuredRunError(f"{path}: no field {', '.join(absent)}; there are {', '.join(records[0]) or 'none'}")
-    columns = {name: np.array([_number(record.get(name)) for record in records]) for name in names}
-    bad = np.any([~np.isfinite(values) for values in columns.values()], axis=0)
-    if bad.any():
-        first = int(np.flatnonzero(bad)[0])
-        lacking = [name for name, values in columns.items() if not np.isfinite(values[first])]
-        raise MeasuredRunError(
-            f"{path}: {bad.sum()} of {len(records)} requests failed or are incomplete; "
-            f"request {first + 1} has no {', '.join(lacking)}"
-        )
-    return columns
-
-
 def check_order(path: Path, requests: pd.DataFrame) -> None:
-    """Raises MeasuredRunError where a request has no tokens, or its times contradict each other."""
-    if (requests[["num_prompt_tokens", "num_output_tokens"]] < 1).any(axis=None):
-        raise MeasuredRunError(f"{path}: a request has no prompt or no output tokens: it failed, or was not recorded")
+    """Raises MeasuredRunError where times of a request contradict each other, or are years after the first arrival."""
     times = requests[list(TIMES)].to_numpy()
+    far = np.flatnonzero(np.nan_to_num(times, nan=0.0).max(axis=1) > MAX_SPAN_S)
+    if len(far) or not np.isfinite(times[:, [0, -1]]).all():
+        row = far[0] if len(far) else np.flatnonzero(~np.isfinite(times[:, [0, -1]]).all(axis=1))[0]
+        raise MeasuredRunError(
+            f"{path}: a time of request {requests['row'].iloc[row] + 1} is no number, or more than {MAX_SPAN_S:.0e} s "
+            "after the first arrival; wrong unit?"
+        )
     for earlier in range(len(TIMES) - 1):
         later = earlier + 1
         while later < len(TIMES) - 1 and np.isnan(times[:, later]).all():
@@ -270,7 +217,3 @@ def check_order(path: Path, requests: pd.DataFrame) -> None:
                 f"{path}: {TIMES[later]} before {TIMES[earlier]} in {len(wrong)} of {len(times)} requests, first in "
                 f"request {requests['row'].iloc[wrong[0]] + 1}; wrong unit or clock?"
             )
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else np.nan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,26 +11,33 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig, load
+from harness.config.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
+    MAX_SPAN_S,
     TIMES,
     MeasuredRun,
     OwnRun,
     check_order,
     halves_of,
-    read_json,
     requests_table,
     seen_times,
     series_table,
     whole_ns,
     with_latencies,
 )
+from harness.measured.records import check_lengths, read_json
 from harness.results import files as results
 from harness.results.tables import Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 
 SAMPLES = 500  # points in time at which the state is sampled
+_TIMES = ("first_scheduled_time", "first_token_time", "finish_time")
+_LENGTHS = ("num_prompt_tokens", "num_output_tokens")
+_COUNTS = (*_LENGTHS, "num_cached_tokens", "num_preemptions")
+_REQUEST_NUMBERS = ("arrival_time", "replay_lag", *_TIMES, *_COUNTS, "num_requested_tokens")
+_STEP_NUMBERS = ("start_time", "duration", "num_running", "num_waiting", "num_used_blocks")
 _LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
 
@@ -43,6 +51,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if workload is not None:
         raise MeasuredRunError("validation.workload: a result folder names its trace itself; leave it out")
     result, summary = results.read_results(path)
+    _check_tables(path, result)
     if summary.get("simulated"):
         raise MeasuredRunError(f"{path}: a simulation, not a measured run; give a folder of engine=cpu or engine=gpu")
     status = result.requests["status"].value_counts()
@@ -52,11 +61,32 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         )
     if not status.get("finished", 0):
         raise MeasuredRunError(f"{path}: none of {len(result.requests)} requests finished")
-    try:
-        config = load(path / "config.yaml")
-    except OSError as error:
-        raise MeasuredRunError(f"{path / 'config.yaml'}: cannot be read: {error.strerror}") from None
-    return _measured(path, config, result)
+    return _measured(path, load(path / "config.yaml"), result)
+
+
+def _check_tables(path: Path, result: RunResult) -> None:
+    """Raises MeasuredRunError where a table lacks a column, or a number in it is impossible."""
+    for file, table, names in (
+        (results.REQUESTS, result.requests, _REQUEST_NUMBERS),
+        (results.STEPS, result.steps, _STEP_NUMBERS),
+    ):
+        columns = {name: table[name] for name in names if name in table.columns and table.columns.is_unique}
+        wrong = [name for name in names if name not in columns or columns[name].dtype.kind not in "iuf"]
+        if wrong or "status" not in result.requests:
+            raise MeasuredRunError(f"{path / file}: no column of numbers {', '.join(wrong) or 'status'}")
+        for name, column in columns.items():
+            values = column.to_numpy(dtype=np.float64)
+            unknown = np.isnan(values) if table is result.requests else np.zeros(len(values), dtype=bool)
+            impossible = np.flatnonzero(~(unknown | (values >= 0) & (values <= MAX_SPAN_S)))
+            if len(impossible):
+                row = impossible[0]
+                raise MeasuredRunError(f"{path / file}: {name} of row {row + 1} is {values[row]:.6g}")
+    if (np.diff(result.steps["start_time"].to_numpy()) < 0).any():
+        raise MeasuredRunError(f"{path / results.STEPS}: the steps are not in order of time")
+    counts = {"num_blocks": result.num_blocks, "block_size": result.block_size}
+    for name, count in counts.items():
+        if type(count) is not int or not 1 <= count <= MAX_TOKENS:
+            raise MeasuredRunError(f"{path / results.SUMMARY}: {name} is {reprlib.repr(count)}")
 
 
 def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:
@@ -85,12 +115,25 @@ def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
         raise MeasuredRunError("validation.retimed: names a folder twice")
     for folder in folders:
         document = read_json(folder / results.RETIMED)
-        source = document.get("measured", {}).get("source") if isinstance(document, dict) else None
-        if source is None or document["measured"].get("data_sha256") != data_sha256:
+        measured = document.get("measured") if isinstance(document, dict) else None
+        measured = measured if isinstance(measured, dict) else {}
+        source = measured.get("source")
+        if source is None or measured.get("data_sha256") != data_sha256:
             raise MeasuredRunError(f"{folder}: step times of {source or 'no run'}, not of {run.source}")
-        table = results.read_table(folder / results.STEP_TIMES, ["repeat", "step", "duration"])
-        times.append(table.pivot(index="repeat", columns="step", values="duration").to_numpy(dtype=np.float64))
+        times.append(_read_step_times(folder / results.STEP_TIMES, len(run.own.result.steps)))
     return replace(run, own=replace(run.own, retimed=np.concatenate(times)))
+
+
+def _read_step_times(path: Path, num_steps: int) -> Floats:
+    """float64[repeats, steps], in s."""
+    table = results.read_table(path, ["repeat", "step", "duration"])
+    try:
+        times = table.pivot(index="repeat", columns="step", values="duration").to_numpy(dtype=np.float64)
+    except (ValueError, TypeError):  # a step is there twice, or a time is no number
+        times = np.empty((0, 0))
+    if not len(times) or times.shape[1] != num_steps or not ((times >= 0) & (times <= MAX_SPAN_S)).all():
+        raise MeasuredRunError(f"{path}: not one time in s for each of {num_steps} steps in each repeat")
+    return times
 
 
 def at_median_times(run: MeasuredRun) -> tuple[MeasuredRun, list[MeasuredRun]]:
@@ -151,14 +194,15 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
     finished = result.requests[result.requests["status"] == "finished"].reset_index(names="source_row")
     arrival = finished["arrival_time"].to_numpy(dtype=np.float64)
     issued = arrival + finished["replay_lag"].fillna(0.0).to_numpy(dtype=np.float64)
-    columns = {name: finished[name].to_numpy() for name in ("first_scheduled_time", "first_token_time", "finish_time")}
-    counts = ("num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions")
+    columns = {name: finished[name].to_numpy(dtype=np.float64) for name in (*_TIMES, *_COUNTS)}
+    check_lengths(path / results.REQUESTS, columns, _LENGTHS)
+    if np.isnan([arrival, *columns.values()]).any() or result.steps.empty:
+        raise MeasuredRunError(f"{path}: a finished request lacks a time or a count, or there are no steps")
     requests = requests_table(
         {
             "arrival_time": arrival,
             "queued_time": seen_times(issued, finished["finish_time"].to_numpy(dtype=np.float64), result.steps),
             **columns,
-            **{name: finished[name].to_numpy() for name in counts},
         }
     )
     check_order(path / results.REQUESTS, requests)
@@ -182,7 +226,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
 
 def _trace(path: Path, config: RunConfig, requests: pd.DataFrame, rows: np.ndarray, total: int) -> Trace:
     """The trace behind the run, contents included, in order of arrival at the measured times."""
-    trace = load_trace(config.trace, seed=config.seed)
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     lengths = ["num_prompt_tokens", "num_output_tokens"]
     measured = requests[["num_prompt_tokens", "num_requested_tokens"]].to_numpy()
     if len(trace.table) != total or (trace.table.iloc[rows][lengths].to_numpy() != measured).any():

@@ -10,7 +10,6 @@ backend did not stream, and the run is refused: nothing is known about decoding.
 
 from __future__ import annotations
 
-import math
 import reprlib
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,11 @@ from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MeasuredRun,
     check_order,
-    number_columns,
-    read_json,
     requests_table,
     series_table,
     trace_of,
 )
+from harness.measured.records import as_number, check_lengths, number_columns, read_json
 from harness.results.tables import Floats
 
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
@@ -51,6 +49,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         for row in zip(*(details[name] for name in number_fields), strict=True)
     ]
     fields = number_columns(path, records, number_fields)
+    check_lengths(path, fields, number_fields[:2])
     first_tokens = fields["start_times"] + fields["ttfts"]
     requests = requests_table(
         {
@@ -108,7 +107,7 @@ def _decode_times(path: Path, itls: list[Any]) -> Floats:
         if not isinstance(gaps, list):
             raise MeasuredRunError(f"{path}: itls of request {number}: {reprlib.repr(gaps)} is not a list of gaps")
         for gap in gaps:
-            if type(gap) not in (int, float) or not 0 <= gap < math.inf:
+            if not as_number(gap) >= 0:
                 raise MeasuredRunError(
                     f"{path}: itls of request {number}: {reprlib.repr(gap)} is not a gap in s, a finite number >= 0"
                 )

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
 from harness.results.metrics import json_ready
 from harness.results.tables import Gaps, RunResult
@@ -71,9 +72,9 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise TwinServeError(f"{folder}: no {SUMMARY} in it, so not the folder of a run that ended")
     try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TwinServeError(f"{path}: not readable as JSON ({error})") from error
+        summary = read_json(path)
+    except DocumentError as error:
+        raise TwinServeError(f"{path}: {error}") from None
     if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
         raise TwinServeError(f"{path}: not the summary of a run, which has at least {', '.join(sorted(_ALWAYS))}")
     return summary
@@ -90,7 +91,7 @@ def read_table(path: Path, columns: list[str] | None = None) -> pd.DataFrame:
         raise TwinServeError(f"{path}: missing from the result folder")
     try:
         return pd.read_parquet(path, columns=columns)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # of many types, from pyarrow and from pandas
         raise TwinServeError(f"{path}: not readable as Parquet ({_first_line(error)})") from error
 
 

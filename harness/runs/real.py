@@ -79,7 +79,7 @@ class RealEngine:
         def params(max_tokens: int) -> SamplingParams:
             return SamplingParams(max_tokens=max_tokens, temperature=setup.temperature, ignore_eos=True)
 
-        prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed)
+        prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed, setup.engine.max_model_len)
         self._arrivals = arrivals
         self._intake = Intake(self._engine, prompts, self.recorder, params)
         self._replay = Replay(self._intake, arrivals)

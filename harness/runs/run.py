@@ -70,7 +70,7 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         TwinServeError: the trace or the configuration cannot be used; or the engine failed, as in `serve`.
         KeyboardInterrupt: the run was interrupted; its tables up to then have been written, marked incomplete.
     """
-    trace = load_trace(config.trace, seed=config.seed)
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
     served = serve(config, trace, arrivals, output_dir, console)

@@ -45,7 +45,12 @@ class SimulatedEngine:
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
         )
-        make_request = request_factory(trace, system.block_size, cache_outputs=system.engine.cache_outputs)
+        make_request = request_factory(
+            trace,
+            system.block_size,
+            cache_outputs=system.engine.cache_outputs,
+            max_model_len=system.max_model_len,
+        )
         router = RoundRobin(arrivals, make_request)
         self._replica = Replica(
             self._env,

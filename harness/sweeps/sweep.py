@@ -82,7 +82,7 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         return False
     try:
         earlier = load(folder / "config.yaml")
-    except (OSError, ConfigError):
+    except ConfigError:
         return False
     return earlier.model_copy(update={"progress": config.progress}) == config
 

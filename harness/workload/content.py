@@ -13,13 +13,18 @@ from numpy.typing import NDArray
 
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
+from harness.config.workload import MAX_TOKENS
 from harness.workload.trace import Trace
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has
 
 
-def request_factory(trace: Trace, block_size: int, *, cache_outputs: bool = False) -> Callable[[int, int], Request]:
+def request_factory(
+    trace: Trace, block_size: int, *, cache_outputs: bool = False, max_model_len: int = 2 * MAX_TOKENS
+) -> Callable[[int, int], Request]:
     """Return a function that makes the `Request` of a row of the trace, given the row and its arrival in ns.
+
+    Blocks beyond `max_model_len` tokens get no identity, nor do those of a prompt that is so long that it is refused.
 
     With `cache_outputs`, blocks that the trace says nothing about, generated ones above all, have identities of their
     own. Nobody shares them, but they take their turn among the cached blocks, as those of the real engine do.
@@ -28,15 +33,18 @@ def request_factory(trace: Trace, block_size: int, *, cache_outputs: bool = Fals
     prompts = table["num_prompt_tokens"].tolist()
     outputs = table["num_output_tokens"].tolist()
     priorities = table["priority"].tolist() if "priority" in table else None
-    identities = block_identities(trace, block_size)
+    identities = block_identities(trace, block_size, max_model_len)
+    num_blocks = _num_blocks(trace, block_size, max_model_len)
 
     def contents(row: int) -> list[int] | None:
+        if prompts[row] >= max_model_len:
+            return None
         known = identities(row) if identities else None
         if not cache_outputs:
             return known
         known = known or []
         own = _OWN + (row << 32)
-        return known + list(range(own + len(known), own + (prompts[row] + outputs[row]) // block_size))
+        return known + list(range(own + len(known), own + num_blocks[row]))
 
     def make(row: int, arrival_ns: int) -> Request:
         return Request(
@@ -51,7 +59,9 @@ def request_factory(trace: Trace, block_size: int, *, cache_outputs: bool = Fals
     return make
 
 
-def block_identities(trace: Trace, block_size: int) -> Callable[[int], list[int]] | None:
+def block_identities(
+    trace: Trace, block_size: int, max_model_len: int = 2 * MAX_TOKENS
+) -> Callable[[int], list[int]] | None:
     """Return a function from a row to the identities of its full blocks of `block_size` tokens; None without contents.
 
     From token ids: the hashes of the real engine. From hash ids: the id that a block's last token falls under, and
@@ -69,9 +79,16 @@ def block_identities(trace: Trace, block_size: int) -> Callable[[int], list[int]
         return lambda row: _from_hash_ids(hash_ids[row], span, int(prompts[row]), block_size)
     if "session_id" in table:
         sessions = table["session_id"].tolist()
-        num_blocks = ((prompts + table["num_output_tokens"].to_numpy()) // block_size).tolist()
+        num_blocks = _num_blocks(trace, block_size, max_model_len)
         return lambda row: list(range(sessions[row] << 32, (sessions[row] << 32) + num_blocks[row]))
     return None
+
+
+def _num_blocks(trace: Trace, block_size: int, max_model_len: int) -> list[int]:
+    """Full blocks of each row's prompt and output together, within `max_model_len` tokens."""
+    totals = trace.table["num_prompt_tokens"].to_numpy() + trace.table["num_output_tokens"].to_numpy()
+    blocks: list[int] = (np.minimum(totals, max_model_len) // block_size).tolist()
+    return blocks
 
 
 def dense_hash_ids(trace: Trace) -> list[NDArray[np.int64]]:
@@ -90,7 +107,8 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
 def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> list[int]:
     if span % block_size == 0:  # each hash id covers whole blocks: no division per block
         starts = hash_ids[:, np.newaxis] * span
-        identities = (starts + np.arange(block_size - 1, span, block_size)).ravel()[: num_tokens // block_size]
+        ends = np.arange(block_size - 1, min(span, num_tokens), block_size)
+        identities = (starts + ends).ravel()[: num_tokens // block_size]
     else:
         last_tokens = np.arange(block_size - 1, num_tokens, block_size)
         identities = hash_ids[last_tokens // span] * span + last_tokens % span

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.sequence import Request
+from harness.config.workload import MAX_TOKENS
 from harness.workload.content import dense_hash_ids
 from harness.workload.trace import Trace
 
@@ -17,9 +18,12 @@ Tokens = NDArray[np.int64]
 
 
 class PromptSource:
-    """Makes the `Request` of each row; `on_finish` tells it what a turn of a conversation led to."""
+    """Makes the `Request` of each row; `on_finish` tells it what a turn of a conversation led to.
 
-    def __init__(self, trace: Trace, vocab_size: int, seed: int) -> None:
+    Prompts of `max_model_len` tokens and more, which are refused, get no tokens.
+    """
+
+    def __init__(self, trace: Trace, vocab_size: int, seed: int, max_model_len: int = MAX_TOKENS + 1) -> None:
         table = trace.table
         self._lengths = table["num_prompt_tokens"].tolist()
         self._outputs = table["num_output_tokens"].tolist()
@@ -30,6 +34,7 @@ class PromptSource:
         self._span = trace.hash_block_size
         self._vocab_size = vocab_size
         self._seed = seed
+        self._max_model_len = max_model_len
         self._histories: dict[int, list[int]] = {}
 
     def make(self, row: int, arrival_ns: int) -> Request:
@@ -40,7 +45,7 @@ class PromptSource:
             length,
             self._outputs[row],
             arrival_ns,
-            token_ids=self._prompt(row, length),
+            token_ids=self._prompt(row, length) if length < self._max_model_len else None,
             priority=self._priorities[row] if self._priorities else 0,
         )
 
@@ -57,7 +62,8 @@ class PromptSource:
             return own
         if self._hash_ids is not None:
             assert self._span is not None
-            blocks = [self._draw((1, int(h)), self._span) for h in self._hash_ids[row][: -(-length // self._span)]]
+            span = min(self._span, length)  # of a single block: the start of what the id stands for
+            blocks = [self._draw((1, int(h)), span) for h in self._hash_ids[row]]
             return np.concatenate(blocks)[:length].tolist()
         history = self._histories.get(self._sessions[row], []) if self._sessions is not None else []
         return history[:length] + self._draw((0, row), max(0, length - len(history))).tolist()

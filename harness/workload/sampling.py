@@ -14,11 +14,14 @@ from harness.config import (
     SharedPrefixTrace,
     UniformLengths,
 )
-from harness.workload.trace import MAX_TOKENS, Trace, conversation_columns, trace_table
+from harness.config.workload import MAX_TOKENS
+from harness.errors import ConfigError
+from harness.workload.trace import Trace, conversation_columns, trace_table
 
 log = logging.getLogger(__name__)
 
 SHARED_PREFIX_BLOCK_SIZE = 16
+_MAX_HASH_IDS = 1 << 28  # 2 GiB
 
 # Fits to the real ShareGPT lengths: (weight, mu, sigma) of lognormals, in natural logarithms of tokens, and
 # (shape, scale) of Weibulls.
@@ -64,9 +67,16 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
     Equality is told by hash ids of 16-token blocks, so only a prefix's whole blocks are shared.
     """
     n = config.num_requests
+    _check_num_ids(config, config.num_prefixes * config.prefix_tokens)
     weights = np.arange(1, config.num_prefixes + 1, dtype=np.float64) ** -config.zipf_exponent
     prefixes = rng.choice(config.num_prefixes, size=n, p=weights / weights.sum())
     num_prompt_tokens = config.prefix_tokens + draw_lengths(config.suffix, n, rng)
+    _check_num_ids(config, int(num_prompt_tokens.sum()))
+    if num_prompt_tokens.max() > MAX_TOKENS:
+        raise ConfigError(
+            f"trace.prefix_tokens={config.prefix_tokens}: with the longest suffix a prompt of "
+            f"{num_prompt_tokens.max()} tokens, where {MAX_TOKENS} are the limit"
+        )
     columns = {
         "num_prompt_tokens": num_prompt_tokens,
         "num_output_tokens": draw_lengths(config.output, n, rng),
@@ -144,6 +154,15 @@ def _weibull(exponentials: Floats, fit: tuple[float, float]) -> Floats:
 
 def _round(lengths: Floats, *, low: int = 1, high: int = MAX_TOKENS) -> Tokens:
     return np.clip(np.rint(lengths), low, high).astype(np.int64)
+
+
+def _check_num_ids(config: SharedPrefixTrace, num_tokens: int) -> None:
+    if num_tokens > _MAX_HASH_IDS * SHARED_PREFIX_BLOCK_SIZE:
+        raise ConfigError(
+            f"trace.prefix_tokens={config.prefix_tokens}: {config.num_requests} prompts with {config.num_prefixes} "
+            f"prefixes come to {num_tokens} tokens, where {_MAX_HASH_IDS * SHARED_PREFIX_BLOCK_SIZE} are the limit; "
+            "choose fewer requests, or shorter prefixes and suffixes"
+        )
 
 
 def _prefix_hash_ids(

@@ -9,8 +9,6 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-MAX_TOKENS = 2**31 - 1  # of a prompt or output: longer is a damaged file, and sums stay far from the end of int64
-
 _INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "priority", "session_id", "turn")
 _LIST_COLUMNS = ("hash_ids", "token_ids")
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine.core.kv.block_manager import BlockManager
 from harness.workload.readers import mooncake
+from harness.workload.readers.sieve import RowRules
 from tests.engine.builders import bare_sequence
 
 TRACE = Path(__file__).parents[3] / "shared" / "traces" / "mooncake" / "conversation_trace.jsonl"
@@ -23,7 +24,7 @@ def test_mooncake_hit_ratio(num_blocks: int, expected: float) -> None:
     The figures cache a prompt's last, partial block like any other (the trace has an id for it), so every prompt is
     filled up to whole blocks here, and hits are counted up to its real length.
     """
-    table = mooncake.read(str(TRACE)).table
+    table = mooncake.read(str(TRACE), RowRules()).table
     blocks = BlockManager(num_blocks, mooncake.HASH_BLOCK_SIZE)
     hits = 0
     for row, (hash_ids, length) in enumerate(zip(table["hash_ids"], table["num_prompt_tokens"], strict=True)):

@@ -7,6 +7,7 @@ import numpy as np
 from harness.config import SharedPrefixTrace, ShareGptTrace, SyntheticTrace, TraceConfig
 from harness.workload import sampling
 from harness.workload.readers import azure, burstgpt, mooncake, plain, sharegpt
+from harness.workload.readers.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
 
 _FILE_READERS = {
@@ -18,18 +19,22 @@ _FILE_READERS = {
 }
 
 
-def load_trace(config: TraceConfig, *, seed: int) -> Trace:
+def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True) -> Trace:
     """Reads or draws the trace of a configuration; a drawn trace depends on the configuration and the seed only.
 
+    Args:
+        with_times: whether the trace's own times are wanted. Without them no row of a file is bad for its time, and the
+            rows stay in the order of the file.
+
     Raises:
-        TraceError: the file cannot be read, is of another format, or has no usable row.
-        ConfigError: a tokenizer cannot be loaded, or has nothing to count.
+        TraceError: the file cannot be read, is of another format, has no usable row, or more bad rows than allowed.
+        ConfigError: a tokenizer cannot be loaded, or has nothing to count; drawn prompts have too many hash ids.
     """
     stamp = file_stamp(getattr(config, "path", None))
-    return replace(_load(config, seed), stamp=stamp)
+    return replace(_load(config, seed, with_times), stamp=stamp)
 
 
-def _load(config: TraceConfig, seed: int) -> Trace:
+def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
     # A random stream of its own: arrivals are drawn with the same seed and must not repeat these numbers.
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=tuple(b"trace")))
     match config:
@@ -40,7 +45,7 @@ def _load(config: TraceConfig, seed: int) -> Trace:
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
         case _:
-            return _FILE_READERS[config.kind](config.path, limit=config.limit, on_bad_row=config.on_bad_row)
+            return _FILE_READERS[config.kind](config.path, RowRules(config.limit, config.on_bad_row, with_times))
 
 
 def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:
@@ -52,6 +57,5 @@ def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:
         config.path,
         turns=config.turns,
         tokenizer=config.tokenizer,
-        limit=config.limit,
-        on_bad_row=config.on_bad_row,
+        rules=RowRules(config.limit, config.on_bad_row),
     )

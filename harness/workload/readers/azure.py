@@ -2,7 +2,7 @@
 
 from harness.workload.readers.checks import timestamps, tokens
 from harness.workload.readers.csv_file import require_columns
-from harness.workload.readers.sieve import OnBadRow, RowSieve
+from harness.workload.readers.sieve import RowRules, RowSieve
 from harness.workload.readers.tabular import CsvColumn, build_trace, collect_csv, number_column
 from harness.workload.trace import Trace
 
@@ -15,14 +15,14 @@ _COLUMNS = (
 _IMAGES_IGNORED = "NumImages ignored: requests are replayed as text of ContextTokens tokens"
 
 
-def read(path: str, *, limit: int | None = None, on_bad_row: OnBadRow = "skip") -> Trace:
+def read(path: str, rules: RowRules) -> Trace:
     """Reads any of the three formats; they differ in how a time is written and in the column NumImages.
 
     Raises:
         TraceError: the file cannot be read, is of another format, or has no usable row.
     """
     header = require_columns(path, [column.name for column in _COLUMNS], "an Azure LLM trace")
-    sieve = RowSieve(path, limit, on_bad_row)
+    sieve = RowSieve(path, rules)
     columns = collect_csv(path, _COLUMNS, sieve)
     notes = (_IMAGES_IGNORED,) if "NumImages" in header else ()
     return build_trace("azure", columns, sieve, ticks_per_second=10**9, notes=notes)

@@ -12,10 +12,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harness.config.workload import MAX_TOKENS
 from harness.workload.readers.sieve import RowSieve
-from harness.workload.trace import MAX_TOKENS
 
 _MAX_EXACT = 2.0**53  # every integer up to here is a float64
+_MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
 
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
 _TIMESTAMP = r"^(19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?$"
@@ -53,6 +54,14 @@ def finite(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float
     bad = ~np.isfinite(numbers.values)
     sieve.reject(bad, f"{name} is not a finite number")
     return np.where(bad, 0.0, numbers.values)
+
+
+def times(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float64]:
+    """Numbers up to 10^15 in size, whatever their unit: float64."""
+    values = finite(numbers, name, sieve)
+    large = np.abs(values) > _MAX_TIME
+    sieve.reject(large, f"{name} is too large")
+    return np.where(large, 0.0, values)
 
 
 def integers(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 
 from harness.errors import TraceError
-from harness.workload.readers.files import file_head, open_trace
+from harness.workload.readers.files import LINE_BYTES, file_head, open_trace
 
 _BLOCK_BYTES = 8 << 20
 
@@ -69,6 +69,8 @@ def csv_chunks(path: str, wanted: Sequence[str]) -> Iterator[CsvChunk]:
                 texts = whole.split(b"\n")
                 yield _csv_chunk(texts, line, header, wanted)
                 line += len(texts)
+            if len(rest) > LINE_BYTES:
+                raise TraceError(f"{path}, line {line}: longer than {LINE_BYTES} bytes")
         if rest:
             yield _csv_chunk([rest], line, header, wanted)
 

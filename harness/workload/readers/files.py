@@ -4,16 +4,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.documents import DocumentError, check_regular
 from harness.errors import TraceError
 
 _HEAD_BYTES = 1 << 16
 _BATCH_LINES = 4096
+LINE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -37,12 +41,15 @@ class JsonBatch:
 
 @contextmanager
 def open_trace(path: str) -> Iterator[BinaryIO]:
-    """Opens a file for reading; raises TraceError, one line, when that or reading it fails."""
+    """Opens a regular file for reading; raises TraceError, one line, when that or reading it fails."""
     try:
+        check_regular(Path(path))
         with open(path, "rb") as file:
             yield file
     except OSError as error:
         raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+    except DocumentError as error:
+        raise TraceError(f"{path!r}: {error}" if "\0" in path else f"{path}: {error}") from None
 
 
 def file_head(path: str) -> bytes:
@@ -57,8 +64,11 @@ def file_head(path: str) -> bytes:
 def json_batches(path: str) -> Iterator[JsonBatch]:
     """Yields the objects of a JSON-lines file, one per line. Blank lines are skipped."""
     with open_trace(path) as file:
-        numbered = enumerate(file, 1)
+        numbered = enumerate(iter(partial(file.readline, LINE_BYTES), b""), 1)
         while texts := list(islice(numbered, _BATCH_LINES)):
+            for line, text in texts:
+                if len(text) == LINE_BYTES:
+                    raise TraceError(f"{path}, line {line}: longer than {LINE_BYTES} bytes")
             records = {line: _decode(text) for line, text in texts if not text.isspace()}
             lines = [line for line, record in records.items() if record is not None]
             yield JsonBatch(

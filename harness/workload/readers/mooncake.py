@@ -2,10 +2,10 @@
 
 import numpy as np
 
-from harness.workload.readers.checks import finite, numbers_from_json, tokens
+from harness.workload.readers.checks import numbers_from_json, times, tokens
 from harness.workload.readers.files import JsonBatch, first_record, json_batches
 from harness.workload.readers.lists import integer_lists, list_lengths, num_blocks
-from harness.workload.readers.sieve import OnBadRow, RowSieve
+from harness.workload.readers.sieve import RowRules, RowSieve
 from harness.workload.readers.tabular import Columns, build_trace, collect
 from harness.workload.trace import Trace
 
@@ -14,26 +14,27 @@ HASH_BLOCK_SIZE = 512
 _KEYS = ("timestamp", "input_length", "output_length", "hash_ids")
 
 
-def read(path: str, *, limit: int | None = None, on_bad_row: OnBadRow = "skip") -> Trace:
+def read(path: str, rules: RowRules) -> Trace:
     """Reads a trace; its times are in milliseconds, and many requests share one.
 
     Raises:
         TraceError: the file cannot be read, is of another format, or has no usable row.
     """
     first_record(path, _KEYS, "a Mooncake trace")
-    sieve = RowSieve(path, limit, on_bad_row)
+    sieve = RowSieve(path, rules)
     columns = collect(json_batches(path), _parse, sieve)
     return build_trace("mooncake", columns, sieve, ticks_per_second=1000, hash_block_size=HASH_BLOCK_SIZE)
 
 
 def _parse(batch: JsonBatch, sieve: RowSieve) -> Columns:
     prompts = tokens(numbers_from_json(batch.column("input_length")), "input_length", sieve)
-    columns = {
-        "arrival_time": finite(numbers_from_json(batch.column("timestamp")), "timestamp", sieve),
+    columns: Columns = {
         "num_prompt_tokens": prompts,
         "num_output_tokens": tokens(numbers_from_json(batch.column("output_length")), "output_length", sieve),
         "hash_ids": integer_lists(batch.column("hash_ids"), "hash_ids", sieve, np.int64),
     }
+    if sieve.rules.with_times:
+        columns["arrival_time"] = times(numbers_from_json(batch.column("timestamp")), "timestamp", sieve)
     wrong = list_lengths(columns["hash_ids"]) != num_blocks(prompts, HASH_BLOCK_SIZE)
     sieve.reject(wrong, f"wrong number of hash ids for input_length (blocks of {HASH_BLOCK_SIZE})")
     return columns

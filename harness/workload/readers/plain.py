@@ -9,18 +9,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.config.workload import MAX_TOKENS
 from harness.errors import TraceError
-from harness.workload.readers.checks import finite, integers, numbers_from_json, ordinals, tokens
+from harness.workload.readers.checks import integers, numbers_from_json, ordinals, times, tokens
 from harness.workload.readers.csv_file import require_columns
 from harness.workload.readers.files import JsonBatch, first_record, json_batches
 from harness.workload.readers.lists import ObjectArray, integer_lists, list_lengths, num_blocks
-from harness.workload.readers.sieve import OnBadRow, RowSieve
+from harness.workload.readers.sieve import RowRules, RowSieve
 from harness.workload.readers.tabular import Columns, NumberCheck, build_trace, collect, collect_csv, number_column
 from harness.workload.trace import Trace
 
 _REQUIRED = ("num_prompt_tokens", "num_output_tokens")
 _CHECKS: dict[str, NumberCheck] = {
-    "arrival_time": finite,
+    "arrival_time": times,
     "num_prompt_tokens": tokens,
     "num_output_tokens": tokens,
     "priority": integers,
@@ -30,10 +31,10 @@ _CHECKS: dict[str, NumberCheck] = {
 _CSV_COLUMNS = ("request_id", *_CHECKS)
 _JSON_KEYS = (*_CSV_COLUMNS, "hash_ids", "hash_block_size", "token_ids")
 
-_RENUMBERED = "request_id of the file not kept: requests are numbered from 0 in file order"
+_RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
 
 
-def read_csv(path: str, *, limit: int | None = None, on_bad_row: OnBadRow = "skip") -> Trace:
+def read_csv(path: str, rules: RowRules) -> Trace:
     """Reads a CSV file with the columns num_prompt_tokens, num_output_tokens and, optionally, arrival_time (s),
     priority, session_id with turn, and request_id.
 
@@ -42,13 +43,13 @@ def read_csv(path: str, *, limit: int | None = None, on_bad_row: OnBadRow = "ski
     """
     header = require_columns(path, _REQUIRED, "a trace")
     _check_names(path, header, _CSV_COLUMNS)
-    sieve = RowSieve(path, limit, on_bad_row)
+    sieve = RowSieve(path, rules)
     wanted = [number_column(name, name, check) for name, check in _CHECKS.items() if name in header]
     columns = collect_csv(path, wanted, sieve)
     return build_trace(Path(path).stem, columns, sieve, notes=(_RENUMBERED,) if "request_id" in header else ())
 
 
-def read_jsonl(path: str, *, limit: int | None = None, on_bad_row: OnBadRow = "skip") -> Trace:
+def read_jsonl(path: str, rules: RowRules) -> Trace:
     """Reads JSON lines with the keys of `read_csv`, and optionally hash_ids with hash_block_size, and token_ids.
 
     Every line has the keys of the first one and the same hash_block_size.
@@ -59,7 +60,7 @@ def read_jsonl(path: str, *, limit: int | None = None, on_bad_row: OnBadRow = "s
     first = first_record(path, _REQUIRED, "a trace")
     _check_names(path, first, _JSON_KEYS)
     block_size = _hash_block_size(path, first)
-    sieve = RowSieve(path, limit, on_bad_row)
+    sieve = RowSieve(path, rules)
     columns = collect(json_batches(path), partial(_parse_json, frozenset(first), block_size), sieve)
     return build_trace(
         Path(path).stem,
@@ -82,8 +83,10 @@ def _hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
     if "hash_ids" not in first and "hash_block_size" not in first:
         return None
     size = first.get("hash_block_size")
-    if "hash_ids" not in first or type(size) is not int or size < 1:
-        raise TraceError(f"{path}: hash_ids and hash_block_size (tokens per id, a whole number >= 1) belong together")
+    if "hash_ids" not in first or type(size) is not int or not 1 <= size <= MAX_TOKENS:
+        raise TraceError(
+            f"{path}: hash_ids and hash_block_size (tokens per id, an integer >= 1, <= {MAX_TOKENS}) belong together"
+        )
     return size
 
 
@@ -94,7 +97,7 @@ def _parse_json(names: frozenset[str], block_size: int | None, batch: JsonBatch,
     columns: Columns = {
         name: check(numbers_from_json(batch.column(name)), name, sieve)
         for name, check in _CHECKS.items()
-        if name in names
+        if name in names and (sieve.rules.with_times or name != "arrival_time")
     }
     sieve.reject(other_keys, "the keys are not those of the first line")
     if block_size is not None:
@@ -115,8 +118,8 @@ def _parse_hash_ids(
         "hash_block_size is not that of the first line",
     )
     hash_ids = integer_lists(batch.column("hash_ids"), "hash_ids", sieve, np.int64)
-    too_few = list_lengths(hash_ids) < num_blocks(num_prompt_tokens, block_size)
-    sieve.reject(too_few, "too few hash_ids for num_prompt_tokens")
+    wrong = list_lengths(hash_ids) != num_blocks(num_prompt_tokens, block_size)
+    sieve.reject(wrong, "wrong number of hash_ids for num_prompt_tokens (one for each hash_block_size tokens)")
     return hash_ids
 
 

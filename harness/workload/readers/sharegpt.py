@@ -14,7 +14,7 @@ from harness.workload.readers import sharegpt_text
 from harness.workload.readers.checks import Numbers, ordinals, tokens
 from harness.workload.readers.csv_file import csv_header, require_columns
 from harness.workload.readers.files import file_head
-from harness.workload.readers.sieve import OnBadRow, RowSieve
+from harness.workload.readers.sieve import RowRules, RowSieve
 from harness.workload.readers.tabular import build_trace, collect_csv, number_column
 from harness.workload.trace import Trace
 
@@ -46,8 +46,7 @@ def read(
     *,
     turns: Turns = "first",
     tokenizer: str | None = None,
-    limit: int | None = None,
-    on_bad_row: OnBadRow = "skip",
+    rules: RowRules,
 ) -> Trace:
     """Reads the public JSON, or a CSV with the columns num_prefill_tokens, num_decode_tokens (first exchanges) or
     conversation_id, turn, input_tokens, output_tokens (conversations), recognised by content. No times.
@@ -61,10 +60,10 @@ def read(
         ConfigError: the tokenizer cannot be loaded, or the file has no text for it.
     """
     if file_head(path).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-        return sharegpt_text.read(path, turns=turns, tokenizer=tokenizer, limit=limit, on_bad_row=on_bad_row)
+        return sharegpt_text.read(path, turns=turns, tokenizer=tokenizer, rules=rules)
     if tokenizer is not None:
         raise ConfigError(f"trace.tokenizer={tokenizer!r}: {path} holds lengths, no text; leave it out (null)")
-    return _read_lengths(path, turns, RowSieve(path, limit, on_bad_row))
+    return _read_lengths(path, turns, RowSieve(path, rules))
 
 
 def _read_lengths(path: str, turns: Turns, sieve: RowSieve) -> Trace:

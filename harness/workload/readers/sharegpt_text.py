@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers.files import open_trace
-from harness.workload.readers.sieve import OnBadRow, RowSieve
+from harness.workload.readers.sieve import RowRules, RowSieve
 from harness.workload.readers.tabular import build_trace
 from harness.workload.trace import Trace, conversation_columns
 
@@ -23,6 +24,8 @@ BYTES_PER_TOKEN = 4  # of UTF-8; close to what current tokenizers make of Englis
 _PROMPT_SPEAKERS = ("human", "user", "system")
 _ANSWER_SPEAKERS = ("gpt", "chatgpt", "assistant", "bing", "bard")
 
+_NO_EXCHANGE = "no user message followed by an answer"  # of many conversations in the public file
+
 Exchange = tuple[str, str]
 TokenCounter = Callable[[Sequence[str]], npt.NDArray[np.int64]]
 
@@ -31,15 +34,14 @@ class _UnusableError(Exception):
     """A conversation cannot be made into requests, and why."""
 
 
-def read(
-    path: str, *, turns: Literal["first", "multi"], tokenizer: str | None, limit: int | None, on_bad_row: OnBadRow
-) -> Trace:
+def read(path: str, *, turns: Literal["first", "multi"], tokenizer: str | None, rules: RowRules) -> Trace:
     """Reads `[{"id": ..., "conversations": [{"from": ..., "value": ...}, ...]}, ...]`. Raises like `sharegpt.read`.
 
     Lengths are those of the messages; a chat template would add some tokens to each.
     """
     count = estimate_tokens if tokenizer is None else _load_tokenizer(tokenizer)
-    sieve = RowSieve(path, None, on_bad_row, unit="conversation")
+    limit = rules.limit
+    sieve = RowSieve(path, replace(rules, limit=None), unit="conversation", expected=[_NO_EXCHANGE])
     conversations = _exchanges(_load(path), sieve, 1 if turns == "first" else None, limit)
     sieve.require_usable(len(conversations))
     notes = ["message texts only: the tokens of a chat template are not counted"]
@@ -124,7 +126,7 @@ def _read_conversation(conversation: Any) -> list[Exchange]:
         del merged[0]  # the public file cuts long conversations, so that some begin with an answer
     exchanges = [(user, answer) for (_, user), (_, answer) in zip(merged[::2], merged[1::2], strict=False)]
     if not exchanges:
-        raise _UnusableError("no user message followed by an answer")
+        raise _UnusableError(_NO_EXCHANGE)
     return exchanges
 
 

@@ -1,7 +1,8 @@
 """Sorts the rows of a trace file into usable and bad ones, and keeps count of why."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -11,32 +12,53 @@ from harness.errors import TraceError
 
 log = logging.getLogger(__name__)
 
-OnBadRow = Literal["skip", "error"]
+OnBadRow = Literal["skip", "drop", "error"]
 
+MAX_BAD_SHARE = 0.01  # of the rows; "skip" refuses a file with more
 _USABLE = 0
 _IGNORED = -1  # neither usable nor bad: rows the user did not ask for
+
+
+@dataclass(frozen=True)
+class RowRules:
+    """Which rows of a file to keep.
+
+    Attributes:
+        limit: usable rows to let through; None for all.
+        on_bad_row: "skip" counts bad rows and refuses a file with more than `MAX_BAD_SHARE` of them; "drop" counts any
+            number of them; "error" raises at the first in the file.
+        with_times: whether the file's arrival times are wanted. If not, they are not read, so none of them is bad.
+    """
+
+    limit: int | None = None
+    on_bad_row: OnBadRow = "skip"
+    with_times: bool = True
 
 
 class RowSieve:
     """Accounts for the rows of one file, chunk by chunk: `start`, any number of checks, `finish`.
 
     The first reason against a row is the one that counts. Rows after the last one that `limit` lets in are not
-    looked at, so counts do not depend on how the file was cut into chunks.
+    looked at, so counts do not depend on how the file was cut into chunks. `restart` begins a last look at all rows
+    that were kept, for checks between rows.
 
     Args:
         path: for messages.
-        limit: usable rows to let through; None for all.
-        on_bad_row: "skip" counts bad rows; "error" raises at the first in the file.
+        rules: which rows to keep.
         unit: what a row is called in messages.
+        expected: reasons that are no damage, as a format has rows that are no requests. They do not count towards
+            `MAX_BAD_SHARE`.
     """
 
-    def __init__(self, path: str, limit: int | None, on_bad_row: OnBadRow, unit: str = "line") -> None:
+    def __init__(self, path: str, rules: RowRules, unit: str = "line", expected: Collection[str] = ()) -> None:
         self.path = path
+        self.rules = rules
         self.unit = unit
         self.bad_rows: dict[str, int] = {}
-        self._remaining = limit
-        self._raise = on_bad_row == "error"
+        self._expected = expected
+        self._remaining = rules.limit
         self._reasons: list[str] = []  # of code 1, 2, ...
+        self._first_bad: tuple[int, str] | None = None  # line and reason, expected ones left out
 
     @property
     def is_full(self) -> bool:
@@ -48,6 +70,11 @@ class RowSieve:
         self._lines = lines
         self._malformed = malformed
         self._codes = np.zeros(len(lines), dtype=np.int32)
+
+    def restart(self, lines: npt.NDArray[np.int64]) -> None:
+        """Begins a last look at rows that were kept, in any order; the limit does not count again."""
+        self._remaining = None
+        self.start(lines)
 
     @property
     def usable(self) -> npt.NDArray[np.bool_]:
@@ -71,15 +98,16 @@ class RowSieve:
             TraceError: a row is bad and the sieve was told to raise.
         """
         kept = np.flatnonzero(self.usable)[: self._remaining]
-        last_line = self._lines[-1] if len(self._lines) else 0
+        looked_at = np.ones(len(self._lines), dtype=bool)
+        malformed = list(self._malformed)
         if self._remaining is not None:
             self._remaining -= len(kept)
             if self.is_full:
                 last_line = self._lines[kept[-1]]
-        malformed = [item for item in self._malformed if not self.is_full or item[0] <= last_line]
-        bad = np.flatnonzero((self._codes > 0) & (self._lines <= last_line))
-        if self._raise and (malformed or len(bad)):
-            self._raise_first(bad, malformed)
+                looked_at = self._lines <= last_line
+                malformed = [item for item in malformed if item[0] <= last_line]
+        bad = np.flatnonzero((self._codes > 0) & looked_at)
+        self._note_first(bad, malformed)
         for code, count in zip(*np.unique(self._codes[bad], return_counts=True), strict=True):
             self._count(self._reasons[code - 1], int(count))
         for _, reason in malformed:
@@ -87,10 +115,23 @@ class RowSieve:
         return kept
 
     def require_usable(self, num_rows: int) -> None:
-        """Reports rows left out; raises TraceError when no row of the file was usable."""
+        """Reports rows left out.
+
+        Raises:
+            TraceError: no row of the file was usable, or more were left out than the rules allow.
+        """
         reasons = ", ".join(f"{count} x {reason}" for reason, count in self.bad_rows.items())
         if num_rows == 0:
             raise TraceError(f"{self.path}: no usable row ({reasons or 'it holds none'})")
+        damaged = sum(count for reason, count in self.bad_rows.items() if reason not in self._expected)
+        total = num_rows + sum(self.bad_rows.values())
+        if self.rules.on_bad_row == "skip" and damaged > MAX_BAD_SHARE * total:
+            assert self._first_bad is not None
+            line, reason = self._first_bad
+            raise TraceError(
+                f"{self.path}: {damaged} of {total} rows cannot be used, more than {MAX_BAD_SHARE:.0%}; the first is "
+                f"{self.unit} {line}: {reason} (trace.on_bad_row=drop leaves out any number)"
+            )
         if reasons:
             log.warning("%s: left out %s", self.path, reasons)
 
@@ -102,9 +143,19 @@ class RowSieve:
     def _count(self, reason: str, count: int) -> None:
         self.bad_rows[reason] = self.bad_rows.get(reason, 0) + count
 
-    def _raise_first(self, bad: npt.NDArray[np.int64], malformed: Sequence[tuple[int, str]]) -> None:
-        firsts = list(malformed[:1])
-        if len(bad):
-            firsts.append((int(self._lines[bad[0]]), self._reasons[self._codes[bad[0]] - 1]))
-        line, reason = min(firsts)
-        raise TraceError(f"{self.path}, {self.unit} {line}: {reason} (trace.on_bad_row=skip leaves such rows out)")
+    def _note_first(self, bad: npt.NDArray[np.int64], malformed: Sequence[tuple[int, str]]) -> None:
+        """Remembers the first bad row; raises TraceError for it when the rules say so."""
+        rows = [(int(self._lines[row]), self._reasons[self._codes[row] - 1]) for row in self._firsts(bad)]
+        rows += malformed[:1]
+        if rows and self.rules.on_bad_row == "error":
+            line, reason = min(rows)
+            raise TraceError(f"{self.path}, {self.unit} {line}: {reason} (trace.on_bad_row=skip leaves such rows out)")
+        rows = [(line, reason) for line, reason in [*rows, *malformed] if reason not in self._expected]
+        rows += [self._first_bad] if self._first_bad else []
+        self._first_bad = min(rows, default=None)
+
+    def _firsts(self, bad: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Of the bad rows, the first of each reason."""
+        in_file_order = bad[np.argsort(self._lines[bad], kind="stable")]
+        _, first = np.unique(self._codes[in_file_order], return_index=True)
+        return in_file_order[first]

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from harness.workload.readers import checks
 from harness.workload.readers.csv_file import CsvChunk, csv_chunks
-from harness.workload.readers.order import OrderCheck
+from harness.workload.readers.order import arrange
 from harness.workload.readers.sieve import RowSieve
 from harness.workload.trace import Trace, trace_table
 
@@ -49,30 +49,32 @@ def number_column(name: str, target: str, check: NumberCheck) -> CsvColumn:
 
 
 def collect(chunks: Iterable[ChunkT], parse: Callable[[ChunkT, RowSieve], Columns], sieve: RowSieve) -> Columns:
-    """The usable rows of all chunks, by target name; stops reading when the sieve has reached its limit.
+    """The usable rows of all chunks by target name, and `line`, the number of each row in the file.
+
+    Stops reading when the sieve has reached its limit.
 
     Args:
         parse: checks the rows of a chunk and returns its columns, arrays of the chunk's length.
 
     Raises:
-        TraceError: no row is usable, or a row is bad and the sieve was told to raise.
+        TraceError: there is no row, or a row is bad and the rules say to raise.
     """
     parts: list[Columns] = []
-    order = OrderCheck()
     for chunk in chunks:
         sieve.start(chunk.lines, chunk.malformed)
         columns = parse(chunk, sieve)
-        order.check(columns, sieve)
         kept = sieve.finish()
-        parts.append({target: values[kept] for target, values in columns.items()})
+        parts.append({target: values[kept] for target, values in (columns | {"line": chunk.lines}).items()})
         if sieve.is_full:
             break
-    sieve.require_usable(sum(len(part["num_prompt_tokens"]) for part in parts))
+    if not parts:
+        sieve.require_usable(0)
     return {target: np.concatenate([part[target] for part in parts]) for target in parts[0]}
 
 
 def collect_csv(path: str, columns: Sequence[CsvColumn], sieve: RowSieve) -> Columns:
     """The usable rows of a CSV file. Its columns are checked in the order given. Raises like `collect`."""
+    columns = [column for column in columns if sieve.rules.with_times or column.target != "arrival_time"]
     return collect(csv_chunks(path, [column.name for column in columns]), partial(_parse_csv, columns), sieve)
 
 
@@ -89,7 +91,17 @@ def build_trace(
     hash_block_size: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
-    """A Trace of the rows that a sieve kept."""
+    """A Trace of the rows that a sieve kept, in order of arrival; columns of `collect` are checked row against row.
+
+    Raises:
+        TraceError: no row is usable, more were left out than the rules allow, or a row is bad and the rules say raise.
+    """
+    columns = dict(columns)
+    lines = columns.pop("line", None)
+    if lines is not None:
+        columns, arranged = arrange(columns, lines, sieve, ticks_per_second)
+        notes = (*notes, *arranged)
+        sieve.require_usable(len(columns["num_prompt_tokens"]))
     return Trace(
         name=name,
         table=trace_table(columns, ticks_per_second=ticks_per_second),

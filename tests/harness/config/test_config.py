@@ -67,7 +67,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             ["+device.flops.b16=1"],
             "device.flops.b16: unknown key; did you mean 'bf16'? (allowed here: bf16, fp8, fp32)",
         ),
-        (["trace=synthetic", "trace.prompt.min=0"], "trace.prompt.min=0: must be an integer >= 1"),
+        (["trace=synthetic", "trace.prompt.min=0"], "trace.prompt.min=0: must be an integer >= 1 and <= 2147483647"),
         (["trace=shared_prefix", "trace.suffix.high=1"], "trace.suffix.high=1: must be >= low=32"),
         (["trace=synthetic", "trace.output.max=1", "trace.output.min=2"], "trace.output.max=1: must be >= min=2"),
         (

@@ -99,8 +99,11 @@ def test_write_whole_keeps_the_old_file_when_writing_fails(tmp_path: Path) -> No
     ("spoil", "message"),
     [
         (lambda folder: (folder / "summary.json").unlink(), r"no summary\.json"),
-        (lambda folder: (folder / "summary.json").write_text("{"), r"summary\.json: not readable as JSON"),
-        (lambda folder: (folder / "summary.json").write_bytes(b"\xff\xfe"), r"summary\.json: not readable as JSON"),
+        (lambda folder: (folder / "summary.json").write_text("{"), r"summary\.json: (not JSON|cannot be read)"),
+        (
+            lambda folder: (folder / "summary.json").write_bytes(b"\xff\xfe"),
+            r"summary\.json: (not JSON|cannot be read)",
+        ),
         (lambda folder: (folder / "summary.json").write_text("[1]"), "not the summary of a run"),
         (lambda folder: (folder / "summary.json").write_text('{"complete": true}'), "at least block_size, complete"),
         (lambda folder: (folder / "steps.parquet").unlink(), r"steps\.parquet: missing"),

@@ -75,9 +75,13 @@ def test_a_starved_pool_preempts_and_a_shared_prefix_hits(tmp_path: Path) -> Non
 def test_bad_rows_and_requests_that_cannot_run_leave_the_others_alone(tmp_path: Path) -> None:
     rows = ["0,100,10", "1,-5,10", "2,100,0", "3,x,10", "2.5,100,10", "4,39000,10", "1,100,10", "5,100,10"]
     path = write_csv(tmp_path / "trace.csv", rows)
-    summary = run(config("trace=csv", f"trace.path={path}", "arrival=trace", "num_blocks=100"), tmp_path / "out")
-    assert sum(summary["bad_rows"].values()) == 4
-    assert (summary["completed"], summary["rejected"]) == (3, 1)
+    trace = ["trace=csv", f"trace.path={path}", "arrival=trace"]
+    with pytest.raises(TwinServeError, match="3 of 8 rows cannot be used"):
+        run(config(*trace), tmp_path / "out")
+    summary = run(config(*trace, "trace.on_bad_row=drop", "num_blocks=100"), tmp_path / "out")
+    assert sum(summary["bad_rows"].values()) == 3
+    assert (summary["completed"], summary["rejected"]) == (4, 1)
+    assert "1 of 5 rows were out of order in the file; all are sorted by time" in summary["notes"]
     requests = read_results(tmp_path / "out")[0].requests
     assert "exceed the limit of 1600" in requests.loc[requests["status"] == "rejected", "error"].item()
     with pytest.raises(TwinServeError, match="line 3"):

@@ -18,6 +18,7 @@ from harness.results.files import read_results  # noqa: E402
 from harness.runs.replay import replay_paced  # noqa: E402
 from tests.harness.builders import config, execute_in  # noqa: E402
 from tests.harness.measured_builders import change_summary, made_up, write_distserve  # noqa: E402
+from tests.harness.validation.test_secrets import SECRET, assert_no_secret, refer_to_secret  # noqa: E402
 
 PREFIXES = [
     "trace=shared_prefix", "trace.num_prefixes=2", "trace.prefix_tokens=64", "trace.suffix.low=4",
@@ -36,6 +37,16 @@ def measure(folder: Path, *overrides: str) -> Path:
 def short_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real run of three requests; tests that change it copy it first."""
     return measure(tmp_path_factory.mktemp("short") / "run", "arrival=all_at_once", "trace.num_requests=3")
+
+
+def test_references_in_the_configuration_of_a_run_stay_text(
+    short_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SECRET", SECRET)
+    shutil.copytree(short_run, tmp_path / "run")
+    refer_to_secret(tmp_path / "run")
+    retime(tmp_path / "run", tmp_path / "out", 1)
+    assert_no_secret(tmp_path / "out", "")
 
 
 def retime(run: Path, out: Path, repeats: int) -> pd.DataFrame:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
+from harness.config.workload import MAX_TOKENS
 from harness.workload.content import block_identities, request_factory
 from harness.workload.trace import Trace, trace_table
 
@@ -101,3 +102,18 @@ def test_generated_blocks_can_have_identities_of_their_own() -> None:
     bare = Trace("t", table.drop(columns="hash_ids"), "made")
     first, second = (hashes(request_factory(bare, 4, cache_outputs=True)(row, 0)) for row in (0, 1))
     assert first is not None and second is not None and not {*first} & {*second} and len(first) == 4
+
+
+def test_contents_of_absurdly_long_requests_are_not_made_up() -> None:
+    """A list of all their blocks would take gigabytes."""
+    n = MAX_TOKENS
+    table = trace_table({"num_prompt_tokens": [n, 8], "num_output_tokens": [1, n], "session_id": [1, 2]})
+    for cache_outputs in (False, True):
+        make = request_factory(Trace("t", table, "made"), 4, cache_outputs=cache_outputs, max_model_len=16)
+        assert hashes(make(0, 5)) is None
+        assert len(hashes(make(1, 5)) or []) == 4
+    hashed = table.drop(columns=["session_id", "turn"]).assign(hash_ids=pd.Series([np.array([1])] * 2, dtype=object))
+    make = request_factory(Trace("t", hashed, "made", hash_block_size=n), 1 << 20)
+    assert len(hashes(make(0, 5)) or []) == n // (1 << 20)
+    make = request_factory(Trace("t", hashed, "made", hash_block_size=n - 1), 4, max_model_len=16)
+    assert hashes(make(0, 5)) is None and len(hashes(make(1, 5)) or []) == 2

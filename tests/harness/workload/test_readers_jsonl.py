@@ -19,7 +19,7 @@ def path(tmp_path: Path) -> Path:
 
 def read_jsonl(path: Path, *records: dict[str, object], **keys: object) -> Trace:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return load_trace(JsonlTrace(path=str(path), **keys), seed=0)  # type: ignore[arg-type]
+    return load_trace(JsonlTrace(path=str(path), **({"on_bad_row": "drop"} | keys)), seed=0)  # type: ignore[arg-type]
 
 
 def test_jsonl_with_every_key(path: Path) -> None:
@@ -31,11 +31,11 @@ def test_jsonl_with_every_key(path: Path) -> None:
         | {"hash_ids": [1, 2], "token_ids": [9, 8, 7, 6, 5]},
         common
         | {"arrival_time": 1.5, "num_prompt_tokens": 7, "num_output_tokens": 1, "turn": 1}
-        | {"hash_ids": [1, 3, 4], "token_ids": [9, 8, 7, 6, 5, 4, 3]},
+        | {"hash_ids": [1, 3], "token_ids": [9, 8, 7, 6, 5, 4, 3]},
     )
     assert trace.hash_block_size == 4
     assert trace.table["arrival_time"].tolist() == [0.0, 0.5]
-    assert [ids.tolist() for ids in trace.table["hash_ids"]] == [[1, 2], [1, 3, 4]]
+    assert [ids.tolist() for ids in trace.table["hash_ids"]] == [[1, 2], [1, 3]]
     assert [ids.tolist() for ids in trace.table["token_ids"]] == [[9, 8, 7, 6, 5], [9, 8, 7, 6, 5, 4, 3]]
     assert trace.table["token_ids"][0].dtype == np.int32
     assert trace.table["turn"].tolist() == [0, 1]
@@ -43,13 +43,16 @@ def test_jsonl_with_every_key(path: Path) -> None:
 
 
 HASHED: dict[str, object] = {"num_prompt_tokens": 5, "num_output_tokens": 1, "hash_block_size": 4, "hash_ids": [1, 2]}
+WRONG_NUMBER = "wrong number of hash_ids for num_prompt_tokens (one for each hash_block_size tokens)"
 TOKENS: dict[str, object] = {"num_prompt_tokens": 2, "num_output_tokens": 1, "token_ids": [1, 2]}
 
 
 @pytest.mark.parametrize(
     ("good", "change", "reason"),
     [
-        (HASHED, {"hash_ids": [1]}, "too few hash_ids for num_prompt_tokens"),
+        (HASHED, {"hash_ids": [1]}, WRONG_NUMBER),
+        (HASHED, {"hash_ids": [1, 2, 3]}, WRONG_NUMBER),
+        (HASHED, {"hash_ids": []}, WRONG_NUMBER),
         (HASHED, {"hash_block_size": 8}, "hash_block_size is not that of the first line"),
         (HASHED, {"hash_ids": ["1", "2"]}, "hash_ids is not a list of whole numbers"),
         (HASHED, {"priority": 1}, "the keys are not those of the first line"),
@@ -66,12 +69,12 @@ def test_jsonl_bad_rows(path: Path, good: dict[str, object], change: dict[str, o
     assert trace.bad_rows == {reason: 1}
 
 
-def test_jsonl_more_hash_ids_than_the_prompt_needs_are_fine(path: Path) -> None:
-    assert read_jsonl(path, HASHED | {"hash_ids": [1, 2, 3]}, on_bad_row="error").table["hash_ids"][0].tolist() == [
-        1,
-        2,
-        3,
-    ]
+def test_jsonl_more_hash_ids_than_the_prompt_needs_are_refused(path: Path) -> None:
+    """As many ids as another request has, whatever the prompt's length, would make up shared prefixes."""
+    with pytest.raises(
+        TraceError, match=r"1 of 2 rows cannot be used, more than 1%; the first is line 2: wrong number"
+    ):
+        read_jsonl(path, HASHED, HASHED | {"hash_ids": [1, 2, 3]}, on_bad_row="skip")
 
 
 @pytest.mark.parametrize(
@@ -90,3 +93,9 @@ def test_jsonl_wrong_files(path: Path, records: list[dict[str, object]], message
     with pytest.raises(TraceError) as error:
         read_jsonl(path, *records)
     assert str(error.value).startswith(f"{path}: {message}")
+
+
+@pytest.mark.parametrize("size", [10**30, 2**31, -1, 1.5, True, "16", None])
+def test_jsonl_absurd_hash_block_sizes(path: Path, size: object) -> None:
+    with pytest.raises(TraceError, match="hash_ids and hash_block_size"):
+        read_jsonl(path, HASHED | {"hash_block_size": size})

@@ -34,7 +34,7 @@ def path(tmp_path: Path) -> Path:
 
 def read(path: Path, conversations: list[Any], **keys: Any) -> Trace:
     path.write_text(json.dumps(conversations))
-    return load_trace(ShareGptTrace(path=str(path), **keys), seed=0)
+    return load_trace(ShareGptTrace(path=str(path), **({"on_bad_row": "drop"} | keys)), seed=0)
 
 
 def rows(trace: Trace) -> list[list[int]]:
@@ -192,7 +192,7 @@ CONVERSATIONS = (
 
 def read_lengths(path: Path, text: str, **keys: Any) -> Trace:
     path.write_text(text)
-    return load_trace(ShareGptTrace(path=str(path), **keys), seed=0)
+    return load_trace(ShareGptTrace(path=str(path), **({"on_bad_row": "drop"} | keys)), seed=0)
 
 
 def test_lengths_of_first_exchanges(path: Path) -> None:

@@ -16,9 +16,11 @@ from harness.config import (
     TraceConfig,
     UniformLengths,
 )
+from harness.config.workload import MAX_TOKENS
+from harness.errors import ConfigError
 from harness.workload.readers import load_trace
 from harness.workload.sampling import draw_lengths, sharegpt
-from tests.harness.builders import TRACES
+from tests.harness.builders import TRACES, config
 
 REAL = TRACES / "sharegpt"
 
@@ -138,7 +140,7 @@ def test_lengths_follow_their_distributions() -> None:
     st.one_of(
         st.builds(ConstantLengths, value=st.integers(1, 10)),
         st.builds(UniformLengths, low=st.integers(1, 10), high=st.integers(10, 20)),
-        st.builds(LognormalLengths, mean=st.floats(1e-3, 1e6), std=st.floats(1e-3, 1e12)),
+        st.builds(LognormalLengths, mean=st.floats(1e-3, 1e6), std=st.floats(1e-3, 1e9)),
         st.builds(LognormalLengths, mean=st.just(9.0), std=st.just(90.0), min=st.just(3), max=st.just(12)),
     )
 )
@@ -187,3 +189,37 @@ def test_prefixes_are_as_popular_as_asked(zipf_exponent: float, shares: list[flo
     )
     prefixes = load_trace(config, seed=0).table["hash_ids"].map(lambda ids: ids[0])
     assert (prefixes.value_counts(normalize=True).sort_index().tolist()) == pytest.approx(shares, abs=0.015)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["trace=synthetic", "trace.num_requests=1000000000000"], "trace.num_requests=1000000000000: must be"),
+        (["trace=sharegpt", "trace.num_requests=100000001"], "trace.num_requests=100000001: must be"),
+        (["trace=synthetic", "trace.prompt.mean=1e12"], "trace.prompt.mean=1000000000000.0: must be"),
+        (["trace=synthetic", "trace.prompt.std=1e308"], "trace.prompt.std=1e+308: must be"),
+        (["trace=synthetic", "trace.output.max=2147483648"], "trace.output.max=2147483648: must be"),
+        (["trace=synthetic", f"trace/lengths@trace.prompt=constant trace.prompt.value={10**30}"], "must be"),
+        (["trace=shared_prefix", f"trace.suffix.high={2**31}"], f"trace.suffix.high={2**31}: must be"),
+        (["trace=shared_prefix", "trace.prefix_tokens=3000000000"], "trace.prefix_tokens=3000000000: must be"),
+        (["trace=shared_prefix", "trace.num_prefixes=1000000000000"], "trace.num_prefixes=1000000000000: must be"),
+    ],
+)
+def test_absurd_sizes_are_refused_at_once(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        config(*(part for override in overrides for part in override.split()))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "override", ["trace.prefix_tokens=1000000000", "trace.num_prefixes=100000000", f"trace.suffix.high={2**31 - 1}"]
+)
+def test_prompts_with_too_many_hash_ids_are_refused_before_they_are_made(override: str) -> None:
+    with pytest.raises(ConfigError, match=r"^trace.prefix_tokens=\d+: .* tokens, where 4294967296 are the limit"):
+        load_trace(config("trace=shared_prefix", override).trace, seed=0)
+
+
+@given(st.floats(1e-3, MAX_TOKENS), st.floats(5e-324, MAX_TOKENS), st.integers(0, 99))
+def test_lognormal_lengths_are_whole_numbers_within_the_limit(mean: float, std: float, seed: int) -> None:
+    lengths = draw_lengths(LognormalLengths(mean=mean, std=std), 100, np.random.default_rng(seed))
+    assert lengths.min() >= 1 and lengths.max() <= MAX_TOKENS
