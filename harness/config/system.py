@@ -27,6 +27,8 @@ class SimEngine(ConfigModel):
         cache_outputs: blocks of generated tokens enter the prefix cache, as in the real engine; slower.
         kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (fp8).
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
+        memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
+            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0).
     """
 
     kind: Literal["sim"] = "sim"
@@ -34,6 +36,7 @@ class SimEngine(ConfigModel):
     cache_outputs: bool = False
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     max_lookahead_steps: PositiveInt = 1
+    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] = "vllm"
 
 
 class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says

@@ -16,8 +16,9 @@ from simulator.costs import linear, profiled
 from simulator.costs.constants import Constant, profiled_constants
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
+from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
+from simulator.memory import DeviceTooSmallError, KVPool, size_kv_pool
 from simulator.profile.checks import check_units
 from simulator.profile.profile import ProfileError
 from simulator.quantization import QUANTIZATIONS
@@ -164,6 +165,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
     if config.num_blocks is not None:
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         return KVPool(config.num_blocks, config.block_size, block_bytes)
+    assert isinstance(config.engine, SimEngine), "the other engines are measured"
     try:
         return size_kv_pool(
             model,
@@ -173,6 +175,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
             gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            memory_account=config.engine.memory_account,
         )
     except DeviceTooSmallError as error:
         raise ConfigError(f"device={config.device.name}: {error}") from error
