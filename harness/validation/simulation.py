@@ -34,9 +34,9 @@ def load_run(settings: ValidationConfig) -> MeasuredRun:
 def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     """The configuration of the simulation of `run`.
 
-    For another engine's run it is `config` with the measured arrivals, and with the KV pool that the record tells unless
-    `num_blocks` is configured. For a run of our own engine it is the
-    configuration and KV pool of that run, with the cost model and device of `config`.
+    For another engine's run it is `config` with the measured arrivals, and with the KV pool that the record tells
+    unless `num_blocks` is configured. For a run of our own engine it is the configuration and KV pool of that run, with
+    the cost model and device of `config`.
     """
     if run.own is None:
         told = None if run.kv_tokens is None else max(1, run.kv_tokens // config.block_size)
@@ -53,7 +53,7 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
 
 
 def different_pool(config: RunConfig, run: MeasuredRun) -> list[str]:
-    """A line where the memory formula of `config`, before `simulation_config`, is off the pool that the record tells."""
+    """A line where the pool of `config`, before `simulation_config`, is not the one that the record tells."""
     if run.own is not None or run.kv_tokens is None:
         return []
     if config.num_blocks is not None:
