@@ -168,20 +168,24 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
 
 
 class RooflineCost(ConfigModel):
-    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file."""
+    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file, which may
+    be of another device only with `other_device`."""
 
     kind: Literal["roofline"] = "roofline"
     calibration: Text | None = None
+    other_device: bool = False
 
 
 class ProfiledCost(ConfigModel):
     """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
-    mean, which is what latencies add up; `median` prices all steps at their median."""
+    another tool measured; `calibration` a file with fitted constants, `other_device` as for roofline.
+    `statistic=mean` prices decode steps at their mean, which is what latencies add up; `median` prices all steps at
+    their median."""
 
     kind: Literal["profiled"] = "profiled"
     profile: Text
     calibration: Text | None = None
+    other_device: bool = False
     statistic: Literal["mean", "median"] = "mean"
 
 
@@ -191,6 +195,7 @@ class LinearCost(ConfigModel):
 
     kind: Literal["linear"] = "linear"
     calibration: Text | None = None
+    other_device: bool = False
 
 
 CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]

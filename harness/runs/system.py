@@ -141,6 +141,8 @@ def resolve(config: RunConfig) -> System:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
     calibration.check(config.cost.kind, system.constants())
+    if not config.cost.other_device:
+        calibration.check_device(system.device.name)
     return replace(system, calibration=calibration)
 
 

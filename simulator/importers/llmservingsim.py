@@ -138,13 +138,10 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     gains = skew.assign(
         gain=(skew["t_skew_us"] - skew["t_mean_us"]) / (slope * deviation), distance=np.sqrt((1 - share) / share)
     )[clear]
-    rows = [
-        (
-            *key,
-            max(0.0, _weighed_median(of_batch["gain"].to_numpy(), _weights(of_batch["distance"].to_numpy(), key[1]))),
-        )
-        for key, of_batch in gains.groupby(["pc", "n"])
-    ]
+    rows = []
+    for (chunk, n), mixes in gains.groupby(["pc", "n"]):
+        weights = _weights(mixes["distance"].to_numpy(), n)
+        rows.append((chunk, n, max(0.0, _weighed_median(mixes["gain"].to_numpy(), weights))))
     return pd.DataFrame(rows, columns=["prefill_tokens", "num_decodes", "gain"])
 
 
