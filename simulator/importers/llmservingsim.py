@@ -139,8 +139,9 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
         gain=(skew["t_skew_us"] - skew["t_mean_us"]) / (slope * deviation), distance=np.sqrt((1 - share) / share)
     )[clear]
     rows = []
-    for (chunk, n), mixes in gains.groupby(["pc", "n"]):
-        weights = _weights(mixes["distance"].to_numpy(), n)
+    for _, mixes in gains.groupby(["pc", "n"]):
+        chunk, n = mixes["pc"].iloc[0], mixes["n"].iloc[0]
+        weights = _weights(mixes["distance"].to_numpy(), float(n))
         rows.append((chunk, n, max(0.0, _weighed_median(mixes["gain"].to_numpy(), weights))))
     return pd.DataFrame(rows, columns=["prefill_tokens", "num_decodes", "gain"])
 
