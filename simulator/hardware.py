@@ -1,16 +1,10 @@
-"""Models and devices as the simulator sees them: shapes, rates, and the KV pool that follows from both."""
+"""Models and devices as the simulator sees them: shapes and rates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from simulator.quantization import NONE, Quantization
-
-GIB = 1 << 30
-
-
-class DeviceTooSmallError(ValueError):
-    """The model leaves no room for a single KV block."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +72,11 @@ class ModelShape:
         heads = self.kv_heads_per_rank(tensor_parallel_size)
         return 2 * num_layers * heads * self.head_dim * self.kv_element_bytes
 
+    @property
+    def rotary_table_bytes(self) -> int:
+        """Bytes of the sines and cosines of all positions, which every rank holds."""
+        return 0 if self.learned_positions else self.max_position_embeddings * self.head_dim * self.dtype_bytes
+
     def attention_matrices(self, tensor_parallel_size: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
         """(rows, columns) of one layer's QKV and output projection on one rank."""
         heads = self.num_attention_heads // tensor_parallel_size
@@ -128,97 +127,3 @@ class Device:
     step_overhead_s: float
     multiprocessors: int | None = None
     aiconfigurator_system: str | None = None
-
-
-@dataclass(frozen=True)
-class KVPool:
-    """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
-
-    `window_bytes` is set apart for layers with a sliding window, of which `block_bytes` then has no share.
-    """
-
-    num_blocks: int
-    block_size: int
-    block_bytes: int
-    usable_bytes: int = 0
-    weight_bytes: int = 0
-    activation_bytes: int = 0
-    window_bytes: int = 0
-
-    def describe(self) -> str:
-        """One line for the log: the number of blocks and the formula it comes from."""
-        line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
-        layers = "layers without window" if self.window_bytes else "layers"
-        each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·head_dim·bytes"
-        if not self.usable_bytes:
-            return f"{line}, as configured; {each}"
-        windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
-        account = (
-            f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
-            f" - activations {self.activation_bytes / GIB:.2f} GiB{windows})"
-        )
-        return f"{line} from {account}; {each}"
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
-
-def activation_bytes(
-    model: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
-) -> int:
-    """Peak of the buffers that live at once in the largest step on one rank.
-
-    Per token: the residual and the hidden state, the embeddings of tokens and positions where positions are learned
-    (they stay while the layers run), and the larger of the MLP's gate, up and product or attention's query, key, value
-    and output. Or, if they take more, the logits of all sequences in float32, twice (raw and scaled).
-    """
-    tp = tensor_parallel_size
-    width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
-    heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
-    hidden_states = 4 if model.learned_positions else 2
-    per_token = hidden_states * model.hidden_size + max(3 * width // tp, heads * model.head_dim)
-    logits = 2 * max_num_seqs * model.vocab_size * 4
-    return max(max_num_batched_tokens * per_token * model.dtype_bytes, logits)
-
-
-def size_kv_pool(
-    model: ModelShape,
-    device: Device,
-    *,
-    block_size: int,
-    tensor_parallel_size: int,
-    gpu_memory_utilization: float,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-) -> KVPool:
-    """The KV blocks that fit on one rank beside the weights and the largest step's activations.
-
-    If some layers have a sliding window and others none, they are counted as vLLM's hybrid KV-cache manager holds them:
-    in a layer with a window each running sequence holds its window and a partial block, and the prompt chunks of a step
-    as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
-    needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
-
-    Raises:
-        DeviceTooSmallError: not even one block fits.
-    """
-    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size)
-    usable = int(device.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel_size)
-    activations = activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
-    free = usable - weights - activations
-    num_blocks, window_bytes = free // block_bytes, 0
-    if 0 < model.num_sliding_layers < model.num_layers:
-        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
-        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers)
-        if (free - apart) // others > num_blocks:
-            num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
-    if num_blocks < 1:
-        raise DeviceTooSmallError(
-            f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
-            f"weights {weights / GIB:.1f} GiB and activations {activations / GIB:.1f} GiB leave no KV block of "
-            f"{block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
-            "a smaller model or a smaller block_size"
-        )
-    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations, window_bytes)

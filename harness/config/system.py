@@ -26,6 +26,8 @@ class SimEngine(ConfigModel):
         cache_outputs: blocks of generated tokens enter the prefix cache, as in the real engine; slower.
         kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (fp8).
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
+        memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
+            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0).
     """
 
     kind: Literal["sim"] = "sim"
@@ -33,6 +35,7 @@ class SimEngine(ConfigModel):
     cache_outputs: bool = False
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
+    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] = "vllm"
 
 
 class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
@@ -191,24 +194,27 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
 
 
 class RooflineCost(ConfigModel):
-    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file."""
+    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file, which may
+    be of another device only with `other_device`."""
 
     kind: Literal["roofline"] = "roofline"
     calibration: Text | None = None
+    other_device: bool = False
 
 
 class ProfiledCost(ConfigModel):
     """Step times from measured kernel times.
 
     `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
-    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants.
-    `statistic=mean` prices decode steps at their mean, which is what latencies add up; `median` prices all steps at
-    their median.
+    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants,
+    `other_device` as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
+    `median` prices all steps at their median.
     """
 
     kind: Literal["profiled"] = "profiled"
     profile: Text = AUTO
     calibration: Text | None = None
+    other_device: bool = False
     statistic: Literal["mean", "median"] = "mean"
 
 
@@ -218,6 +224,7 @@ class LinearCost(ConfigModel):
 
     kind: Literal["linear"] = "linear"
     calibration: Text | None = None
+    other_device: bool = False
 
 
 CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]

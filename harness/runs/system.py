@@ -19,8 +19,9 @@ from simulator.costs import linear, profiled
 from simulator.costs.constants import Constant, profiled_constants
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
+from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
+from simulator.memory import DeviceTooSmallError, KVPool, size_kv_pool
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
@@ -175,6 +176,8 @@ def resolve(config: RunConfig) -> System:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
     calibration.check(system.cost.kind, system.constants())
+    if not config.cost.other_device:
+        calibration.check_device(system.device.name)
     return replace(system, calibration=calibration)
 
 
@@ -228,6 +231,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
     if config.num_blocks is not None:
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         return KVPool(config.num_blocks, config.block_size, block_bytes)
+    assert isinstance(config.engine, SimEngine), "the other engines are measured"
     try:
         pool = size_kv_pool(
             model,
@@ -237,6 +241,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
             gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            memory_account=config.engine.memory_account,
         )
     except DeviceTooSmallError as error:
         raise ConfigError(f"device={config.device.name}: {error}") from error

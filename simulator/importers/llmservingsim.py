@@ -5,7 +5,8 @@
     tp<N>/per_sequence.csv    layer,sequences,time_us
     tp<N>/attention.csv       prefill_chunk,kv_prefill,n_decode,kv_decode,time_us     one layer
     tp1/moe.csv               tokens,activated_experts,time_us     router and experts of one layer
-    tp<N>/skew.csv            a batch with all contexts at their mean, all at their maximum, and uneven (optional)
+    tp<N>/skew.csv            a batch with all contexts at their mean, all at their maximum, and uneven (optional;
+                              unused if meta.yaml says skew_profile: enabled: false)
 
 Sizes of matrix products were measured in strides of a tile or less, so a size in between takes the time of the next
 larger one. vLLM pads steps to the sizes of its CUDA graphs, decode steps and mixed steps alike.
@@ -31,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
@@ -39,6 +41,7 @@ from simulator.profile.files import rank_folder, read_meta
 from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
 from simulator.quantities import RANGES
 
+Floats = npt.NDArray[np.float64]
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",
     "kv_prefill": "prefill_context",
@@ -59,6 +62,7 @@ _SKEW = {
     "t_max_us": "time_us",
     "t_skew_us": "time_us",
 }
+_DISTANCE_WIDTH = 0.35  # of the weights of mixes, in the logarithm of their distance
 _LARGEST_GRAPH = 512
 _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
 
@@ -89,7 +93,7 @@ def read_bundle(
         "sequences": heads.rename(columns={"layer": "operator", "sequences": "num_sequences"}),
         "attention": attention.rename(columns=_ATTENTION),
     }
-    if (ranks / "skew.csv").exists():
+    if (ranks / "skew.csv").exists() and _is_enabled(meta, "skew_profile"):
         gains = _gains(_read(ranks / "skew.csv", _SKEW))
         if len(gains):
             multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
@@ -140,6 +144,12 @@ def _block_size(meta: Mapping[str, Any]) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def _is_enabled(meta: Mapping[str, Any], part: str) -> bool:
+    """Whether a part of the bundle is to be used; `<part>: {enabled: false}` in meta.yaml says no."""
+    settings = meta.get(part)
+    return not (isinstance(settings, Mapping) and settings.get("enabled") is False)
+
+
 def _calls(operator: str, num_layers: int) -> int:
     return 1 if operator in _PER_STEP else num_layers * _PER_LAYER.get(operator, 1)
 
@@ -176,16 +186,38 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     """The gains: uneven contexts take as long as if each were their mean plus `gain` standard deviations.
 
     The measured time of uneven contexts is looked up on the line through the time with all contexts at their mean and
-    the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`.
+    the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`, so the longest is
+    sqrt((n - nb) / nb) standard deviations above the mean. What a batch takes beyond its mean hangs on that distance:
+    the table has the median over all measured mixes of a batch size, weighed by how near their distance is to that of
+    the longest of `n` contexts whose lengths are exponentially distributed, as those of chats nearly are.
     """
     share = (skew["nb"] / skew["n"]).where(skew["nb"] <= skew["n"])
     deviation = np.sqrt(share * (1 - share)) * (skew["kv_big"] - skew["kvs"])
     slope = (skew["t_max_us"] - skew["t_mean_us"]) / (skew["kv_big"] - skew["kv_mean"])
     clear = (skew["t_max_us"] > 1.1 * skew["t_mean_us"]) & (deviation > 0)  # else the line has no direction
-    gains = skew.assign(gain=(skew["t_skew_us"] - skew["t_mean_us"]) / (slope * deviation))[clear]
-    table = gains.groupby(["pc", "n"])["gain"].median().reset_index()
-    table["gain"] = table["gain"].clip(lower=0)
-    return table.rename(columns={"pc": "prefill_tokens", "n": "num_decodes"})
+    gains = skew.assign(
+        gain=(skew["t_skew_us"] - skew["t_mean_us"]) / (slope * deviation), distance=np.sqrt((1 - share) / share)
+    )[clear]
+    rows = []
+    for _, mixes in gains.groupby(["pc", "n"]):
+        chunk, n = mixes["pc"].iloc[0], mixes["n"].iloc[0]
+        weights = _weights(mixes["distance"].to_numpy(), float(n))
+        rows.append((chunk, n, max(0.0, _weighed_median(mixes["gain"].to_numpy(), weights))))
+    return pd.DataFrame(rows, columns=["prefill_tokens", "num_decodes", "gain"])
+
+
+def _weights(distances: Floats, num_contexts: float) -> Floats:
+    """Weights of mixes whose longest context is so many standard deviations above the mean."""
+    expected = float(np.sum(1 / np.arange(2, num_contexts + 1)))  # the mean of the largest of n exponential variables
+    nearness = np.log(distances / min(expected, math.sqrt(num_contexts - 1))) / _DISTANCE_WIDTH
+    weights: Floats = np.exp(-0.5 * nearness**2)
+    return weights
+
+
+def _weighed_median(values: Floats, weights: Floats) -> float:
+    order = np.argsort(values, kind="stable")
+    reached = np.cumsum(weights[order])
+    return float(values[order][np.searchsorted(reached, 0.5 * reached[-1])])
 
 
 def _padded_from(batch: float, sizes: tuple[int, ...]) -> int | None:

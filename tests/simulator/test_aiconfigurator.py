@@ -55,7 +55,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         rows = pd.DataFrame(grid, columns=["m", "n", "k"]).assign(gemm_dtype="bfloat16")
         rows["us"] = [factor * gemm_us(*point) for point in grid]
         write(root, "made_up", "gemm", "vllm", version, "gemm_perf", rows)
-    heads = {
+    heads: dict[str, Any] = {
         "num_heads": MODEL.num_attention_heads, "num_key_value_heads": MODEL.num_kv_heads, "head_dim": MODEL.head_dim,
         "kv_cache_dtype": "bfloat16", "window_size": 0,
     }  # fmt: skip

@@ -9,7 +9,8 @@ import pytest
 
 from simulator.costs import linear
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import GIB, Device, ModelShape, size_kv_pool
+from simulator.hardware import Device, ModelShape
+from simulator.memory import GIB, size_kv_pool
 from simulator.profile.checks import check_fits
 from simulator.profile.profile import ProfileError
 from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError

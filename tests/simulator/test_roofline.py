@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import GIB, Device, DeviceTooSmallError, ModelShape, activation_bytes, size_kv_pool
+from simulator.hardware import Device, ModelShape
+from simulator.memory import ACCOUNTS, GIB, DeviceTooSmallError, size_kv_pool
 from tests.simulator.builders import H100, MOE, QWEN, WINDOWED, load_model
 
 
@@ -112,13 +113,14 @@ def test_weights_match_the_published_parameter_counts(name: str, billions: float
 
 
 def test_kv_pool_follows_the_formula() -> None:
-    llama = load_model("llama-3.1-8b")
+    llama, account = load_model("llama-3.1-8b"), ACCOUNTS["vllm"]
     assert llama.kv_bytes_per_token() == 131072  # 128 KiB, as in vLLM's log for this model
     settings = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
     for tp, block_size in ((1, 16), (2, 64), (8, 1)):
         pool = size_kv_pool(llama, H100, block_size=block_size, tensor_parallel_size=tp, **settings)  # type: ignore[arg-type]
         assert pool.block_bytes == 2 * 32 * block_size * (8 // tp) * 128 * 2
-        free = int(H100.memory_bytes * 0.9) - llama.weight_bytes(tp) - activation_bytes(llama, 8192, 256, tp)
+        held = llama.weight_bytes(tp) + llama.rotary_table_bytes + account.held_outside(H100, tp)
+        free = int(H100.memory_bytes * 0.9) - held - account.activation_bytes(llama, H100, 8192, 256, tp)
         assert pool.num_blocks == free // pool.block_bytes
         assert f"{pool.num_blocks:,} blocks" in pool.describe() and f"{pool.block_bytes:,} bytes" in pool.describe()
 
@@ -130,7 +132,7 @@ def test_layers_with_a_window_hold_the_window_of_each_sequence() -> None:
     pool = size_kv_pool(oss, H100, block_size=16, max_num_seqs=256, **settings)  # type: ignore[arg-type]
     assert pool.block_bytes == 12 * 16 * 2048
     assert pool.window_bytes == 12 * 2048 * (256 * (128 + 16) + 8192)
-    left = pool.usable_bytes - pool.weight_bytes - pool.activation_bytes
+    left = pool.usable_bytes - pool.weight_bytes - pool.activation_bytes - pool.outside_bytes
     assert pool.num_blocks == (left - pool.window_bytes) // pool.block_bytes
     assert "sliding windows 1.03 GiB)" in pool.describe() and "2·layers without window·" in pool.describe()
     whole = size_kv_pool(replace(oss, num_sliding_layers=0), H100, block_size=16, max_num_seqs=256, **settings)  # type: ignore[arg-type]
@@ -147,26 +149,6 @@ def test_a_window_is_no_more_work_than_whole_contexts() -> None:
         assert windowed <= whole + 1
     prompts = [RooflineCost(WINDOWED, H100).step_ns(summed([(start, 400, True)], 0, 0)) for start in (0, 1000, 100_000)]
     assert prompts == sorted(prompts)
-
-
-def test_activations_are_those_of_the_layers_or_the_logits() -> None:
-    llama = load_model("llama-3.1-8b")
-    layers = 8192 * 2 * (2 * 4096 + 3 * 14336)
-    assert activation_bytes(llama, 8192, 256, 1) == layers
-    assert activation_bytes(llama, 16, 256, 1) == 2 * 256 * 128256 * 4
-    assert activation_bytes(replace(llama, learned_positions=2050), 8192, 256, 1) == layers + 8192 * 2 * 2 * 4096
-
-
-def test_the_kv_pool_of_an_early_vllm_is_nearly_that_of_its_run() -> None:
-    """3,387 to 3,390 blocks, by its decisions (experiments/recovery)."""
-    opt = load_model("opt-13b")
-    assert opt.weight_bytes() / 2 / 1e9 == pytest.approx(12.853, rel=1e-3)  # its checkpoint without biases
-    a100 = replace(H100, memory_bytes=85094039552)
-    pool = size_kv_pool(
-        opt, a100, block_size=16, tensor_parallel_size=1, gpu_memory_utilization=0.92, max_num_batched_tokens=65536,
-        max_num_seqs=1024,
-    )  # fmt: skip
-    assert pool.num_blocks == pytest.approx(3388.5, rel=0.003)
 
 
 def test_a_kv_cache_in_8_bits_takes_half() -> None:
