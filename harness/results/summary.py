@@ -31,7 +31,8 @@ def _headline(summary: Mapping[str, Any]) -> Text:
     text = Text.assemble(kind, f"  {' · '.join([*known, blocks])}")
     if not summary["complete"]:
         left = f"{summary['unfinished']:,} of {summary['num_prompts']:,} requests unfinished"
-        text.append(f"\nINCOMPLETE: interrupted, {left}", style="bold red")
+        reason = summary.get("ended_early") or "interrupted"
+        text.append(f"\nINCOMPLETE: {reason}, {left}", style="bold red")
     return text
 
 

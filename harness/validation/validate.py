@@ -35,7 +35,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
     Raises:
         TwinServeError: the measured run or the configuration cannot be used.
-        KeyboardInterrupt: the simulation was interrupted.
+        EngineError, KeyboardInterrupt: the simulation could not go on, or was interrupted.
     """
     console = Console()
     settings = config.validation
@@ -54,8 +54,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     fitted = resolve(config).calibration
     arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, compared.trace, arrivals, output_dir, console)
-    if served.interrupted:
-        raise KeyboardInterrupt
+    served.check(output_dir)
     priced = resolve(priced_config).cost_model() if run.own else None
     steps = [] if priced is None else _replays(config, [run, *repeats], priced)
     warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config)]
