@@ -74,10 +74,18 @@ EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator=
 class ModelConfig(ConfigModel):
     """Shape of a decoder-only transformer with grouped-query attention and a gated MLP, dense or mixture of experts.
 
-    Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
-    layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
-    `learned_positions` is the length of a table of position embeddings; only the simulator knows such models.
-    `quantization` is the format of the weights of attention and MLPs, as `simulator.quantization` says.
+    Sizes are counts of elements.
+
+    Attributes:
+        dtype: of weights, activations and KV cache.
+        num_experts: 0 means a dense MLP of intermediate_size; with experts every layer's MLP is this many gated MLPs.
+        num_experts_per_token: experts that a token uses.
+        moe_intermediate_size: width of an expert.
+        learned_positions: length of a table of position embeddings; in simulation only.
+        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
+        num_sliding_layers: layers that attend to sliding_window tokens.
+        qk_norm: whether each head of query and key is normed.
+        quantization: format of the weights of attention and MLPs, as simulator/quantization.py says.
     """
 
     name: Text
@@ -95,6 +103,9 @@ class ModelConfig(ConfigModel):
     num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
     moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
     learned_positions: Annotated[int, within("learned_positions")] = 0
+    sliding_window: NonNegativeInt = 0
+    num_sliding_layers: NonNegativeInt = 0
+    qk_norm: bool = False
     quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
 
     @property
@@ -121,6 +132,15 @@ class ModelConfig(ConfigModel):
         if self.num_experts_per_token > self.num_experts:
             raise ValueError(
                 f"num_experts_per_token={self.num_experts_per_token}: must be <= num_experts={self.num_experts}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_windows(self) -> Self:
+        if bool(self.sliding_window) != bool(self.num_sliding_layers) or self.num_sliding_layers > self.num_layers:
+            raise ValueError(
+                f"num_sliding_layers={self.num_sliding_layers}: must be from 1 to num_layers={self.num_layers} with a "
+                "sliding_window, and 0 without"
             )
         return self
 

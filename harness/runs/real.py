@@ -203,11 +203,14 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
     return ModelConfig.from_shape(config.model.model_dump())
 
 
+# Values of keys that only simulated models have otherwise.
+_SIMULATED_ONLY = {"learned_positions": 0, "sliding_window": 0, "num_sliding_layers": 0, "quantization": "none"}
+
+
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
     ours = configured.model_dump(exclude={"name", "dtype"})
-    known = {name: getattr(model, name) for name in ours if name != "learned_positions"}  # it has no such models
-    known["learned_positions"] = 0
+    known = {name: getattr(model, name) for name in ours if name not in _SIMULATED_ONLY} | _SIMULATED_ONLY
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())

@@ -31,11 +31,12 @@ def constants(model: ModelShape, device: Device, tensor_parallel_size: int) -> d
     bandwidth = device.memory_bandwidth * device.memory_efficiency
     step = device.step_overhead_s + model.weight_bytes(tensor_parallel_size) / bandwidth
     experts_used = model.num_experts_per_token or 1
+    growing = model.num_full_layers or model.num_layers  # a sliding window does not grow with the context
     mlp = experts_used * sum(model.mlp_parameters()) / tensor_parallel_size
     parameters = model.num_layers * (sum(model.attention_parameters(tensor_parallel_size)) + mlp)
     defaults = {
         "step_s": step,
-        "context_token_s": model.kv_bytes_per_token(tensor_parallel_size) / bandwidth,
+        "context_token_s": model.kv_bytes_per_token(tensor_parallel_size, growing) / bandwidth,
         "prefill_step_s": step,
         "prompt_token_s": 2 * parameters / (device.flops[model.dtype] * device.flops_efficiency),
     }

@@ -7,6 +7,8 @@ applied per operator). With the rates scaled by the device's efficiency factors:
     mixture of experts  weights of the experts that are hit, E·(1 - (1 - k/E)^tokens) of E in expectation
     decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
+    sliding window    tokens count up to the window: for chunks exactly, for decodes by min(mean context, window), which
+                      is too many where some contexts are shorter than the window and others longer
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
     all-reduce        2 per layer and 1 of the embedding: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
     step              the host's overhead
@@ -38,9 +40,13 @@ class RooflineCost:
         self._link_latency_ns = device.link_latency_s * _NS
         self._overhead_ns = device.step_overhead_s * _NS
         heads = model.num_attention_heads // tensor_parallel_size
-        self._pair_ns = model.num_layers * 4 * heads * model.head_dim / self._flops_per_ns
-        self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size) / self._bytes_per_ns
+        self._pair_ns = model.num_full_layers * 4 * heads * model.head_dim / self._flops_per_ns
+        self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) / self._bytes_per_ns
         self._context_token_ns = max(self._pair_ns, self._kv_token_ns)  # with one token per decode
+        self._window = model.sliding_window
+        self._window_pair_ns = model.num_sliding_layers * 4 * heads * model.head_dim / self._flops_per_ns
+        windowed_bytes = model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
+        self._window_token_ns = windowed_bytes / self._bytes_per_ns
         self._layers_ns: dict[int, float] = {}
         self._head_ns: dict[int, float] = {}
         self._decode_base_ns: dict[int, float] = {}
@@ -51,6 +57,8 @@ class RooflineCost:
         decoding = work.num_context_tokens * (
             self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
         )
+        if self._window:
+            decoding += min(work.num_context_tokens, work.num_decodes * self._window) * self._windowed_ns(per_decode)
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding
@@ -59,17 +67,34 @@ class RooflineCost:
             num_sampled += is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2
             total += max(self._pair_ns * pairs, self._kv_token_ns * (start + chunk))
+            if self._window:
+                total += self._windowed_chunk_ns(start, chunk)
         return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
         context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
-        times = self._decode_base(work.num_decodes * per_decode) + context_token_ns * work.contexts(num_steps)
+        contexts = work.contexts(num_steps)
+        attention = context_token_ns * contexts
+        if self._window:
+            attention += np.minimum(contexts, work.num_decodes * self._window) * self._windowed_ns(per_decode)
+        times = self._decode_base(work.num_decodes * per_decode) + attention
         return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def _speculative_ns(self, tokens_per_decode: int) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens."""
         return max(tokens_per_decode * self._pair_ns, self._kv_token_ns)
+
+    def _windowed_ns(self, tokens_per_decode: int) -> float:
+        """The same in the layers with a sliding window."""
+        return max(tokens_per_decode * self._window_pair_ns, self._window_token_ns)
+
+    def _windowed_chunk_ns(self, start: int, chunk: int) -> float:
+        """Prefill attention of a chunk in the layers with a sliding window: token i of a prompt attends to
+        min(i, window) tokens."""
+        growing = min(max(self._window - start, 0), chunk)  # tokens that attend to all before them
+        pairs = growing * start + growing * (growing + 1) / 2 + (chunk - growing) * self._window
+        return max(self._window_pair_ns * pairs, self._window_token_ns * min(start + chunk, self._window + chunk))
 
     def _decode_base(self, num_tokens: int) -> float:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""

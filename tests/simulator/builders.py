@@ -46,6 +46,7 @@ SLOW_LINK = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7
 def load_model(name: str) -> ModelShape:
     """A model of the configuration, in bfloat16."""
     fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
+    del fields["defaults"]
     return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2})
 
 

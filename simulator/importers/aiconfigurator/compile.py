@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.aiconfigurator.attention import Attention
+from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fuses_norms
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.gemms import Gemms
@@ -163,8 +163,10 @@ def _sequence_operators(
 def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> pd.DataFrame:
     """One layer's attention, the mean over layers where some have a sliding window."""
     heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
-    shape = (heads, kv_heads, model.head_dim, "fp8" if model.kv_element_bytes == 1 else "bfloat16")
-    decodes, chunks = attention.decodes(*shape, 0), attention.chunks(*shape, 0)
+    kv_dtype = "fp8" if model.kv_element_bytes == 1 else "bfloat16"
+    share = model.num_sliding_layers / model.num_layers
+    shape = AttentionShape(heads, kv_heads, model.head_dim, kv_dtype, model.sliding_window, share)
+    decodes, chunks = attention.decodes(shape), attention.chunks(shape)
     return pd.concat(
         [
             decodes.assign(prefill_tokens=0, prefill_context=0),
@@ -199,9 +201,10 @@ def _dtype(known: dict[str, str], quantization: str, what: str) -> str:
     return known[quantization]
 
 
-def _shape(model: ModelShape) -> dict[str, int]:
+def _shape(model: ModelShape) -> dict[str, int | bool]:
     names = (
         "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size",
-        "vocab_size", "num_experts", "num_experts_per_token", "moe_intermediate_size",
+        "vocab_size", "num_experts", "num_experts_per_token", "moe_intermediate_size", "sliding_window",
+        "num_sliding_layers", "qk_norm",
     )  # fmt: skip
     return {name: getattr(model, name) for name in names}
