@@ -103,8 +103,8 @@ class ModelConfig(ConfigModel):
     num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
     moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
     learned_positions: Annotated[int, within("learned_positions")] = 0
-    sliding_window: NonNegativeInt = 0
-    num_sliding_layers: NonNegativeInt = 0
+    sliding_window: Annotated[int, Field(ge=0)] = 0
+    num_sliding_layers: Annotated[int, Field(ge=0)] = 0
     qk_norm: bool = False
     quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
 
