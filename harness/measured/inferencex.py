@@ -71,6 +71,8 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
     for name in _OTHER_PARALLELISM:
         if name in table.columns:
             shares_tensors &= ~(pd.to_numeric(table[name], errors="coerce") > 1)
+    if "moe_tp_size" in table.columns:  # experts on more GPUs than attention: replicas of attention
+        shares_tensors &= ~(pd.to_numeric(table["moe_tp_size"], errors="coerce") > numbers["tp_size"])
     reasons = {
         "not numbers above 0": ~is_sound,
         "prefill and decode on different GPUs": is_sound & ~is_alone,

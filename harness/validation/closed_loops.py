@@ -40,10 +40,11 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     assert config.validation.measured is not None
     path = Path(config.validation.measured.partition(":")[2]).expanduser()
     rows = read_rows(path, _selection(config))
-    simulated = [_simulate(config, row) for row in rows.table.itertuples(index=False)]
-    table = rows.table.join(pd.DataFrame(simulated))
-    for name in ("ttft", "tpot"):
-        table[f"{name}_error_pct"] = 100 * (table[f"simulated_{name}_ms"] / table[f"{name}_ms"] - 1)
+    simulated = [
+        simulate_row(system_of(config, row), row, config.validation, config.seed)
+        for row in rows.table.itertuples(index=False)
+    ]
+    table = with_errors(rows.table, simulated)
     document = _document(config, path, table, rows)
     write_whole(output_dir / ERRORS, lambda temporary: table.to_csv(temporary, index=False))
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -69,20 +70,29 @@ def _selection(config: RunConfig) -> dict[str, str]:
     return {"backend": "vllm", **chosen}
 
 
-def _simulate(config: RunConfig, row: Any) -> dict[str, Any]:
-    """Mean TTFT and TPOT in ms of the closed loop of a row, and why its measurement cannot be right, if it cannot."""
+def system_of(config: RunConfig, row: Any, max_num_seqs: int | None = None) -> System:
+    """The system that a row measured: its GPUs, and by default seats for as many requests as there are clients."""
     concurrency = int(row.concurrency)
     update = {
         "tensor_parallel_size": int(row.tensor_parallel_size),
-        "max_num_seqs": max(concurrency, 1),
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, concurrency),
+        "max_num_seqs": max_num_seqs or concurrency,
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, max_num_seqs or concurrency),
     }
-    system = resolve(config.model_copy(update=update))
-    num_requests = config.validation.requests_per_client * concurrency
-    rng = np.random.default_rng(config.seed)
+    return resolve(config.model_copy(update=update))
+
+
+def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) -> dict[str, Any]:
+    """Mean TTFT and TPOT in ms of the closed loop of a row, and the share of the device's rate that it implies.
+
+    Raises:
+        ConfigError: a request does not fit.
+    """
+    concurrency = int(row.concurrency)
+    num_requests = client.requests_per_client * concurrency
+    rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
     for name, length in (("num_prompt_tokens", row.isl), ("num_output_tokens", row.osl)):
-        shortest = max(1, round(config.validation.length_ratio * length))
+        shortest = max(1, round(client.length_ratio * length))
         columns[name] = rng.integers(shortest, length + 1, num_requests)
     trace = Trace(row.id, trace_table(columns), row.id)
     engine = SimulatedEngine(system, trace, ClosedLoop(num_requests, concurrency))
@@ -94,8 +104,16 @@ def _simulate(config: RunConfig, row: Any) -> dict[str, Any]:
     return {
         "simulated_ttft_ms": 1e3 * finished["ttft"].mean(),
         "simulated_tpot_ms": 1e3 * finished["tpot"].mean(),
-        "implied_share_of_flops": _share_of_flops(system, row, config.validation.length_ratio),
+        "implied_share_of_flops": _share_of_flops(system, row, client.length_ratio),
     }
+
+
+def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:
+    """`rows` with what was simulated, and the errors of TTFT and TPOT in percent."""
+    table = rows.join(pd.DataFrame(simulated))
+    for name in ("ttft", "tpot"):
+        table[f"{name}_error_pct"] = 100 * (table[f"simulated_{name}_ms"] / table[f"{name}_ms"] - 1)
+    return table
 
 
 def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
