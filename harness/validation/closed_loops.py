@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import RunConfig
+from harness.config.validation import ValidationConfig
 from harness.errors import ConfigError
 from harness.measured.inferencex import Rows, read_rows
 from harness.results.files import ERRORS, VALIDATION, write_whole
