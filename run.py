@@ -2,6 +2,11 @@
 
 import sys
 
+from harness import interrupts
+
+if __name__ == "__main__":
+    interrupts.end_at_once()  # the imports below take a second
+
 import hydra
 from omegaconf import DictConfig
 

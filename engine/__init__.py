@@ -1,1 +1,38 @@
-"""The scheduling core, and the real engine around it."""
+"""The scheduling core, and the real engine around it, whose public names are imported on first use, as is torch."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from engine.calls import EngineClosedError, RequestAbortedError
+    from engine.core.sequence import RequestRefusedError
+    from engine.engine_config import EngineConfig
+    from engine.json_file import ModelError
+    from engine.llm import LLM
+    from engine.outputs import CompletionOutput, RequestOutput
+    from engine.sampling_params import SamplingParams
+
+_HOMES = {
+    "CompletionOutput": "engine.outputs",
+    "EngineClosedError": "engine.calls",
+    "EngineConfig": "engine.engine_config",
+    "LLM": "engine.llm",
+    "ModelError": "engine.json_file",
+    "RequestAbortedError": "engine.calls",
+    "RequestOutput": "engine.outputs",
+    "RequestRefusedError": "engine.core.sequence",
+    "SamplingParams": "engine.sampling_params",
+}
+
+__all__ = [
+    "LLM", "CompletionOutput", "EngineClosedError", "EngineConfig", "ModelError", "RequestAbortedError",
+    "RequestOutput", "RequestRefusedError", "SamplingParams",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -80,17 +80,20 @@ def parse_json(text: str, *, numbers: str = "finite") -> Any:
     return document
 
 
-def read_yaml(path: Path) -> Any:
-    """The YAML document in a file, of at most `MAX_YAML_BYTES`. Raises like `parse_yaml`."""
-    return parse_yaml(read_text(path, MAX_YAML_BYTES))
+def read_yaml(path: Path, *, numbers: str = "finite") -> Any:
+    """The YAML document in a file, of at most `MAX_YAML_BYTES`. `numbers` and errors are as in `parse_yaml`."""
+    return parse_yaml(read_text(path, MAX_YAML_BYTES), numbers=numbers)
 
 
-def parse_yaml(text: str) -> Any:
+def parse_yaml(text: str, *, numbers: str = "finite") -> Any:
     """The YAML document in a text, with numbers and dates read as by OmegaConf: 1e-3 is a number, a date is text.
+
+    Args:
+        numbers: as in `parse_json`.
 
     Raises:
         DocumentError: the text is no YAML, has an alias or a key twice, is nested more than `MAX_DEPTH` deep, or holds
-            an infinity, NaN, or an integer of more than 64 bits.
+            what `numbers` refuses.
     """
     try:
         document = yaml.load(text, _Loader)
@@ -100,7 +103,7 @@ def parse_yaml(text: str) -> Any:
         raise
     except (ValueError, LookupError, TypeError, RecursionError) as error:  # from PyYAML's constructors of numbers
         raise DocumentError(f"not YAML: {_one_line(error)}") from None
-    _check(document, "not YAML", finite=True)
+    _check(document, "not YAML", finite=numbers == "finite")
     return document
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+import difflib
+from collections import abc
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, get_args
 
 from engine.core.scheduler_options import SchedulerOptions
 
+Quantized = Literal["none", "fp8", "fp8_block"]
+
+_Device = Literal["cpu", "cuda"]
+_Dtype = Literal["float32", "bfloat16", "float16"]
 _LONGEST_TIMEOUT_S = 86_400
 
 
@@ -44,6 +50,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
 
     Attributes:
         dtype: of weights and activations; None takes the dtype of the model's `config.json`.
+        quantization: of attention's projections and the MLPs; None takes the model's. `fp8` has a scale per output
+            channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are quantised as they are
+            loaded, each rank by the scales of its own part.
         num_blocks: size of the KV pool; None fills the free memory.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
         load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
@@ -52,8 +61,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         ValueError: a value is out of range, or the real engine does not support it.
     """
 
-    device: Literal["cpu", "cuda"] = "cpu"
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None
+    device: _Device = "cpu"
+    dtype: _Dtype | None = None
+    quantization: Quantized | None = None
     block_size: int = 16
     num_blocks: int | None = None
     gpu_memory_utilization: float = 0.9
@@ -71,3 +81,40 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]")
+        if self.device not in get_args(_Device):
+            raise ValueError(f"device={self.device!r}: choose one of {', '.join(get_args(_Device))}")
+        if self.dtype not in (None, *get_args(_Dtype)):
+            raise ValueError(f"dtype={self.dtype!r}: choose one of {', '.join(get_args(_Dtype))}")
+        for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)!r}: must be an integer >= 1")
+        for name in ("num_blocks", "max_model_len"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r}: must be an integer >= 1, or None")
+
+
+_DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"}  # of vLLM
+
+
+def override(config: EngineConfig, settings: abc.Mapping[str, Any]) -> EngineConfig:
+    """`config` with other values for some fields, also by the names that vLLM and nano-vllm have for them.
+
+    `enforce_eager` turns CUDA graphs off; `dtype` may also be "auto", "half", "float" or a torch dtype.
+
+    Raises:
+        ValueError: a setting is unknown or its value is out of range.
+    """
+    changes = dict(settings)
+    if changes.pop("enforce_eager", False):
+        changes["cuda_graphs"] = False
+    if changes.get("dtype") is not None:
+        name = str(changes["dtype"]).removeprefix("torch.")
+        changes["dtype"] = _DTYPE_NAMES.get(name, name)
+    names = [field.name for field in fields(EngineConfig)]
+    for name in changes:
+        if name not in names:
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {close[0]}?" if close else f"choose among {', '.join(names)}, enforce_eager"
+            raise ValueError(f"unknown setting {name}={changes[name]!r}: {hint}")
+    return replace(config, **changes)

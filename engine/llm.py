@@ -1,52 +1,55 @@
-"""The engine as a Python library: prompts in, texts or tokens out."""
+"""The engine as a Python library, in the shape of vLLM's offline API: prompts in, texts and tokens out."""
 
 from __future__ import annotations
 
-import time
+import sys
 from collections import abc
-from dataclasses import dataclass, replace
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from engine.core.sequence import Request, RequestRefusedError, Sequence
-from engine.engine_config import EngineConfig
+import torch
+from tqdm import tqdm
+
+from engine.calls import Calls, Stream
+from engine.core.sequence import Request
+from engine.detokenizer import TokenTexts, bad_word_tokens
+from engine.engine_config import EngineConfig, override
+from engine.json_file import ModelError
 from engine.llm_engine import LLMEngine
-from engine.models.model_config import ModelConfig, ModelError
-from engine.outputs import FinishReason
+from engine.model_folder import default_sampling_params, load_tokenizer
+from engine.models.model_config import ModelConfig
+from engine.outputs import RequestOutput
+from engine.prompts import Prompt, Prompts, check_token_ids, read_prompts
+from engine.request_state import RequestState
 from engine.runner.executor import longest_sequence
 from engine.runner.tensor_parallel import make_executor
 from engine.sampling_params import SamplingParams
 
-Prompt = str | abc.Sequence[int]
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """What one request has generated so far.
-
-    Attributes:
-        index: place of the request's prompt in the list of prompts.
-        token_ids: all output tokens so far.
-        text: the output tokens as text; None if the model has no tokenizer.
-        finish_reason: why the request ended; None while it runs.
-    """
-
-    index: int
-    token_ids: list[int]
-    text: str | None
-    finish_reason: FinishReason | None
+Params = SamplingParams | abc.Sequence[SamplingParams] | None
+Messages = abc.Sequence[abc.Mapping[str, Any]]
 
 
 class LLM:
     """A model ready to generate.
 
+    Several streams may be open at the same time, and `generate` may be called meanwhile: each has its own outputs. An
+    error or Ctrl-C in a step of the engine is raised by the call that waited for the step. It aborts the requests of
+    all open calls, whose streams raise RequestAbortedError; afterwards the engine goes on. One thread at a time may
+    use it.
+
     Args:
         model: a model folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or the fields of a
             `conf/model/*.yaml` file), whose weights are then random.
-        config: the engine's settings; keyword arguments override its fields.
+        config: the engine's settings; by default those of `EngineConfig`, on a GPU if torch finds one.
+        settings: fields of `EngineConfig` that override those of `config`; also `enforce_eager` and `dtype="auto"`.
+
+    Attributes:
+        tokenizer: of the model folder; None if it has none.
 
     Raises:
         ModelError, OutOfMemoryError, BackendUnavailableError: the model cannot be loaded or run here.
+        ValueError: a setting is unknown or out of range.
     """
 
     def __init__(
@@ -55,102 +58,170 @@ class LLM:
         config: EngineConfig | None = None,
         **settings: Any,
     ) -> None:
-        config = replace(config or EngineConfig(), **settings)
-        if isinstance(model, str | Path):
-            folder: Path | None = Path(model)
-            model_config = ModelConfig.load(model)
+        config = override(config or EngineConfig(device="cuda" if torch.cuda.is_available() else "cpu"), settings)
+        folder = Path(model) if isinstance(model, str | Path) else None
+        if folder is not None:
+            model_config = ModelConfig.load(folder)
         else:
-            config = replace(config, load_format="random")
-            folder, model_config = None, model if isinstance(model, ModelConfig) else ModelConfig.from_shape(model)
+            config = override(config, {"load_format": "random"})
+            model_config = model if isinstance(model, ModelConfig) else ModelConfig.from_shape(model)  # type: ignore[arg-type]
         self.model_config = model_config
-        self.tokenizer = _load_tokenizer(folder) if folder is not None else None
-        executor = make_executor(config, model_config, folder)
+        self.tokenizer: Any = None if folder is None else load_tokenizer(folder)
+        self._default_params = SamplingParams() if folder is None else default_sampling_params(folder)
+        self._token_texts = TokenTexts(self.tokenizer)
+        eos_token_id = getattr(self.tokenizer, "eos_token_id", None)
         self.engine = LLMEngine(
             config,
-            executor,
+            make_executor(config, model_config, folder),
             max_model_len=longest_sequence(config, model_config),
-            eos_token_ids=model_config.eos_token_ids,
+            eos_token_ids={*model_config.eos_token_ids, *([] if eos_token_id is None else [eos_token_id])},
         )
+        self._calls = Calls(self.engine)
         self._num_requests = 0
 
     def generate(
-        self,
-        prompts: abc.Sequence[Prompt],
-        sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
+        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool | None = None
     ) -> list[RequestOutput]:
-        """Generate for all prompts (texts or token ids); the outputs are in the order of the prompts.
+        """Generate for all prompts; the outputs are in the order of the prompts.
 
         Args:
-            sampling_params: for all prompts, or one for each prompt; None takes the defaults.
+            prompts: one prompt or a list. A prompt is a text, a list of token ids, `{"prompt": text}` or
+                `{"prompt_token_ids": token ids}`.
+            sampling_params: for all prompts, or one for each prompt; None takes `get_default_sampling_params()`.
+            use_tqdm: whether to show progress; None shows it if stderr is a terminal.
 
         Raises:
-            RequestRefusedError: a prompt can never run.
-            ModelError: a prompt is a text but the model has no tokenizer, or the numbers of prompts and parameters
-                differ.
+            RequestRefusedError: a prompt is malformed, has tokens outside the vocabulary or can never run; none of them
+                runs then.
+            ValueError: sampling parameters do not fit the model, or their number is not that of the prompts.
+            ModelError: a prompt is a text, or the parameters have texts, but the model has no tokenizer.
+            RequestAbortedError, EngineClosedError: see `engine.calls`.
         """
-        outputs = {output.index: output for output in self.stream(prompts, sampling_params) if output.finish_reason}
-        return [outputs[i] for i in range(len(prompts))]
+        with closing(self.stream(prompts, sampling_params)) as stream:
+            return _run(stream, use_tqdm)
 
-    def stream(
+    def chat(
         self,
-        prompts: abc.Sequence[Prompt],
-        sampling_params: SamplingParams | abc.Sequence[SamplingParams] | None = None,
-    ) -> abc.Generator[RequestOutput, None, None]:
-        """Like `generate`, but yields the output of a request after every plan that gave it tokens."""
-        params = self._params_of(prompts, sampling_params)
-        requests = [self._request(prompt, each) for prompt, each in zip(prompts, params, strict=True)]
-        indices = {request: i for i, request in enumerate(requests)}
-        added: list[Request] = []
-        try:
-            for request, each in zip(requests, params, strict=True):
-                self.engine.add(request, each)
-                added.append(request)
-            while report := self.engine.step(time.perf_counter_ns()):
-                for output in report.outputs:
-                    yield self._output(indices[output.sequence.request], output.sequence, output.finish_reason)
-        except (
-            GeneratorExit,
-            RequestRefusedError,
-        ):  # the caller stopped early, or a prompt was refused: the engine must keep none of these requests
-            for request in added:
-                if request.finish_time is None:
-                    self.engine.abort(request.request_id)
-            raise
+        messages: Messages | abc.Sequence[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: abc.Mapping[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate the next message of a conversation, or of each of several.
+
+        Args:
+            messages: a list of `{"role": ..., "content": ...}`, or a list of such lists.
+            chat_template: a Jinja template; None takes the tokenizer's.
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs: what the template gets, as in
+                transformers' `apply_chat_template`.
+
+        Raises:
+            ModelError: the model has no tokenizer.
+            ValueError: the tokenizer has no chat template, or the template refuses the messages.
+            Exception: as `generate`.
+        """
+        if self.tokenizer is None:
+            raise ModelError("the model has no tokenizer: chat() needs one")
+        options = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+        is_one = not messages or isinstance(messages[0], abc.Mapping)
+        texts = [_render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
+        # The template has written the special tokens already.
+        prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
+        with closing(self._open(prompts, sampling_params)) as stream:
+            return _run(stream, use_tqdm)
+
+    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Stream:
+        """Like `generate`, but returns an iterator over the growing outputs; raises what `generate` raises.
+
+        The requests are aborted when the iterator is closed or nobody refers to it any more.
+        """
+        read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
+        return self._open(read, sampling_params)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's `generation_config.json` recommends: temperature, top_k, top_p, min_p, repetition_penalty
+        and max_tokens; the defaults of `SamplingParams` for what it does not name."""
+        return self._default_params
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of the model folder; None if it has none."""
+        return self.tokenizer
 
     def close(self) -> None:
-        """Free the model's memory."""
+        """Free the model's memory; open streams and later calls raise EngineClosedError."""
+        self._calls.close("its model was freed by close()")
         self.engine.close()
 
-    def _params_of(
-        self, prompts: abc.Sequence[Prompt], params: SamplingParams | abc.Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
+    def _open(self, prompts: list[Prompt], sampling_params: Params) -> Stream:
+        params = self._params_of(prompts, sampling_params)
+        bad_words = {id(each): self._check(each) for each in params}
+        states = []
+        for i, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+            self._num_requests += 1
+            request = Request(
+                self._num_requests,
+                len(prompt.token_ids),
+                each.max_tokens or self.engine.max_model_len,
+                token_ids=prompt.token_ids.copy(),
+                num_sequences=each.n,
+            )
+            state = RequestState(i, request, prompt, each, self.tokenizer, self._token_texts, bad_words[id(each)])
+            states.append(state)
+        return self._calls.open(states)
+
+    def _params_of(self, prompts: list[Prompt], params: Params) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
+            return [params or self._default_params] * len(prompts)
+        params = list(params)
         if len(params) != len(prompts):
-            raise ModelError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
-        return list(params)
+            raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
+        for i, each in enumerate(params):
+            if not isinstance(each, SamplingParams):
+                raise ValueError(f"sampling_params[{i}]: {each!r} is not a SamplingParams")
+        return params
 
-    def _request(self, prompt: Prompt, params: SamplingParams) -> Request:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise ModelError("the model has no tokenizer: give prompts as token ids")
-            prompt = self.tokenizer.encode(prompt)
-        token_ids = [int(token) for token in prompt]
-        self._num_requests += 1
-        max_tokens = params.max_tokens or self.engine.max_model_len
-        return Request(self._num_requests, len(token_ids), max_tokens, token_ids=token_ids)
+    def _check(self, params: SamplingParams) -> list[list[int]]:
+        """Check what depends on the model; returns the token ids of the bad words."""
+        size = self.model_config.vocab_size
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            check_token_ids(list(getattr(params, name) or ()), size, name)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > size:
+                raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {size} tokens")
+        if self.tokenizer is None and (params.stop_strings or params.bad_words):
+            raise ModelError("the model has no tokenizer, which stop strings and bad_words need")
+        if params.stop_strings and not params.detokenize:
+            raise ValueError("stop strings need detokenize=True")
+        words = bad_word_tokens(self.tokenizer, params.bad_words)
+        return [check_token_ids(tokens, size, f"bad_words ({word!r})") for word, tokens in words]
 
-    def _output(self, index: int, sequence: Sequence, reason: FinishReason | None) -> RequestOutput:
-        assert sequence.token_ids is not None
-        new = sequence.token_ids[sequence.request.num_prompt_tokens :]
-        text = self.tokenizer.decode(new) if self.tokenizer is not None else None
-        return RequestOutput(index, new, text, reason)
+
+def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
+    """A conversation as text, by the chat template."""
+    try:
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except Exception as error:  # templates raise errors of any type
+        raise ValueError(f"messages[{index}]: {error}") from error
+    return text
 
 
-def _load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder; None if the folder has none."""
-    if not (folder / "tokenizer_config.json").exists() and not (folder / "tokenizer.json").exists():
-        return None
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(folder)
+def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:
+    """Run a stream to its end, with a bar of finished requests; returns the final outputs."""
+    shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
+    total = stream.num_unfinished
+    with tqdm(total=total, desc="Generating", unit=" requests", dynamic_ncols=True, disable=not shows) as bar:
+        while stream.num_unfinished:
+            stream.run_step()
+            bar.update(total - stream.num_unfinished - bar.n)
+    return stream.finish()

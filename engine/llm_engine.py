@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections import abc
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import make_scheduler
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.engine_config import EngineConfig
-from engine.outputs import FinishReason, TokenLogprobs
 from engine.runner.model_runner import StepTokens
+from engine.runner.sampling_inputs import TokenLists
 from engine.runner.step_inputs import StepBuilder, StepInputs
 from engine.sampling_params import SamplingParams
+from engine.token_collector import EndCheck, NewTokens, TokenCollector
 
 
 class Executor(Protocol):
@@ -34,25 +35,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free everything; the executor cannot be used any more."""
-
-
-class NewTokens(NamedTuple):
-    """The tokens that a plan gave to a sequence.
-
-    Attributes:
-        finish_reason: None while the sequence runs.
-        stop_reason: the token of `stop_token_ids` that ended the sequence, if one did.
-        logprobs: for each token; None if the request asks for none.
-        prompt_logprobs: for each prompt token, None for the first; comes with the first tokens of a request's first
-            sequence, if the request asks for them.
-    """
-
-    sequence: Sequence
-    token_ids: list[int]
-    finish_reason: FinishReason | None = None
-    stop_reason: int | None = None
-    logprobs: list[TokenLogprobs] | None = None
-    prompt_logprobs: list[TokenLogprobs | None] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,17 +93,16 @@ class LLMEngine:
         executor: Executor,
         *,
         max_model_len: int,
-        eos_token_ids: Iterable[int] = (),
+        eos_token_ids: abc.Iterable[int] = (),
     ) -> None:
         self.config = config
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
-        self._stops: dict[Sequence, frozenset[int]] = {}
         self.max_model_len = max_model_len
         self.reset()
 
     def reset(self) -> None:
-        """Start again with an empty prefix cache; no request may be waiting or running."""
+        """Forget all requests and start again with an empty prefix cache; also after a step that did not end."""
         config = self.config
         self.scheduler = make_scheduler(
             config,
@@ -133,27 +114,42 @@ class LLMEngine:
         )
         # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
+        self._collector = TokenCollector(self._builder, self.scheduler.advance)
 
-    def add(self, request: Request, params: SamplingParams) -> None:
-        """Queue a request of one sequence.
+    def add(
+        self,
+        request: Request,
+        params: SamplingParams,
+        *,
+        ends: EndCheck | None = None,
+        bad_words: TokenLists = (),
+    ) -> None:
+        """Queue a request; of how many sequences, `request.num_sequences` says, not `params`.
 
-        The sequence's `token_ids` hold the prompt; sampled tokens are appended to them.
+        The `token_ids` of its first sequence hold the prompt; sampled tokens are appended to them. The other sequences
+        are forked from it when the prompt is computed, each with a first token of its own. The seed of the i-th
+        sequence, counted from 0, is `params.seed + i` modulo 2^63.
+
+        Args:
+            ends: says of each sampled token whether it ends its sequence; in place of the stop strings of `params`.
+            bad_words: lists of tokens, in place of the texts of `params`.
 
         Raises:
             RequestRefusedError: the request can never run.
         """
+        if params.prompt_logprobs is not None:
+            request.reads_prefix_cache = False
         self.scheduler.add(request)
         (sequence,) = request.sequences
-        seed = params.seed if params.seed is not None else hash((self.config.seed, request.request_id)) & (2**63 - 1)
-        self._builder.add(sequence, params, seed)
-        stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
-        if stops:
-            self._stops[sequence] = stops
+        seed = params.seed if params.seed is not None else hash((self.config.seed, request.request_id))
+        # Before `min_tokens`, end-of-sequence tokens are forbidden even where `ignore_eos` lets them pass later.
+        self._builder.add(sequence, params, seed, {*params.stop_token_ids, *self._eos}, bad_words)
+        self._collector.add(sequence, params, frozenset() if params.ignore_eos else self._eos, ends)
 
     def abort(self, request_id: int) -> Request:
         """Remove a waiting or running request and return it; raises KeyError if no request has this id."""
         request = self.scheduler.abort(request_id)
-        self._forget([request])
+        self._forget(request.sequences)
         return request
 
     def step(self, now_ns: int) -> StepReport | None:
@@ -169,7 +165,7 @@ class LLMEngine:
         if plan is None:
             return None
         num_steps = min(plan.horizon, self.config.max_lookahead_steps)
-        if num_steps > 1:
+        if num_steps > 1 and not self._builder.is_adjusted(plan):
             plan = self.scheduler.extend(plan, num_steps)
         scheduled = time.perf_counter_ns()
         inputs = self._builder.build(plan)
@@ -182,59 +178,25 @@ class LLMEngine:
             execute_ns=tokens.execute_ns,
             sample_ns=tokens.sample_ns,
         )
-        outputs, stopped = self._collect(plan, tokens)
+        outputs, stopped = self._collector.collect(plan, tokens)
         return ExecutedPlan(plan, now_ns, times, outputs, stopped)
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> StepReport:
         """Commit an executed plan that ended at `now_ns`; between `execute` and `commit` no request may be added."""
         outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped)
-        self._forget(outcome.finished)
-        outputs = _with_reasons(executed, set(outcome.finished))
+        outputs = executed.outputs
+        ended = [i for i, new in enumerate(outputs) if new.sequence.status is SequenceStatus.FINISHED]
+        for i in ended:
+            is_stopped = outputs[i].sequence in executed.stopped
+            outputs[i] = outputs[i]._replace(finish_reason="stop" if is_stopped else "length")
+        if ended:
+            self._forget([outputs[i].sequence for i in ended])
         return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome)
 
     def close(self) -> None:
         """Free the executor's memory and processes."""
         self._executor.close()
 
-    def _collect(self, plan: StepPlan, tokens: StepTokens) -> tuple[list[NewTokens], dict[Sequence, int]]:
-        """Append the plan's tokens to their sequences, each up to and including its first stop token.
-
-        Returns:
-            The appended tokens by sequence; and for each sequence that met a stop token, how many of the plan's tokens
-            came after it and were dropped.
-        """
-        columns = tokens.decode.T.tolist()
-        given = list(zip(self._builder.sequences, columns, strict=True)) if columns else []
-        last_chunks = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
-        given += [(sequence, [token]) for sequence, token in zip(last_chunks, tokens.prefill.tolist(), strict=True)]
-        outputs, stopped = [], {}
-        for sequence, new in given:
-            stops = self._stops.get(sequence)
-            if stops:
-                for i, token in enumerate(new):
-                    if token in stops:
-                        stopped[sequence] = len(new) - i - 1
-                        new = new[: i + 1]
-                        break
-            assert sequence.token_ids is not None
-            sequence.token_ids.extend(new)
-            outputs.append(NewTokens(sequence, new))
-        return outputs, stopped
-
-    def _forget(self, requests: Iterable[Request]) -> None:
-        sequences = [sequence for request in requests for sequence in request.sequences]
+    def _forget(self, sequences: abc.Collection[Sequence]) -> None:
         self._builder.drop(sequences)
-        for sequence in sequences:
-            self._stops.pop(sequence, None)
-
-
-def _with_reasons(executed: ExecutedPlan, finished: set[Request]) -> list[NewTokens]:
-    """The plan's tokens, with the reason for each sequence that ended."""
-    if not finished:
-        return executed.outputs
-    return [
-        output._replace(finish_reason="stop" if output.sequence in executed.stopped else "length")
-        if output.sequence.request in finished
-        else output
-        for output in executed.outputs
-    ]
+        self._collector.drop(sequences)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+import numbers
 from collections import abc
 from dataclasses import dataclass, field
+from typing import Any
 
 _OFF = -1
+_LARGEST = 1e30  # float32 has room for it and its inverse
+_EMPTY: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class SamplingParams:
         spaces_between_special_tokens: whether the text has spaces between special tokens.
 
     Raises:
-        ValueError: a value is out of range.
+        ValueError: a value has the wrong type or is out of range.
     """
 
     n: int = 1
@@ -70,18 +74,22 @@ class SamplingParams:
     spaces_between_special_tokens: bool = True
 
     def __post_init__(self) -> None:
+        for name, empty in _EMPTY.items():
+            if getattr(self, name) is None:  # the default of vLLM
+                object.__setattr__(self, name, empty)
+        self._check_types()
         checks = {
             "n": (self.n >= 1, "at least 1"),
             "max_tokens": (self.max_tokens is None or self.max_tokens >= 1, "at least 1, or None"),
             "min_tokens": (0 <= self.min_tokens <= (self.max_tokens or math.inf), "from 0 to max_tokens"),
-            "temperature": (0 <= self.temperature < math.inf, "at least 0"),
-            "top_k": (self.top_k >= _OFF, "at least 0 (off)"),
+            "temperature": (0 <= self.temperature < _LARGEST, "at least 0"),
+            "top_k": (_OFF <= self.top_k < 2**31, "at least 0 (off)"),
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "min_p": (0 <= self.min_p <= 1, "in [0, 1]"),
             "presence_penalty": (-2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             "frequency_penalty": (-2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
-            "repetition_penalty": (0 < self.repetition_penalty < math.inf, "above 0"),
-            "logit_bias": (all(map(math.isfinite, self.logit_bias.values())), "finite"),
+            "repetition_penalty": (1 / _LARGEST < self.repetition_penalty < _LARGEST, "above 0"),
+            "logit_bias": (all(abs(bias) < _LARGEST for bias in self.logit_bias.values()), "finite"),
             "allowed_token_ids": (
                 self.allowed_token_ids is None or len(self.allowed_token_ids) > 0,
                 "None or not empty",
@@ -93,9 +101,52 @@ class SamplingParams:
         }
         for name, (is_valid, allowed) in checks.items():
             if not is_valid:
-                raise ValueError(f"{name}={getattr(self, name)} must be {allowed}")
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {allowed}")
+
+    def _check_types(self) -> None:
+        for name, (is_valid, allowed) in _TYPES.items():
+            if not is_valid(getattr(self, name)):
+                raise ValueError(f"{name}={getattr(self, name)!r} must be {allowed}")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) and self.stop else tuple(self.stop)
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+def _is_integer_or_none(value: object) -> bool:
+    return value is None or _is_integer(value)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
+
+
+def _is_list(value: object) -> bool:
+    return isinstance(value, abc.Collection) and not isinstance(value, str | bytes | abc.Mapping)
+
+
+def _are_texts(value: object) -> bool:
+    return _is_list(value) and all(isinstance(each, str) for each in value)  # type: ignore[attr-defined]
+
+
+_TYPES: dict[str, tuple[abc.Callable[[Any], bool], str]] = {
+    **dict.fromkeys(("n", "min_tokens", "top_k"), (_is_integer, "an integer")),
+    **dict.fromkeys(("max_tokens", "seed", "logprobs", "prompt_logprobs"), (_is_integer_or_none, "an integer or None")),
+    **dict.fromkeys(
+        ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+        (_is_number, "a number"),
+    ),
+    "logit_bias": (
+        lambda value: isinstance(value, abc.Mapping) and all(map(_is_number, value.values())),
+        "a dict of numbers by token id",
+    ),
+    "allowed_token_ids": (lambda value: value is None or _is_list(value), "None or a list of token ids"),
+    "stop_token_ids": (_is_list, "a list of token ids"),
+    "bad_words": (_are_texts, "a list of texts"),
+    "stop": (lambda value: isinstance(value, str) or _are_texts(value), "a text or a list of texts"),
+}

@@ -61,12 +61,12 @@ def make_model(dtype: torch.dtype) -> Any:
 
 def ours(folder: Path, dtype: str) -> Runner:
     """This engine on the same weights."""
-    llm = LLM(folder, dtype=dtype, num_blocks=16_000, max_num_seqs=128, max_num_batched_tokens=4096)
+    llm = LLM(folder, device="cpu", dtype=dtype, num_blocks=16_000, max_num_seqs=128, max_num_batched_tokens=4096)
 
     def run(requests: Requests) -> None:
         params = [SamplingParams(max_tokens=output, temperature=0.0, ignore_eos=True) for _, output in requests]
         outputs = llm.generate([prompt for prompt, _ in requests], params)
-        assert [len(output.token_ids) for output in outputs] == [output for _, output in requests]
+        assert [len(output["token_ids"]) for output in outputs] == [output for _, output in requests]
         llm.engine.reset()  # an empty prefix cache for the next repeat
 
     return run

@@ -1,6 +1,7 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
+import json
 import os
 import re
 import sys
@@ -16,16 +17,16 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from harness import interrupts
 from harness.config import RunConfig, help_text, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, ERRORS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.inputs import input_digests
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
-
-USER_ERROR = 2
-INTERRUPTED = 130
+from harness.sweeps.sweep import USER_ERROR
 
 help_text.register()
 
@@ -38,14 +39,21 @@ def launch(main: Callable[[], None]) -> int:
     """
     show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
+    with sweep.UNTIL_THE_END:
+        return _run(main, show_traceback)
+
+
+def _run(main: Callable[[], None], show_traceback: bool) -> int:
     try:
-        _check_flags()
-        main()
+        with interrupts.raised():
+            _check_flags()
+            main()
         return 0
     except KeyboardInterrupt:
-        sweep.report_interrupted()
+        with interrupts.noted():
+            sweep.report_interrupted()
         print("interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return interrupts.INTERRUPTED
     except SystemExit as stop:
         if not isinstance(stop.__cause__, Exception):
             raise
@@ -74,6 +82,8 @@ def run_job(cfg: DictConfig) -> None:
         return
     try:
         execute(parse(cfg), folder)
+    except MemoryError as error:
+        raise SystemExit(USER_ERROR) from TwinServeError(f"out of memory; no result was written ({error})")
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 
@@ -88,13 +98,21 @@ def execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
-        sweep.write_report(sweep.expand_results(config.results), folder)
+        sweep.report(config.results, folder)
         return
-    # Results of an earlier run here do not belong to the new config.yaml.
+    inputs = json.dumps(input_digests(config), indent=2)
+    write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
+    write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
+    with interrupts.held():
+        task = _task(config)
+    task(config, folder)
+
+
+def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
+    """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
+    path.write_text(to_yaml(config), encoding="utf-8")
     for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
         (folder / stale).unlink(missing_ok=True)
-    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
-    _task(config)(config, folder)
 
 
 def _check_output(config: RunConfig, folder: Path) -> None:

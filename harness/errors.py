@@ -26,7 +26,10 @@ class TraceError(TwinServeError):
 
 
 class EngineError(TwinServeError):
-    """The real engine failed while it served: out of memory, or a worker died. The recorded results are kept."""
+    """An engine failed while it served: out of memory, or a worker died. The recorded results are kept.
+
+    The message says why; `RunResult.meta["ended_early"]` and the summary hold it.
+    """
 
 
 class MeasuredRunError(TwinServeError):

@@ -34,7 +34,8 @@ class DeviceTooSmallError(ValueError):
 class KVPool:
     """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
 
-    `outside_bytes` is memory that torch does not allocate.
+    `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
+    window, of which `block_bytes` then has no share.
     """
 
     num_blocks: int
@@ -44,17 +45,20 @@ class KVPool:
     weight_bytes: int = 0
     activation_bytes: int = 0
     outside_bytes: int = 0
+    window_bytes: int = 0
 
     def describe(self) -> str:
         """One line for the log: the number of blocks and the formula it comes from."""
         line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
-        each = f"{self.block_bytes:,} bytes per block = 2·layers·block_size·kv_heads/TP·head_dim·bytes"
+        layers = "layers without window" if self.window_bytes else "layers"
+        each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·head_dim·bytes"
         if not self.usable_bytes:
             return f"{line}, as configured; {each}"
+        windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
         account = (
             f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
             f" - activations {self.activation_bytes / GIB:.2f} GiB"
-            f" - outside of torch {self.outside_bytes / GIB:.2f} GiB)"
+            f" - outside of torch {self.outside_bytes / GIB:.2f} GiB{windows})"
         )
         return f"{line} from {account}; {each}"
 
@@ -151,6 +155,11 @@ def size_kv_pool(
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
 
+    If some layers have a sliding window and others none, they are counted as vLLM's hybrid KV-cache manager holds them:
+    in a layer with a window each running sequence holds its window and a partial block, and the prompt chunks of a step
+    as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
+    needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
+
     Raises:
         DeviceTooSmallError: not even one block fits.
     """
@@ -165,7 +174,14 @@ def size_kv_pool(
         weights += model.rotary_table_bytes
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
-    num_blocks = (usable - weights - activations - outside) // block_bytes
+    free = usable - weights - activations - outside
+    num_blocks, window_bytes = free // block_bytes, 0
+    if 0 < model.num_sliding_layers < model.num_layers:
+        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
+        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
+        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers)
+        if (free - apart) // others > num_blocks:
+            num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
     if num_blocks < 1:
         raise DeviceTooSmallError(
             f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
@@ -173,7 +189,7 @@ def size_kv_pool(
             f"block of {block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
             "a smaller model or a smaller block_size"
         )
-    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations, outside)
+    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations, outside, window_bytes)
 
 
 def _widest(model: ModelShape, tensor_parallel_size: int) -> int:

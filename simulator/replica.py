@@ -19,6 +19,8 @@ from simulator.costs.cost import CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
+_LONGEST_RUN_NS = 1 << 62
+_TOO_LONG = "longer than a simulation can last: check the units of the device's rates"
 
 
 class ImplausibleStepError(ValueError):
@@ -148,6 +150,8 @@ class Replica:
                 total, last = ends.item(num_steps - 1), durations.item(num_steps - 1)
                 observer.on_step(plan, now, durations[:num_steps])
             end = now + total
+            if end > _LONGEST_RUN_NS:
+                raise ImplausibleStepError(f"the run would take {_TOO_LONG}")
             planned = None
             if scheduler.plans_ahead:
                 # The step to come was planned when the last step of this plan began.
@@ -226,6 +230,9 @@ class Replica:
         if limit <= 1:
             return first
         durations = self._cost_model.decode_ns(plan.work, limit)
+        # Times grow with the contexts. A time beyond the range of int64 has become negative, a sum of times may.
+        if not 0 < (last := durations.item(-1)) <= _LONGEST_STEP_NS or last * limit > _LONGEST_RUN_NS:
+            raise ImplausibleStepError(f"{limit} steps would take {_TOO_LONG}")
         ends = np.add.accumulate(durations)
         num_steps = min(limit, self._steps_until_seen(wait, ends)) if self._compress else limit
         return durations[:num_steps], ends[:num_steps]

@@ -11,12 +11,17 @@ from engine.core.work import StepWork
 
 
 class PrefillChunk(NamedTuple):
-    """Compute `num_tokens` tokens of `sequence` from position `start` on; the last chunk yields a token."""
+    """Compute `num_tokens` tokens of `sequence` from position `start` on; the last chunk yields tokens."""
 
     sequence: Sequence
     start: int
     num_tokens: int
     is_last: bool
+
+    @property
+    def num_samples(self) -> int:
+        """Tokens that it yields: after the last chunk, one for `sequence` and each that is to be forked from it."""
+        return 1 + self.sequence.num_forks if self.is_last else 0
 
 
 class BlockGrowth(NamedTuple):

@@ -135,7 +135,7 @@ class Progress:
             sequence.status = SequenceStatus.FINISHED
             sequence.add_tokens(-num_discarded)
             flight.ended.append(sequence)
-        elif sequence.status is SequenceStatus.FINISHED:  # it got its last token with the same plan
+        elif sequence.status in (SequenceStatus.FINISHED, SequenceStatus.ABORTED):  # it ended with the same plan
             sequence.add_tokens(-num_discarded)
         else:
             self._running.leave(sequence, SequenceStatus.FINISHED)

@@ -113,15 +113,13 @@ class Scheduler:
             RequestRefusedError: the prompt is empty, or longer than the model or the pool allow with one token of
                 output; `max_tokens` is below 1; it has more sequences than may run; or the id is in use.
         """
-        prompt, longest = request.num_prompt_tokens, self.max_model_len
+        prompt, limit = request.num_prompt_tokens, self.max_model_len
         if prompt < 1:
             raise RequestRefusedError("the prompt is empty")
         if request.max_tokens < 1:
             raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
-        if prompt >= longest:
-            raise RequestRefusedError(
-                f"a prompt of {prompt} tokens and its output exceed the limit of {longest} tokens"
-            )
+        if prompt >= limit:
+            raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
         most = self._limits.max_num_seqs // self.num_lanes
         if not 1 <= request.num_sequences <= most:
             raise RequestRefusedError(f"{request.num_sequences} sequences: must be from 1 to {most}, which may run")
@@ -131,7 +129,7 @@ class Scheduler:
         self._num_added += 1
         self._requests[request.request_id] = request
         (sequence,) = request.sequences
-        sequence.end_length = min(sequence.end_length, longest)
+        sequence.end_length = min(sequence.end_length, limit)
         self.waiting.push(sequence)
 
     def abort(self, request_id: int) -> Request:
@@ -169,8 +167,7 @@ class Scheduler:
         """
         planner, running = self._planners[lane], self._lanes[lane]
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
-        if running.flights:
-            self._advance(lane)
+        self._advance(lane)
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None
@@ -210,6 +207,10 @@ class Scheduler:
         flight.plan = extended(plan, num_steps, growth)
         return flight.plan
 
+    def advance(self, plan: StepPlan) -> None:
+        """Count the tokens of an executed plan before its commit, so that the forks it makes exist by then."""
+        self._progress[plan.lane].advance(self._lanes[plan.lane].flights[-1])
+
     def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
         """Account for an executed plan that ended at `now`; the plans of a lane in the order they were made.
 
@@ -239,8 +240,7 @@ class Scheduler:
         """Decode steps, the planned one included, in which there is nothing to decide."""
         if not draft.num_decodes or draft.transfers or draft.paused or self.num_lanes > 1:
             return 1
-        num_running, num_seats = self.num_running, self.max_num_seqs
-        return decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, num_seats)
+        return decode_horizon(self._policy, running, self.waiting, self.blocks, self.num_running, self.max_num_seqs)
 
     def check_integrity(self) -> None:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""

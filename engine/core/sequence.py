@@ -39,6 +39,7 @@ class Request:
         tenant: who is served, for policies that share fairly.
         deadline: when it should be done, for policies that go by deadlines; None where there is none.
         num_sequences: samples of the same prompt.
+        reads_prefix_cache: whether it may skip what the prefix cache holds; what it computes is cached either way.
         order: number of requests that were added before it; set by `Scheduler.add`.
         sequences: its sequences so far; one until the prompt is computed.
         num_unfinished: sequences, forked or not, that have not ended.
@@ -48,8 +49,8 @@ class Request:
 
     __slots__ = (
         "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "deadline",
-        "num_sequences", "order", "sequences", "num_unfinished", "first_scheduled_time", "first_token_time",
-        "finish_time",
+        "num_sequences", "reads_prefix_cache", "order", "sequences", "num_unfinished", "first_scheduled_time",
+        "first_token_time", "finish_time",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class Request:
         tenant: int = 0,
         deadline: int | None = None,
         num_sequences: int = 1,
+        reads_prefix_cache: bool = True,
     ) -> None:
         self.request_id = request_id
         self.arrival_time = arrival_time
@@ -74,6 +76,7 @@ class Request:
         self.tenant = tenant
         self.deadline = deadline
         self.num_sequences = num_sequences
+        self.reads_prefix_cache = reads_prefix_cache
         self.order = 0
         self.num_unfinished = num_sequences
         self.first_scheduled_time: int | None = None

@@ -10,6 +10,8 @@ def suppliers(running: RunningSet, waiting: Sequence, index: int, block_size: in
     """Decodes that may come to fill the block that `waiting` has as number `index` among its known tokens."""
     if running.lag:  # a block is registered when its sequence takes the next one, so it wins nothing
         return []
+    if not waiting.request.reads_prefix_cache:
+        return []
     hashes = waiting.block_hashes or []
     if index >= min(len(hashes), waiting.num_tokens // block_size):
         return []

@@ -82,7 +82,7 @@ def fitting_blocks(
     no more blocks than `max_num_seqs` sequences of `max_model_len` tokens can use.
 
     Raises:
-        OutOfMemoryError: not one block fits.
+        OutOfMemoryError: not one block fits besides those that are reserved.
     """
     each = block_bytes(model.config, config.block_size, config.tensor_parallel_size, dtype)
     if device.type == "cuda":
@@ -95,6 +95,10 @@ def fitting_blocks(
         raise OutOfMemoryError(
             f"no KV block of {each / GIB:.3f} GiB fits in the {free / GIB:.2f} GiB that model, activations and CUDA "
             f"graphs leave of gpu_memory_utilization={config.gpu_memory_utilization}"
+        )
+    if num_blocks <= config.reserved_blocks:
+        raise OutOfMemoryError(
+            f"reserved_blocks={config.reserved_blocks}: must be < {num_blocks}, the KV blocks for which there is memory"
         )
     return num_blocks
 

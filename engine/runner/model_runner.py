@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,12 +15,16 @@ from torch import Tensor, nn
 from engine.models.parallel import TensorParallel
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
+from engine.runner.sampling_inputs import Adjustments
 from engine.runner.staging import Staging, TokenBuffer
 from engine.runner.step_inputs import PrefillInputs, StepInputs
 from engine.runner.step_timer import StepTimer
 from kernels.attention import AttentionMetadata
 from kernels.decode_step import begin_decode, end_decode
+from kernels.logit_edits import RowLogprobs, edit_logits, token_logprobs
 from kernels.sampler import sample
+
+_SCORED_ROWS = 64
 
 
 @dataclass(frozen=True)
@@ -28,16 +33,20 @@ class StepTokens:
 
     Attributes:
         decode: int64[num_steps, num_decodes]; column i belongs to decode row i.
-        prefill: int64[s], one token for each prompt that the plan completed.
+        prefill: int64[s], one token for each sample of the prompts that the plan completed.
         execute_ns: time of the model.
         sample_ns: time of logits and sampling. CUDA graphs contain both: then `sample_ns` is 0 and `execute_ns` is the
             whole time.
+        logprobs: of the sampled tokens in `Adjustments.logprob_rows`, with numpy arrays; None without any.
+        prompt_logprobs: of `Adjustments.prompt_tokens`; None without any.
     """
 
     decode: NDArray[np.int64]
     prefill: NDArray[np.int64]
     execute_ns: int
     sample_ns: int
+    logprobs: RowLogprobs | None = None
+    prompt_logprobs: RowLogprobs | None = None
 
 
 class ModelRunner:
@@ -72,6 +81,8 @@ class ModelRunner:
         self._tokens = TokenBuffer(max_steps, max_num_seqs, self._device)
         self._timer = StepTimer(self._device)
         self._no_prefill = _empty_prefill(self._device)
+        self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one
+        self._prompt_logprobs: RowLogprobs | None = None
         self._graphs = None if capture is None else DecodeGraphs(self._decode_in_graph, max_num_seqs, capture)
 
     @property
@@ -107,19 +118,22 @@ class ModelRunner:
             blocks[:, :, targets] = blocks[:, :, sources]
         self._state.apply(inputs.rows)
         self._tokens.rewind()
+        self._logprobs = self._prompt_logprobs = None
         started = time.perf_counter_ns()
         num_prompts = self._launch(inputs)
         tokens = self._tokens.fetch(inputs.num_steps)
         sample_ns = self._timer.sample_ns()
         execute_ns = time.perf_counter_ns() - started - sample_ns
-        return StepTokens(tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts], execute_ns, sample_ns)
+        logprobs, prompt_logprobs = _on_host(self._logprobs), _on_host(self._prompt_logprobs)
+        decoded, prompts = tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts]
+        return StepTokens(decoded, prompts, execute_ns, sample_ns, logprobs, prompt_logprobs)
 
     def _launch(self, inputs: StepInputs) -> int:
-        """Launch the plan's steps; returns the number of prompts that they complete."""
+        """Launch the plan's steps; returns the number of samples of the prompts that they complete."""
         n, top_k, top_p = inputs.num_decodes, inputs.uses_top_k, inputs.uses_top_p
         if inputs.prefill is not None:
             return self._mixed_step(inputs, inputs.prefill)
-        if self._graphs is not None:
+        if self._graphs is not None and inputs.adjustments is None:
             filtered = top_k or top_p
             if not self._graphs.has(n, filtered):
                 self._on_padding_rows(lambda: self._graphs.capture(n, filtered))  # type: ignore[union-attr]
@@ -128,7 +142,7 @@ class ModelRunner:
         for step in range(inputs.num_steps):
             hidden = self._decode_model(n, inputs.max_decode_context + step)
             with self._timer.sampling():
-                self._decode_sample(n, hidden, top_k, top_p)
+                self._decode_sample(n, hidden, top_k, top_p, inputs.adjustments)
         return 0
 
     def _on_padding_rows(self, capture: Callable[[], None]) -> None:
@@ -142,7 +156,7 @@ class ModelRunner:
         self._decode_sample(num_rows, self._decode_model(num_rows, self._max_model_len), filtered, filtered)
 
     def _mixed_step(self, inputs: StepInputs, prefill: PrefillInputs) -> int:
-        """One step of prompt chunks and all decode rows; returns the number of prompts that it completes."""
+        """One step of prompt chunks and all decode rows; returns the number of samples of completed prompts."""
         n, state = inputs.num_decodes, self._state
         positions, decodes = self._decode_metadata(n, inputs.max_decode_context)
         metadata = replace(
@@ -158,17 +172,20 @@ class ModelRunner:
         ids = torch.cat([prefill.input_ids, state.tokens[:n]])
         hidden = self._model(ids, torch.cat([prefill.positions, positions]), self._kv_cache, metadata)
         with self._timer.sampling():
+            if inputs.adjustments is not None and inputs.adjustments.prompt_rows.shape[0]:
+                self._prompt_logprobs = self._score_prompts(hidden, inputs.adjustments)
             self._mixed_sample(inputs, prefill, hidden)
         return int(prefill.sampled_tokens.shape[0])
 
     def _mixed_sample(self, inputs: StepInputs, prefill: PrefillInputs, hidden: Tensor) -> None:
-        """Sample one token for each prompt that the step completes and for each decode row."""
+        """Sample the tokens of the prompts that the step completes, and one for each decode row."""
         n, state, prompts = inputs.num_decodes, self._state, prefill.sampling
         num_prompts, num_tokens = prefill.sampled_tokens.shape[0], prefill.input_ids.shape[0]
         if num_prompts + n == 0:
             return
         decodes = torch.arange(num_tokens, num_tokens + n, device=self._device)
-        sampled = sample(
+        sampled = self._draw(
+            inputs.adjustments,
             self._model.compute_logits(hidden[torch.cat([prefill.sampled_tokens, decodes])]),
             torch.cat([prompts.temperature, state.temperature[:n]]),
             torch.cat([prompts.top_k, state.top_k[:n]]) if inputs.uses_top_k else None,
@@ -199,9 +216,12 @@ class ModelRunner:
         )
         return positions, metadata
 
-    def _decode_sample(self, num_rows: int, hidden: Tensor, top_k: bool, top_p: bool) -> None:
+    def _decode_sample(
+        self, num_rows: int, hidden: Tensor, top_k: bool, top_p: bool, adjustments: Adjustments | None = None
+    ) -> None:
         state, rows = self._state, slice(0, num_rows)
-        sampled = sample(
+        sampled = self._draw(
+            adjustments,
             self._model.compute_logits(hidden),
             state.temperature[rows],
             state.top_k[rows] if top_k else None,
@@ -211,10 +231,34 @@ class ModelRunner:
         )
         self._store_tokens(num_rows, self._tp.from_rank_0(sampled))
 
+    def _draw(self, adjustments: Adjustments | None, logits: Tensor, temperature: Tensor, *others: Any) -> Tensor:
+        """`kernels.sampler.sample` of the logits, after the adjustments of their rows."""
+        if adjustments is None:
+            return sample(logits, temperature, *others)
+        sampled = sample(edit_logits(logits, temperature, adjustments.edits), temperature, *others)
+        rows = adjustments.logprob_rows
+        if rows.shape[0]:
+            self._logprobs = token_logprobs(logits[rows], sampled[rows], adjustments.num_logprobs)
+        return sampled
+
+    def _score_prompts(self, hidden: Tensor, adjustments: Adjustments) -> RowLogprobs:
+        """Log probabilities of prompt tokens, a few rows at a time, as the logits of all may not fit into memory."""
+        parts = [
+            token_logprobs(self._model.compute_logits(hidden[rows]), tokens, adjustments.num_prompt_logprobs)
+            for rows, tokens in zip(
+                adjustments.prompt_rows.split(_SCORED_ROWS), adjustments.prompt_tokens.split(_SCORED_ROWS), strict=True
+            )
+        ]
+        return RowLogprobs(*map(torch.cat, zip(*parts, strict=True)))
+
     def _store_tokens(self, num_rows: int, sampled: Tensor) -> None:
         """Store the sampled tokens of the first `num_rows` rows: in the rows, and in the buffer of tokens to fetch."""
         state, tokens = self._state, self._tokens
         end_decode(sampled, state.tokens[:num_rows], state.lengths[:num_rows], tokens.ring, tokens.cursor)
+
+
+def _on_host(logprobs: RowLogprobs | None) -> RowLogprobs | None:
+    return None if logprobs is None else RowLogprobs(*(tensor.cpu().numpy() for tensor in logprobs))
 
 
 def _empty_prefill(device: torch.device) -> dict[str, object]:

@@ -9,39 +9,25 @@ from __future__ import annotations
 
 from collections import abc
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
+from engine.runner.sampling_inputs import (
+    AdjustedSequence,
+    Adjustments,
+    Array,
+    Ints,
+    SamplingInputs,
+    TokenLists,
+    make_adjustments,
+    needs_adjusting,
+)
 from engine.sampling_params import SamplingParams
 
-Ints = NDArray[np.int64]
-Array: TypeAlias = Any  # a numpy array on the host, a tensor on the device
-
-
-@dataclass(frozen=True)
-class SamplingInputs:
-    """Sampling parameters of n rows: temperature and top_p float32[n], top_k int32[n], seeds int64[n]."""
-
-    temperature: Array
-    top_k: Array
-    top_p: Array
-    seeds: Array
-
-    @classmethod
-    def of(cls, requests: abc.Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
-        """The arrays for a list of (sampling parameters, seed)."""
-        rows = [(p.temperature, p.top_k, p.top_p, seed) for p, seed in requests]
-        temperature, top_k, top_p, seeds = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return cls(
-            np.asarray(temperature, np.float32),
-            np.asarray(top_k, np.int32),
-            np.asarray(top_p, np.float32),
-            np.asarray(seeds, np.int64),
-        )
+_SEED_BITS = 2**63 - 1
 
 
 @dataclass(frozen=True)
@@ -55,9 +41,9 @@ class PrefillInputs:
         context_lens: int32[chunks], tokens of the sequence whose KV is in the cache after the chunk.
         block_tables: int32[chunks, longest], padded with 0.
         sampled_tokens: int64[s], the index of the last token of each completed prompt, from whose logits a new token is
-            sampled.
+            sampled; once for each sequence of the request where the others are forked now.
         sampled_positions: int64[s], the positions of the new tokens.
-        sampling: parameters of the s completed prompts.
+        sampling: parameters of the s samples.
         max_seqlen: tokens of the longest chunk.
         max_context: tokens of the longest context.
     """
@@ -114,6 +100,7 @@ class StepInputs:
         max_decode_context: tokens of the longest decoding sequence in the plan's first step, the token to compute
             included.
         uses_top_k, uses_top_p: whether any waiting or running request uses top-k or top-p.
+        adjustments: what the rows of adjusted sequences need; None in a plan without any.
     """
 
     copies: Array
@@ -124,6 +111,7 @@ class StepInputs:
     max_decode_context: int
     uses_top_k: bool
     uses_top_p: bool
+    adjustments: Adjustments | None
 
 
 class StepBuilder:
@@ -132,6 +120,7 @@ class StepBuilder:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._requests: dict[Sequence, tuple[SamplingParams, int]] = {}
+        self._adjusted: dict[Sequence, AdjustedSequence] = {}  # those that are adjusted now or may be later
         self._num_top_k = self._num_top_p = 0
         self._row_of: dict[Sequence, int] = {}
         self._num_blocks: list[int] = []
@@ -154,21 +143,60 @@ class StepBuilder:
             max_decode_context=longest,
             uses_top_k=self._num_top_k > 0,
             uses_top_p=self._num_top_p > 0,
+            adjustments=self._adjustments(plan) if self._adjusted else None,
         )
 
-    def add(self, sequence: Sequence, params: SamplingParams, seed: int) -> None:
-        """Register a sequence; must be called before a plan contains it."""
-        self._requests[sequence] = params, seed
+    def add(
+        self,
+        sequence: Sequence,
+        params: SamplingParams,
+        seed: int,
+        end_tokens: abc.Iterable[int] = (),
+        bad_words: TokenLists = (),
+    ) -> None:
+        """Register a sequence; must be called before a plan contains it.
+
+        Its seed is `seed`; that of the i-th sequence forked from it, counted from 1, is `seed + i`. `end_tokens` and
+        `bad_words` are those of `AdjustedSequence`.
+        """
+        self._requests[sequence] = params, seed & _SEED_BITS
+        if params.min_tokens or params.prompt_logprobs is not None or needs_adjusting(params, bad_words):
+            self._adjusted[sequence] = AdjustedSequence(sequence, params, end_tokens, bad_words)
         self._num_top_k += params.top_k > 0
         self._num_top_p += params.top_p < 1
 
+    def add_forks(self, sequence: Sequence, forks: abc.Iterable[Sequence]) -> None:
+        """Register all sequences that were forked from `sequence`, in their order."""
+        params, seed = self._requests[sequence]
+        adjusted = self._adjusted.get(sequence)
+        end_tokens, bad_words = ((), ()) if adjusted is None else (adjusted.end_tokens, adjusted.bad_words)
+        for i, fork in enumerate(forks, 1):
+            self.add(fork, params, seed + i, end_tokens, bad_words)
+            if adjusted is not None:
+                self._adjusted[fork].num_prompt_logprobs = adjusted.num_prompt_logprobs
+
+    def num_prompt_logprobs(self, sequence: Sequence) -> int:
+        """Prompt tokens, after the first, whose log probabilities the inputs built so far ask for."""
+        return self._adjusted[sequence].num_prompt_logprobs if sequence in self._adjusted else 0
+
+    def is_adjusted(self, plan: StepPlan) -> bool:
+        """Whether the plan decodes an adjusted sequence, so that it must have one step."""
+        return any(each.is_adjusted and sequence in plan.decodes for sequence, each in self._adjusted.items())
+
     def drop(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Remove sequences that ended or were aborted; the next plan frees the decode rows that they have."""
-        for sequence in sequences:
+        """Remove sequences that ended or were aborted (or both); the next plan frees the decode rows that they have."""
+        for sequence in filter(self._requests.__contains__, sequences):
             params, _ = self._requests.pop(sequence)
+            self._adjusted.pop(sequence, None)
             self._num_top_k -= params.top_k > 0
             self._num_top_p -= params.top_p < 1
             self._leaving.append(sequence)
+
+    def _adjustments(self, plan: StepPlan) -> Adjustments | None:
+        samples = [chunk.sequence for chunk in plan.prefills for _ in range(chunk.num_samples)]
+        adjusted = [self._adjusted.get(sequence) for sequence in (*samples, *self.sequences[: plan.num_decodes])]
+        rows = [each if each is not None and each.is_adjusted else None for each in adjusted]
+        return make_adjustments(rows, [(self._adjusted.get(chunk.sequence), chunk) for chunk in plan.prefills])
 
     def _change_rows(self, plan: StepPlan) -> RowChanges:
         moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused])
@@ -236,7 +264,7 @@ class StepBuilder:
         counts = [chunk.num_tokens for chunk in chunks]
         ends = np.cumsum(counts)
         contexts = np.asarray([chunk.start + chunk.num_tokens for chunk in chunks], np.int64)
-        is_last = np.asarray([chunk.is_last for chunk in chunks])
+        num_samples = [chunk.num_samples for chunk in chunks]
         return PrefillInputs(
             input_ids=np.concatenate(tokens),
             positions=np.concatenate(positions),
@@ -244,12 +272,19 @@ class StepBuilder:
             cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
             context_lens=contexts.astype(np.int32),
             block_tables=_padded(tables),
-            sampled_tokens=ends[is_last] - 1,
-            sampled_positions=contexts[is_last],
-            sampling=SamplingInputs.of(self._requests[chunk.sequence] for chunk in chunks if chunk.is_last),
+            sampled_tokens=ends.repeat(num_samples) - 1,
+            sampled_positions=contexts.repeat(num_samples),
+            sampling=SamplingInputs.of(self._samples(chunks)),
             max_seqlen=max(counts),
             max_context=int(contexts.max()),
         )
+
+    def _samples(self, chunks: list[PrefillChunk]) -> abc.Iterator[tuple[SamplingParams, int]]:
+        """Parameters and seed of each sample of the completed prompts."""
+        for chunk in chunks:
+            params, seed = self._requests[chunk.sequence]
+            for i in range(chunk.num_samples):
+                yield params, seed + i & _SEED_BITS
 
 
 def _columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:

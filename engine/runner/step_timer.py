@@ -30,10 +30,10 @@ class StepTimer:
         if self._num_used == len(self._events):
             self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
         begin, end = self._events[self._num_used]
-        self._num_used += 1
         begin.record()
         yield
         end.record()
+        self._num_used += 1  # not if a step fails in between: the time of an event that never came cannot be asked for
 
     def sample_ns(self) -> int:
         """Time of the sampling since the last call, in ns; the device must have finished it."""

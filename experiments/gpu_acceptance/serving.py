@@ -224,7 +224,9 @@ def _generate(
 ) -> dict[str, list[list[int]]]:
     llm = _make(context, model, **settings)
     try:
-        return {case: [output.token_ids for output in llm.generate(prompts, params)] for case, params in cases.items()}
+        return {
+            case: [output["token_ids"] for output in llm.generate(prompts, params)] for case, params in cases.items()
+        }
     finally:
         llm.close()
 

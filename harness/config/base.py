@@ -1,15 +1,33 @@
 """What all configuration models share: strict, frozen pydantic models and the number types they are made of."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from simulator.quantities import RANGES
+
 PositiveInt = Annotated[int, Field(ge=1)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 Text = Annotated[str, Field(min_length=1)]
+
+
+def within(quantity: str) -> Any:
+    """Limits a key to the range of a quantity."""
+    return Field(ge=RANGES[quantity].low, le=RANGES[quantity].high)
+
+
+def check_ranges(options: BaseModel) -> None:
+    """Check keys whose type comes from a package below, without limits.
+
+    Raises:
+        ValueError: a value is out of the range of its quantity.
+    """
+    for name in type(options).model_fields:
+        value = getattr(options, name)
+        if name in RANGES and value is not None and not RANGES[name].holds(value):
+            raise ValueError(f"{name}={value}: must be {RANGES[name]}")
 
 
 class ConfigModel(BaseModel):

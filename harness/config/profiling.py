@@ -1,6 +1,8 @@
 """Configuration of task=profile: where the profile goes, and how long to measure."""
 
-from harness.config.base import ConfigModel, PositiveFloat, PositiveInt, Text
+from typing import Annotated
+
+from harness.config.base import ConfigModel, Text, within
 
 
 class ProfileConfig(ConfigModel):
@@ -10,7 +12,7 @@ class ProfileConfig(ConfigModel):
     another model or format."""
 
     out: Text | None = None
-    time_budget_s: PositiveFloat = 120.0
-    max_context: PositiveInt | None = None
-    repeats: PositiveInt = 4
+    time_budget_s: Annotated[float, within("time_budget_s")] = 120.0
+    max_context: Annotated[int, within("max_context")] | None = None
+    repeats: Annotated[int, within("repeats")] = 4
     overwrite: bool = False

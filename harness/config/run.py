@@ -4,34 +4,46 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.config.base import ConfigModel, Fraction, NonNegativeInt, PositiveInt, Text
+from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
-from harness.config.system import CostConfig, DeviceConfig, EngineConfig, MetricsConfig, ModelConfig, SchedulerConfig
+from harness.config.system import (
+    CostConfig,
+    DeviceConfig,
+    EngineConfig,
+    MetricsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    WeightFormat,
+)
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
+
+_REAL_FORMATS = ("none", "fp8", "fp8_block")
 
 
 class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
-    `max_model_len=None` takes the model's own limit; `results` are the folders that `task=report` compares."""
+    `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
+    folders that `task=report` compares."""
 
     task: Literal["run", "report", "profile", "validate", "calibrate", "retime"] = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
     model: ModelConfig
+    quantization: WeightFormat | None = None
     device: DeviceConfig
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
-    block_size: Annotated[int, Field(ge=1, le=1 << 20)] = 16
-    max_num_seqs: PositiveInt = 256
-    max_num_batched_tokens: PositiveInt = 8192
-    max_model_len: PositiveInt | None = None
-    tensor_parallel_size: PositiveInt = 1
+    block_size: Annotated[int, within("block_size")] = 16
+    max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
+    max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
+    max_model_len: Annotated[int, within("max_model_len")] | None = None
+    tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     gpu_memory_utilization: Fraction = 0.9
-    num_blocks: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    seed: NonNegativeInt = 0
+    num_blocks: Annotated[int, within("num_blocks")] | None = None
+    seed: Annotated[int, within("seed")] = 0
     progress: bool = True
     plots: bool = True
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
@@ -39,6 +51,11 @@ class RunConfig(ConfigModel):
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     retiming: RetimingConfig = RetimingConfig()
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        """The format of the weights of attention and MLPs."""
+        return self.quantization or self.model.quantization
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -85,6 +102,23 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={kv_heads} "
                 f"of {self.model.name}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.weight_format == "mxfp4" and not self.model.num_experts:
+            raise ValueError(
+                f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_real_quantization(self) -> Self:
+        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+            raise ValueError(
+                f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
+                "of these or engine=sim"
             )
         return self
 

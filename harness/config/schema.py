@@ -84,7 +84,7 @@ def _bounds(constraints: Iterable[Any]) -> str:
     """The numeric limits among the constraints, as ` >= 1 and <= 10`; ` that is not empty` for required text."""
     constraints = list(constraints)
     parts = [
-        f" {symbol} {getattr(item, attribute)}"
+        f" {symbol} {_plain(getattr(item, attribute))}"
         for comparisons in (_COMPARISONS, _UPPER_COMPARISONS)
         for kind, attribute, symbol in comparisons
         for item in constraints
@@ -93,6 +93,10 @@ def _bounds(constraints: Iterable[Any]) -> str:
     if parts:
         return " and".join(parts)
     return " that is not empty" if any(isinstance(item, annotated_types.MinLen) for item in constraints) else ""
+
+
+def _plain(limit: float) -> str:
+    return f"{limit:g}" if isinstance(limit, float) else str(limit)
 
 
 def nearest(name: str, allowed: Iterable[str]) -> str:

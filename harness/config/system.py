@@ -8,15 +8,14 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions
 from harness.config.base import (
     ConfigModel,
-    Fraction,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
     Text,
+    check_ranges,
+    within,
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
+AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
 class SimEngine(ConfigModel):
@@ -35,7 +34,7 @@ class SimEngine(ConfigModel):
     compress: bool = True
     cache_outputs: bool = False
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
-    max_lookahead_steps: PositiveInt = 1
+    max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] = "vllm"
 
 
@@ -50,13 +49,14 @@ class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # 
     """
 
     weights: Text | None = None
-    temperature: NonNegativeFloat = 0.0
+    temperature: Annotated[float, within("temperature")] = 0.0
     warm_up: bool = True
-    num_threads: PositiveInt | None = None
+    num_threads: Annotated[int, within("num_threads")] | None = None
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self.__post_init__()
+        check_ranges(self)
         return self
 
 
@@ -78,28 +78,40 @@ EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator=
 class ModelConfig(ConfigModel):
     """Shape of a decoder-only transformer with grouped-query attention and a gated MLP, dense or mixture of experts.
 
-    Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
-    layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
-    `learned_positions` is the length of a table of position embeddings; only the simulator knows such models.
-    `quantization` is the format of the weights of attention and MLPs, as `simulator.quantization` says.
+    Sizes are counts of elements.
+
+    Attributes:
+        dtype: of weights, activations and KV cache.
+        num_experts: 0 means a dense MLP of intermediate_size; with experts every layer's MLP is this many gated MLPs.
+        num_experts_per_token: experts that a token uses.
+        moe_intermediate_size: width of an expert.
+        learned_positions: length of a table of position embeddings; in simulation only.
+        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
+        num_sliding_layers: layers that attend to sliding_window tokens.
+        qk_norm: whether each head of query and key is normed.
+        quantization: format of the published weights (simulator/quantization.py); the top-level key of that name can
+            ask for another one.
     """
 
     name: Text
-    num_layers: PositiveInt
-    hidden_size: PositiveInt
-    num_attention_heads: PositiveInt
-    num_kv_heads: PositiveInt
-    head_dim: PositiveInt
-    intermediate_size: PositiveInt
-    vocab_size: PositiveInt
+    num_layers: Annotated[int, within("num_layers")]
+    hidden_size: Annotated[int, within("hidden_size")]
+    num_attention_heads: Annotated[int, within("num_attention_heads")]
+    num_kv_heads: Annotated[int, within("num_kv_heads")]
+    head_dim: Annotated[int, within("head_dim")]
+    intermediate_size: Annotated[int, within("intermediate_size")]
+    vocab_size: Annotated[int, within("vocab_size")]
     tie_word_embeddings: bool
-    max_position_embeddings: PositiveInt
+    max_position_embeddings: Annotated[int, within("max_position_embeddings")]
     dtype: Dtype
-    num_experts: NonNegativeInt = 0
-    num_experts_per_token: NonNegativeInt = 0
-    moe_intermediate_size: NonNegativeInt = 0
-    learned_positions: NonNegativeInt = 0
-    quantization: Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"] = "none"
+    num_experts: Annotated[int, within("num_experts")] = 0
+    num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
+    moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
+    learned_positions: Annotated[int, within("learned_positions")] = 0
+    sliding_window: Annotated[int, within("sliding_window")] = 0
+    num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
+    qk_norm: bool = False
+    quantization: WeightFormat = "none"
 
     @property
     def dtype_bytes(self) -> int:
@@ -128,27 +140,40 @@ class ModelConfig(ConfigModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_windows(self) -> Self:
+        if bool(self.sliding_window) != bool(self.num_sliding_layers) or self.num_sliding_layers > self.num_layers:
+            raise ValueError(
+                f"num_sliding_layers={self.num_sliding_layers}: must be from 1 to num_layers={self.num_layers} with a "
+                "sliding_window, and 0 without"
+            )
+        return self
+
 
 class DeviceConfig(ConfigModel):
     """One accelerator (or CPU) and its link to its peers.
 
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
-    bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
-    device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
-    many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
+    bytes/s; `flops` in dense operations/s by format (bf16 also prices float16; fp8, int8 and fp4 only where the device
+    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach;
+    `link_latency_s` is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    `multiprocessors` is how many streaming multiprocessors a GPU has, for imported profiles whose attention times
+    depend on it.
+    `aiconfigurator_system` is the device's name in NVIDIA's database of operator times, from which the profiles that
+    come with the project are compiled; null where it is not in there.
     """
 
     name: Text
-    memory_bytes: PositiveInt
-    memory_bandwidth: PositiveFloat
-    flops: dict[Literal["bf16", "fp8", "fp32"], PositiveFloat]
-    memory_efficiency: Fraction
-    flops_efficiency: Fraction
-    link_bandwidth: PositiveFloat
-    link_latency_s: NonNegativeFloat
-    step_overhead_s: NonNegativeFloat
-    multiprocessors: PositiveInt | None = None
+    memory_bytes: Annotated[int, within("memory_bytes")]
+    memory_bandwidth: Annotated[float, within("memory_bandwidth")]
+    flops: dict[Literal["bf16", "fp8", "int8", "fp4", "fp32"], Annotated[float, within("flops")]]
+    memory_efficiency: Annotated[float, within("memory_efficiency")]
+    flops_efficiency: Annotated[float, within("flops_efficiency")]
+    link_bandwidth: Annotated[float, within("link_bandwidth")]
+    link_latency_s: Annotated[float, within("link_latency_s")]
+    step_overhead_s: Annotated[float, within("step_overhead_s")]
+    multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -164,6 +189,7 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
     @model_validator(mode="after")
     def _check_options(self) -> Self:
         self.__post_init__()
+        check_ranges(self)
         return self
 
 
@@ -177,13 +203,17 @@ class RooflineCost(ConfigModel):
 
 
 class ProfiledCost(ConfigModel):
-    """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants, `other_device` as for roofline.
+    """Step times from measured kernel times.
+
+    `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
+    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants,
+    `other_device` as for roofline.
     `statistic=mean` prices decode steps at their mean, which is what latencies add up; `median` prices all steps at
-    their median."""
+    their median.
+    """
 
     kind: Literal["profiled"] = "profiled"
-    profile: Text
+    profile: Text = AUTO
     calibration: Text | None = None
     other_device: bool = False
     statistic: Literal["mean", "median"] = "mean"
@@ -204,9 +234,9 @@ CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discrimin
 class SloConfig(ConfigModel):
     """Service-level objectives in milliseconds; a request is good when it meets every one given."""
 
-    ttft_ms: PositiveFloat | None = None
-    tpot_ms: PositiveFloat | None = None
-    e2el_ms: PositiveFloat | None = None
+    ttft_ms: Annotated[float, within("latency_ms")] | None = None
+    tpot_ms: Annotated[float, within("latency_ms")] | None = None
+    e2el_ms: Annotated[float, within("latency_ms")] | None = None
 
 
 class MetricsConfig(ConfigModel):
@@ -218,6 +248,6 @@ class MetricsConfig(ConfigModel):
         95.0,
         99.0,
     )
-    warmup: NonNegativeFloat = 0.0
-    drain: NonNegativeFloat = 0.0
+    warmup: Annotated[float, within("cut_s")] = 0.0
+    drain: Annotated[float, within("cut_s")] = 0.0
     slo: SloConfig = SloConfig()

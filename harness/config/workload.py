@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text
+from simulator.quantities import MAX_TOKENS as MAX_TOKENS
 
 DEFAULT_SAMPLED_REQUESTS = 2000
-MAX_TOKENS = 2**31 - 1  # of a prompt or output: longer is a damaged file, and sums stay far from the end of int64
 MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public trace has
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]

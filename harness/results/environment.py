@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import re
+import resource
 import shlex
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+_CGROUPS = Path("/sys/fs/cgroup")
 _PACKAGES = ("numpy", "pandas", "simpy", "twinserve", "torch")
 
 
@@ -35,6 +37,13 @@ def command_line() -> str:
     """The command of this process, without arguments that name folders of this machine."""
     arguments = [each for each in sys.argv[1:] if not each.startswith(("profile.out=", "hydra."))]
     return shlex.join(["python", "run.py", *arguments])
+
+
+def available_memory_bytes() -> int | None:
+    """Memory that this process can still take: free on the machine, and within the limits of the process and of its
+    control groups; None where nothing is known."""
+    known = [_free_memory(), _below_process_limit(), *map(_below_group_limit, _memory_groups())]
+    return min((each for each in known if each is not None), default=None)
 
 
 def cpu_model() -> str | None:
@@ -95,3 +104,50 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         return None
+
+
+def _free_memory() -> int | None:
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    values = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return next((int(kilobytes) * 1024 for kilobytes in values), None)
+
+
+def _below_process_limit() -> int | None:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[0])
+    except OSError:
+        return limit
+    return max(0, limit - pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+def _memory_groups() -> list[Path]:
+    """Folders of the control groups that may limit this process's memory: its own and those around it."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return []
+    folders: list[Path] = []
+    for line in lines:
+        _, kinds, name = line.split(":", 2)
+        if kinds in ("", "memory"):
+            root = _CGROUPS / kinds
+            group = root / name.lstrip("/")
+            folders += [group, *(parent for parent in group.parents if parent.is_relative_to(root))]
+    return folders
+
+
+def _below_group_limit(folder: Path) -> int | None:
+    for limit, used in (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")):
+        try:
+            texts = [(folder / name).read_text(encoding="utf-8").strip() for name in (limit, used)]
+        except OSError:
+            continue
+        if texts[0] != "max":
+            return max(0, int(texts[0]) - int(texts[1]))
+    return None

@@ -1,6 +1,7 @@
 """The files of a result folder: which there are, and how they are written and read.
 
 <folder>/config.yaml        the resolved configuration
+         inputs.json        digests of the files that it names, at the start
          requests.parquet   one row per request
          steps.parquet      one row per engine step
          gaps.parquet       every gap between tokens, pooled: value_s, weight
@@ -25,10 +26,13 @@ from harness.results.metrics import json_ready
 from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
-SUMMARY, FAILED = "summary.json", "failed.json"
+SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
+_FLAGS, _COUNTS = {"complete", "simulated"}, {"block_size", "num_blocks"}
+_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment"}
+_TEXTS = {"engine", "model", "device", "trace", "trace_source", "arrival", "policy", "kv_pool", "ended_early"}
 
 
 def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:
@@ -77,7 +81,23 @@ def read_summary(folder: Path) -> dict[str, Any]:
         raise TwinServeError(f"{path}: {error}") from None
     if not isinstance(summary, dict) or not summary.keys() >= _ALWAYS:
         raise TwinServeError(f"{path}: not the summary of a run, which has at least {', '.join(sorted(_ALWAYS))}")
+    wrong = [key for key, value in summary.items() if not _fits(key, value)]
+    if wrong:
+        raise TwinServeError(f"{path}: not the summary of a run: {wrong[0]} is {str(summary[wrong[0]])[:40]!r}")
     return summary
+
+
+def _fits(key: str, value: Any) -> bool:
+    """Whether the summary of a run can have this value. Undefined metrics are None; all others are numbers >= 0."""
+    if key in _FLAGS:
+        return isinstance(value, bool)
+    if key in _COUNTS:
+        return type(value) is int and value >= 1
+    if key in _NESTED:
+        return value is None or isinstance(value, list if key == "notes" else dict)
+    if key in _TEXTS:
+        return value is None or isinstance(value, str)
+    return value is None or (type(value) in (int, float) and value >= 0)
 
 
 def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:

@@ -89,7 +89,8 @@ class RunResult:
 
     requests: one row per request; times and latencies in s, NaN where a thing never happened; status is finished,
     rejected, aborted or unfinished. steps: one row per engine step, in time order, times in s. num_blocks: size of the
-    KV block pool. complete: False for a run that was interrupted. meta: settings, versions, hardware, notes.
+    KV block pool. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
+    says why the run ended before all was served, None for a complete one.
     """
 
     requests: pd.DataFrame

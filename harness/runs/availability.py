@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from typing import Literal
 
+from harness import interrupts
 from harness.errors import ConfigError
 
 
@@ -18,5 +19,9 @@ def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
     runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"engine={kind}: torch is not installed (pip install -e '.[engine]'); {runs_here}")
-    if kind == "gpu" and not importlib.import_module("torch").cuda.is_available():
+    if kind == "cpu":
+        return
+    with interrupts.held():
+        torch = importlib.import_module("torch")
+    if not torch.cuda.is_available():
         raise ConfigError(f"engine=gpu: torch finds no CUDA device; {runs_here}")

@@ -12,21 +12,22 @@ date, command
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
+from omegaconf import OmegaConf
 
+from engine.documents import DocumentError, read_yaml
 from harness.errors import ConfigError
 from harness.results.files import CALIBRATION, write_whole
 from simulator.profile.checks import base_name
+from simulator.quantities import RANGES
 
 _DTYPES = {"half": "float16", "float": "float32"}  # names that vLLM also accepts
-_FITTED_ON = ("measured", "data_sha256", "part", "num_requests")
+_FITTED_ON = {"measured": str, "data_sha256": str, "part": str, "num_requests": int}
 
 
 @dataclass(frozen=True)
@@ -86,12 +87,18 @@ class Calibration:
                 )
 
     def check(self, kind: str, known: Iterable[str]) -> None:
-        """Raises ConfigError unless it belongs to the cost model `kind`, which has constants of the names `known`."""
+        """Raises ConfigError unless it belongs to the cost model `kind`, which has constants of the names `known`, and
+        its constants are in their ranges."""
         if self.cost != kind or set(self.constants) - set(known):
             raise ConfigError(
                 f"cost.calibration={str(self.path)!r}: fitted for cost={self.cost} with {', '.join(self.constants)}; "
                 f"cost={kind} has {', '.join(known)}"
             )
+        for name, value in self.constants.items():
+            if not RANGES[name].holds(value):
+                raise ConfigError(
+                    f"cost.calibration={str(self.path)!r}: constants.{name}={value:g}: must be {RANGES[name]}"
+                )
 
     @property
     def _fits(self) -> tuple[Mapping[str, Any], ...]:
@@ -105,24 +112,33 @@ def read(path: Path) -> Calibration:
         ConfigError: the file cannot be read, or is no calibration file.
     """
     try:
-        document = OmegaConf.load(path)
-    except (OSError, YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        reason = getattr(error, "strerror", None) or "not YAML"
-        raise ConfigError(f"cost.calibration={str(path)!r}: cannot be read: {reason}") from None
-    values = OmegaConf.to_container(document, resolve=False) if isinstance(document, DictConfig) else {}
-    assert isinstance(values, dict)
+        document = read_yaml(path, numbers="any")  # widths may be infinite
+    except DocumentError as error:
+        raise ConfigError(f"cost.calibration={str(path)!r}: {error}") from None
+    values = document if isinstance(document, dict) else {}
     constants, fitted_on, kept = (values.get(name) or {} for name in ("constants", "fitted_on", "kept"))
+    kept = kept or []
     if (
         not isinstance(constants, dict)
-        or not all(isinstance(data, dict) and set(_FITTED_ON) <= set(data) for data in (fitted_on, *kept))
-        or not all(type(value) in (int, float) for value in constants.values())
+        or not isinstance(kept, list)
+        or not all(map(_is_fit, (fitted_on, *kept)))
+        or not all(type(name) is str and type(value) in (int, float) for name, value in constants.items())
     ):
         raise ConfigError(
             f"cost.calibration={str(path)!r}: not a {CALIBRATION} of task=calibrate: needs constants (numbers) and "
             f"fitted_on ({', '.join(_FITTED_ON)})"
         )
     return Calibration(
-        path, str(values.get("cost")), {str(k): float(v) for k, v in constants.items()}, fitted_on, tuple(kept)
+        path, str(values.get("cost")), {name: float(value) for name, value in constants.items()}, fitted_on, tuple(kept)
+    )
+
+
+def _is_fit(data: Any) -> bool:
+    """Whether `data` says to what constants were fitted."""
+    return (
+        isinstance(data, dict)
+        and all(type(data.get(name)) is kind for name, kind in _FITTED_ON.items())
+        and not any(isinstance(value, float) and not math.isfinite(value) for value in data.values())
     )
 
 
@@ -150,4 +166,6 @@ def _plain(name: str, value: Any) -> Any:
         return _DTYPES.get(dtype, dtype)
     if name == "kv_cache_dtype":  # fp8_e4m3 and fp8_e5m2 take as much memory as fp8; any other value is the model's own
         return str(value).startswith("fp8")
+    if name == "quantization":  # a log of vLLM calls both fp8
+        return str(value).removesuffix("_block")
     return value

@@ -149,11 +149,24 @@ class Recorder:
 
     def tables(self, trace: Trace, unfinished: list[Request]) -> RecordedRun:
         """Build the tables; `unfinished` are the requests that were waiting or running when the run ended."""
+        self._drop_half_recorded()
         for request in unfinished:
             self._add_request(request, STATUSES.index("unfinished"))
         plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS))
         durations = np.frombuffer(self._durations, dtype=np.int64)
         return RecordedRun(self._request_table(trace), self._step_table(plans, durations), self._gaps(plans, durations))
+
+    def _drop_half_recorded(self) -> None:
+        """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
+        num_plans, width = len(self._plans) // len(_PLAN_COLUMNS), len(_TIME_COLUMNS)
+        if self._times:
+            num_plans = min(num_plans, len(self._times) // width)
+        del self._plans[num_plans * len(_PLAN_COLUMNS) :]
+        del self._times[num_plans * width :]
+        del self._durations[sum(self._plans[_PLAN_COLUMNS.index("num_steps") :: len(_PLAN_COLUMNS)]) :]
+        del self._growth[len(self._growth) // 3 * 3 :]
+        while self._growth and self._growth[-3] >= num_plans:
+            del self._growth[-3:]
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
         recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))

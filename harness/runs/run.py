@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from rich.console import Console
 
 from engine.core.sequence import Request
+from harness import interrupts
 from harness.config import RunConfig
+from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
+from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
@@ -31,7 +31,10 @@ from simulator.arrivals import Arrivals
 
 
 class Engine(Protocol):
-    """An engine that serves a trace, simulated or real. `run` serves it all; a signal handler may call `stop`."""
+    """An engine that serves a trace, simulated or real. `run` serves it all; a signal handler may call `stop`.
+
+    Where `run` raises, `unfinished` still tells which requests are left: what was recorded is written.
+    """
 
     recorder: Recorder
     num_blocks: int
@@ -55,102 +58,109 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-class Served(NamedTuple):
-    """Result and summary of a served trace; `interrupted` tells whether a signal cut it short."""
+@dataclass(frozen=True)
+class Served:
+    """Result and summary of a served trace.
+
+    Attributes:
+        failure: what ended the run before all was served: KeyboardInterrupt for a signal; None for a complete run.
+    """
 
     result: RunResult
     summary: dict[str, Any]
-    interrupted: bool
+    failure: BaseException | None
+
+    def check(self, output_dir: Path) -> None:
+        """Raises what kept the run from being complete."""
+        if isinstance(self.failure, EngineError):
+            text = f"{self.failure}; what was recorded until then is in {output_dir}, marked incomplete"
+            raise EngineError(text) from self.failure
+        if self.failure is not None:
+            raise self.failure
 
 
 def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """Run `config`, leave everything in `output_dir` and return the summary.
 
     Raises:
-        TwinServeError: the trace or the configuration cannot be used; or the engine failed, as in `serve`.
-        KeyboardInterrupt: the run was interrupted; its tables up to then have been written, marked incomplete.
+        TwinServeError: the trace or the configuration cannot be used.
+        EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
+            engine, the tables up to then have been written, marked incomplete.
     """
+    drawn = getattr(config.trace, "num_requests", None)
+    if drawn is not None:
+        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
     trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
     served = serve(config, trace, arrivals, output_dir, console)
     print_summary(served.summary, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
-    if served.interrupted:
-        raise KeyboardInterrupt
+    served.check(output_dir)
     return served.summary
 
 
 def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
-    """Serve `trace` and leave everything in `output_dir`; the tables of an interrupted run are marked incomplete.
+    """Serve `trace` and leave everything in `output_dir`; the tables of a run that ended early are marked incomplete.
 
     Raises:
         TwinServeError: the configuration cannot be used.
-        Exception: the engine failed; its tables up to then have been written, marked incomplete. EngineError is a
-            failure that a user can cause.
     """
+    check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
         console.print(engine.describe(), highlight=False, soft_wrap=True)
-        with _on_interrupt(engine.stop) as interrupts:
+        with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
-            failure = None
-            try:
-                with bar:
-                    engine.run()
-            except Exception as error:
-                failure = error
-            is_complete = not interrupts and failure is None
-            result = _collect(config, trace, engine, is_complete, time.perf_counter() - started)
-            if failure is not None:
-                result.meta["notes"].append(f"the run ended early: {failure}")
+            with bar, kept_for_tables():
+                failure = _failure_of(engine)
+            if signals and failure is None:
+                failure = KeyboardInterrupt()
+            result = _collect(config, trace, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
-    if failure is not None:
-        console.print(f"results until the failure: {output_dir}", highlight=False, soft_wrap=True)
-        raise failure
-    return Served(result, summary, bool(interrupts))
+    if signals and failure is None:  # it came while the results were written
+        failure = KeyboardInterrupt()
+    return Served(result, summary, failure)
+
+
+def _failure_of(engine: Engine) -> BaseException | None:
+    """Let the engine serve; returns what kept it from serving all. Errors of the configuration are raised."""
+    try:
+        engine.run()
+    except (EngineError, KeyboardInterrupt) as error:  # a second Ctrl-C ends the wait for a hanging worker
+        return error
+    except TwinServeError:
+        raise
+    except MemoryError:
+        return EngineError("out of memory")
+    except Exception as error:
+        return error
+    return None
+
+
+def _reason(failure: BaseException | None) -> str | None:
+    """Why a run ended early, in one line for the summary; None for a complete run."""
+    match failure:
+        case None:
+            return None
+        case KeyboardInterrupt():
+            return "interrupted"
+        case EngineError():
+            return str(failure)
+    return " ".join(f"{type(failure).__name__}: {failure}".split())
 
 
 def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
         return SimulatedEngine(resolve(config), trace, arrivals)
-    from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
-
+    with interrupts.held():
+        from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
-
-
-@contextmanager
-def _on_interrupt(stop: Callable[[], None]) -> Iterator[list[int]]:
-    """The first Ctrl-C or SIGTERM calls `stop` and is appended to the list; the next one acts as usual.
-
-    So an interrupted run still writes its results, and an interrupt does not stop the writing.
-    """
-    interrupts: list[int] = []
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupts
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def handle(number: int, frame: object) -> None:
-        restore()
-        interrupts.append(number)
-        stop()
-
-    for number in before:
-        signal.signal(number, handle)
-    try:
-        yield interrupts
-    finally:
-        restore()
 
 
 def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, Any]:
@@ -164,12 +174,16 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     return summary
 
 
-def _collect(config: RunConfig, trace: Trace, engine: Engine, is_complete: bool, wall_s: float) -> RunResult:
+def _collect(
+    config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float
+) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
         "model": config.model.name,
+        "quantization": config.weight_format,
+        "kv_cache_dtype": config.engine.kv_cache_dtype,
         "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
         "trace": trace.name,
@@ -177,6 +191,7 @@ def _collect(config: RunConfig, trace: Trace, engine: Engine, is_complete: bool,
         "trace_file": trace.stamp,
         "arrival": config.arrival.kind,
         "policy": config.scheduler.policy,
+        "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],
         "kv_pool": engine.describe(),
@@ -186,5 +201,5 @@ def _collect(config: RunConfig, trace: Trace, engine: Engine, is_complete: bool,
         "environment": environment(),
     }
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, is_complete, meta
+        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )

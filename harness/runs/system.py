@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
+from harness.config.system import AUTO
+from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
@@ -19,9 +22,11 @@ from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
 from simulator.memory import DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
-from simulator.profile.profile import ProfileError
-from simulator.quantization import QUANTIZATIONS
+from simulator.profile.profile import Profile, ProfileError
+from simulator.quantities import MAX_BLOCKS, RANGES
+from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +41,9 @@ class System:
         pool: the KV blocks of one rank.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
+        profile: the measured times for it, None without any.
         calibration: the fitted constants of that cost model, None without any.
+        notes: what a reader of the results must know about the cost model.
     """
 
     model: ModelShape
@@ -50,12 +57,15 @@ class System:
     pool: KVPool
     engine: SimEngine
     cost: CostConfig
+    profile: Profile | None = None
     calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
 
     def fitted_for(self) -> dict[str, Any]:
         """What the fitted constants of a cost model hold for."""
         return {
             "model": self.model.name,
+            "quantization": self.model.quantization.name,
             "device": self.device.name,
             "profile": getattr(self.cost, "profile", None),
             "statistic": getattr(self.cost, "statistic", None),
@@ -66,8 +76,21 @@ class System:
         """The constants of the cost model that can be fitted, by name, with their defaults in this system.
 
         Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism,
-        the constants of communication have no effect and are left out.
+        the constants of communication have no effect and are left out. A fit stays within the range of a constant.
+
+        Raises:
+            ConfigError: model and device are so far apart that a default is out of its range.
         """
+        constants = self._constants()
+        for name, constant in constants.items():
+            if not RANGES[name].holds(constant.default):
+                raise ConfigError(
+                    f"device={self.device.name}: {name} would be {constant.default:.3g} for {self.model.name}: must be "
+                    f"{RANGES[name]}"
+                )
+        return {name: each._replace(high=min(each.high, RANGES[name].high)) for name, each in constants.items()}
+
+    def _constants(self) -> dict[str, Constant]:
         device, ranks = self.device, self.tensor_parallel_size
         if self.cost.kind == "profiled":
             return profiled_constants(device, ranks, async_scheduling=self.scheduler.async_scheduling)
@@ -99,31 +122,40 @@ class System:
         return RooflineCost(self.model, replace(self.device, **rates), self.tensor_parallel_size)
 
     def _profiled_cost(self, cost: ProfiledCost, values: Mapping[str, float]) -> profiled.ProfiledCost:
-        ranks = self.tensor_parallel_size
-        try:
-            profile = open_profile(cost.profile, self.model, ranks, self.max_num_seqs, self.device)
+        assert self.profile is not None, "`resolve` opens it"
+        of_means = cost.statistic == "mean"
+        with _errors_of(cost):
             model = profiled.ProfiledCost(
-                profile,
+                self.profile,
                 self.model,
-                ranks,
+                self.tensor_parallel_size,
                 values,
-                of_means=cost.statistic == "mean",
+                of_means=of_means,
                 is_async=self.scheduler.async_scheduling,
             )
-            check_units(profile, self.model, self.device)
-        except ProfileError as error:
-            raise ConfigError(f"cost.profile={cost.profile!r}: {error}") from None
+            check_units(self.profile, self.model, self.device)
         return model
 
 
+@contextmanager
+def _errors_of(cost: ProfiledCost) -> Iterator[None]:
+    """Errors of the profile as errors of the configuration."""
+    try:
+        yield
+    except ProfileError as error:
+        raise ConfigError(f"cost.profile={cost.profile!r}: {error}") from None
+
+
 def resolve(config: RunConfig) -> System:
-    """The system that `config` simulates; a calibration file is read here.
+    """The system that `config` simulates; its profile and its calibration file are read here.
 
     Raises:
-        ConfigError: the model does not fit on the device, or the calibration file cannot be used.
+        ConfigError: the model does not fit on the device, the device has no arithmetic for its weights, or the profile
+            or the calibration file cannot be used.
     """
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
-    model, device = model_shape(config.model, config.engine.kv_cache_dtype), device_rates(config.device)
+    model = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+    device = device_rates(config.device)
     system = System(
         model=model,
         device=device,
@@ -137,22 +169,54 @@ def resolve(config: RunConfig) -> System:
         engine=config.engine,
         cost=config.cost,
     )
+    if isinstance(config.cost, ProfiledCost):
+        system = _with_profile(system, config.cost)
+    _check_arithmetic(system)
     if config.cost.calibration is None:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
-    calibration.check(config.cost.kind, system.constants())
-    if not config.cost.other_device:
+    calibration.check(system.cost.kind, system.constants())
+    if not system.cost.other_device:
         calibration.check_device(system.device.name)
     return replace(system, calibration=calibration)
 
 
-def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
-    """A model of the configuration as the simulator sees it."""
+def _with_profile(system: System, cost: ProfiledCost) -> System:
+    """`system` with its profile; with `profile=auto` and none in the project, priced by the roofline instead."""
+    model, device, ranks = system.model, system.device, system.tensor_parallel_size
+    with _errors_of(cost):
+        if cost.profile != AUTO:
+            profile = open_profile(cost.profile, model, ranks, system.max_num_seqs, device)
+            return replace(system, profile=profile)
+        gpu = device.aiconfigurator_system
+        found = find_profile(gpu, model, ranks, system.max_num_seqs) if gpu else None
+    if found is not None:
+        return replace(system, profile=found)
+    note = (
+        f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
+        "project: step times are from the roofline of the device's rates"
+    )
+    return replace(system, cost=RooflineConfig(), notes=(note,))
+
+
+def _check_arithmetic(system: System) -> None:
+    """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
+    if system.cost.kind == "profiled":
+        return
+    try:
+        for quantization in (system.model.attention_quantization, system.model.quantization):
+            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+    except UnsupportedQuantizationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: str) -> ModelShape:
+    """A model of the configuration, with weights of a format, as the simulator sees it."""
     fields = model.model_dump() | {
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
         "kv_dtype_bytes": 1 if kv_cache_dtype == "fp8" else None,
-        "quantization": QUANTIZATIONS[model.quantization],
+        "quantization": QUANTIZATIONS[weight_format],
     }
     return ModelShape(**fields)
 
@@ -169,7 +233,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
         return KVPool(config.num_blocks, config.block_size, block_bytes)
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     try:
-        return size_kv_pool(
+        pool = size_kv_pool(
             model,
             device,
             block_size=config.block_size,
@@ -181,3 +245,14 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
         )
     except DeviceTooSmallError as error:
         raise ConfigError(f"device={config.device.name}: {error}") from error
+    if pool.num_blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"block_size={config.block_size}: device={config.device.name} has memory for {pool.num_blocks} KV blocks, "
+            f"at most {MAX_BLOCKS} are simulated; give num_blocks or a larger block_size"
+        )
+    if pool.num_blocks <= config.scheduler.reserved_blocks:
+        raise ConfigError(
+            f"scheduler.reserved_blocks={config.scheduler.reserved_blocks}: must be < {pool.num_blocks}, the KV blocks "
+            f"for which device={config.device.name} has memory"
+        )
+    return pool

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,10 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from engine.documents import read_json
 from harness.errors import TwinServeError
-from harness.results.files import FAILED, read_summary
+from harness.results.files import FAILED, SUMMARY, read_summary
 
 _NOT_SWEPT = ("task", "results", "progress", "plots")  # keys that do not decide the outcome of a run
+_OWN = ("run", "folder", "status", "error")  # columns that no configuration has
+_COMPARED = ("simulated", "output_throughput", "window_start_s", "window_end_s")
 
 
 def combine(folders: Sequence[Path]) -> pd.DataFrame:
@@ -22,7 +24,7 @@ def combine(folders: Sequence[Path]) -> pd.DataFrame:
     Columns: run (name), folder, status (complete, interrupted, failed), error, then the configuration keys that differ
     between the runs, flattened with dots, then what their summaries hold besides. `attrs["parameters"]` lists the keys
     that differ; those that follow from the `name` or `kind` of their group are left out. A folder with a failed.json,
-    or without a readable summary, is a row with status failed. Raises TwinServeError for a folder that does not exist.
+    without a readable summary, or that does not exist, is a row with status failed.
     """
     documents = [_read_row(folder) for folder in folders]
     configs = [_flat(document.get("config") or {}) for document in documents]
@@ -47,13 +49,14 @@ def combine(folders: Sequence[Path]) -> pd.DataFrame:
 
 def _read_row(folder: Path) -> dict[str, Any]:
     """The summary in the folder with a status, or the error that is there in its place."""
-    if not folder.is_dir():
-        raise TwinServeError(f"{folder}: no such folder")
     try:
         if (folder / FAILED).exists():
-            failure = json.loads((folder / FAILED).read_text(encoding="utf-8"))
+            failure = read_json(folder / FAILED)
             return {"status": "failed", "error": str(failure["error"])}
         summary = read_summary(folder)
+        missing = [key for key in _COMPARED if key not in summary]
+        if missing:
+            raise TwinServeError(f"{folder / SUMMARY}: not the summary of a run: without {missing[0]}")
     except (OSError, ValueError, KeyError, TypeError, TwinServeError) as error:
         return {"status": "failed", "error": str(error)}
     return {**summary, "status": "complete" if summary["complete"] else "interrupted"}
@@ -72,7 +75,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def _swept(configs: Sequence[Mapping[str, Any]]) -> list[str]:
     """The keys that differ between runs, without those that only follow from the kind or the name of their group."""
-    keys = dict.fromkeys(key for config in configs for key in config if key.split(".")[0] not in _NOT_SWEPT)
+    keys = dict.fromkeys(key for config in configs for key in config if key.split(".")[0] not in (*_NOT_SWEPT, *_OWN))
     differing = [key for key in keys if len({config.get(key) for config in configs}) > 1]
     kept = []
     for key in differing:

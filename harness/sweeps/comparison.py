@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,29 +17,36 @@ from harness.errors import TwinServeError
 from harness.plots import write_comparison_plots
 from harness.plots.compare import parameter_label, parameter_title, short_name, tail_percentile, value_label
 from harness.plots.latency import latency_curves
-from harness.results.files import read_requests, write_whole
+from harness.results.files import REQUESTS, read_requests, write_whole
 from harness.results.summary import number, percent
 from harness.sweeps.combine import combine
 
+_TIMES = ("arrival_time", "ttft", "tpot", "e2el")
 _MAX_ROWS = 40
 _MAX_PARAMETER_COLUMNS = 4
 
 
-def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console | None = None) -> list[Path]:
+class Comparison(NamedTuple):
+    """The files of a comparison, and the names of the runs that are left out because they failed or are damaged."""
+
+    paths: list[Path]
+    left_out: list[str]
+
+
+def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console | None = None) -> Comparison:
     """Compare results: comparison.parquet, comparison.csv and the figures in `out_folder`, and a table on the console.
 
-    Returns the paths written. A folder with unreadable tables counts as failed. Raises
-    TwinServeError for one that does not exist.
+    A folder with unreadable tables counts as failed.
     """
     runs = combine(folders)
     parameters = runs.attrs["parameters"]
     if parameters:
         runs = runs.sort_values(parameters, key=_sort_key, kind="stable")
     curves = {}
-    wanted = ["status", "arrival_time", "ttft", "tpot", "e2el"]
     for index, row in runs[runs["status"] != "failed"].iterrows():
         try:
-            requests = read_requests(Path(row["folder"]), wanted)
+            requests = read_requests(Path(row["folder"]), ["status", *_TIMES])
+            _check(requests, row["folder"])
         except TwinServeError as error:  # a damaged result does not stop the comparison
             runs.loc[index, ["status", "error"]] = ["failed", str(error)]
         else:
@@ -50,7 +58,20 @@ def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console
     if curves:
         paths += write_comparison_plots(runs, parameters, curves, out_folder)
     _print_comparison(runs, parameters, console or Console())
-    return paths
+    return Comparison(paths, runs.loc[runs["status"] == "failed", "run"].tolist())
+
+
+def _check(requests: pd.DataFrame, folder: str) -> None:
+    """Raises TwinServeError unless all times are numbers, and those of finished requests are there."""
+    finished = (requests["status"] == "finished").to_numpy()
+    for name in _TIMES:
+        values = requests[name]
+        if not pd.api.types.is_float_dtype(values):
+            raise TwinServeError(f"{folder}: {name} in {REQUESTS} is not of numbers")
+        seconds = values.to_numpy(dtype=np.float64)
+        known = seconds[finished] if name != "tpot" else seconds[~np.isnan(seconds)]  # one token has no TPOT
+        if not (np.isfinite(known) & (known >= 0)).all():
+            raise TwinServeError(f"{folder}: {name} of finished requests in {REQUESTS} is not always a number >= 0")
 
 
 def _sort_key(column: pd.Series) -> pd.Series:

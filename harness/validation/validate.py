@@ -17,6 +17,7 @@ from harness.results.tables import RunResult
 from harness.runs.fitted import Calibration
 from harness.runs.run import serve
 from harness.runs.system import resolve
+from harness.validation.closed_loops import KIND, validate_rows
 from harness.validation.comparison import Validation, compare
 from harness.validation.report import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
@@ -34,10 +35,12 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
     Raises:
         TwinServeError: the measured run or the configuration cannot be used.
-        KeyboardInterrupt: the simulation was interrupted.
+        EngineError, KeyboardInterrupt: the simulation could not go on, or was interrupted.
     """
     console = Console()
     settings = config.validation
+    if settings.measured and settings.measured.startswith(f"{KIND}:"):
+        return validate_rows(config, output_dir, console)
     run = load_run(settings)
     repeats = [load_measured(name, settings.workload) for name in settings.repeats]
     for repeat in repeats:
@@ -52,8 +55,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     fitted = resolve(config).calibration
     arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
     served = serve(config, compared.trace, arrivals, output_dir, console)
-    if served.interrupted:
-        raise KeyboardInterrupt
+    served.check(output_dir)
     priced = resolve(priced_config).cost_model() if run.own else None
     steps = [] if priced is None else _replays(config, [run, *repeats], priced)
     warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config), *pool_warnings]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,20 +20,24 @@ IMPORTERS: dict[str, Importer] = {
 }
 
 
-@functools.lru_cache(maxsize=4)  # a calibration opens the same profile at every evaluation
 def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
     """The profile `name` of a model on `tensor_parallel_size` ranks.
 
-    `name` is a folder of ours, either `tp<N>` itself or the one above it, or `<tool>:<folder>`. Importers take the
-    sizes of CUDA graphs from `max_num_seqs`, and how kernels split their work from the device to simulate.
+    `name` is a folder of ours, either `tp<N>` itself or the one above it, `<tool>:<folder>`, or for NVIDIA's database
+    `aiconfigurator:<system>/<backend>/<version>`. Importers take the sizes of CUDA graphs from `max_num_seqs`, and how
+    kernels split their work from the device to simulate.
 
     Raises:
         ProfileError: it is not there, was not measured for these ranks, or cannot be read.
     """
     tool, separator, rest = name.partition(":")
     if separator and tool in IMPORTERS:
+        if tool != "aiconfigurator" and not Path(rest).is_dir():
+            raise ProfileError(f"no folder {rest!r}")
         return IMPORTERS[tool](Path(rest), model, tensor_parallel_size, max_num_seqs, device)
-    if separator and not Path(name).exists():
+    if separator and not Path(name).is_dir():
         raise ProfileError(f"{name!r}: neither a folder nor <tool>:<folder> (tools: {', '.join(IMPORTERS)})")
     folder = Path(name)
+    if not folder.is_dir():
+        raise ProfileError(f"no folder {name!r}")
     return load_profile(rank_folder(folder, tensor_parallel_size) if any(folder.glob("tp*")) else folder)

@@ -4,6 +4,7 @@
     tp<N>/dense.csv           layer,tokens,time_us
     tp<N>/per_sequence.csv    layer,sequences,time_us
     tp<N>/attention.csv       prefill_chunk,kv_prefill,n_decode,kv_decode,time_us     one layer
+    tp1/moe.csv               tokens,activated_experts,time_us     router and experts of one layer
     tp<N>/skew.csv            a batch with all contexts at their mean, all at their maximum, and uneven (optional;
                               unused if meta.yaml says skew_profile: enabled: false)
 
@@ -16,10 +17,15 @@ matter; without splits, the thread blocks of the longest context go on alone. Ba
 gains are not interpolated linearly between the last batch with splits and the first without. That is done only if the
 number of multiprocessors is known, the bundle is of the device to simulate, and gains rise the most just there, as
 otherwise other kernels were measured.
+
+Experts were timed by how many of them the tokens of a step use. Tokens choose independently and evenly here, so that n
+tokens use E·(1 - (1 - k/E)^n) of E experts in expectation, as in the roofline. Only one rank was measured: experts that
+several ranks share are refused.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -30,9 +36,10 @@ import numpy.typing as npt
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.csv_table import read_table
+from simulator.profile.csv_table import read_table
 from simulator.profile.files import rank_folder, read_meta
-from simulator.profile.profile import Profile, ProfileMeta
+from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
+from simulator.quantities import RANGES
 
 Floats = npt.NDArray[np.float64]
 _ATTENTION = {
@@ -43,7 +50,18 @@ _ATTENTION = {
 }
 _PER_LAYER = {"layernorm": 2}  # calls per layer; other operators are called once
 _PER_STEP = ("embedding", "final_layernorm", "lm_head", "sampler")
-_SKEW = ("n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us")
+_EXPERTS = {"tokens": "num_tokens", "activated_experts": "activated_experts", "time_us": "time_us"}
+_SKEW = {
+    "n": "num_decodes",
+    "nb": "num_decodes",
+    "pc": "prefill_tokens",
+    "kvs": "decode_context",
+    "kv_big": "decode_context",
+    "kv_mean": "decode_context",
+    "t_mean_us": "time_us",
+    "t_max_us": "time_us",
+    "t_skew_us": "time_us",
+}
 _DISTANCE_WIDTH = 0.35  # of the weights of mixes, in the logarithm of their distance
 _LARGEST_GRAPH = 512
 _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
@@ -65,16 +83,18 @@ def read_bundle(
     """
     meta = read_meta(folder, "; name the folder of device and model")
     ranks = rank_folder(folder, tensor_parallel_size)
-    dense = read_table(ranks / "dense.csv", ("layer", "tokens", "time_us"))
-    heads = read_table(ranks / "per_sequence.csv", ("layer", "sequences", "time_us"))
-    attention = read_table(ranks / "attention.csv", (*_ATTENTION, "time_us"))
+    dense = _read(ranks / "dense.csv", {"tokens": "num_tokens", "time_us": "time_us"}, "layer")
+    heads = _read(ranks / "per_sequence.csv", {"sequences": "num_sequences", "time_us": "time_us"}, "layer")
+    attention = _read(ranks / "attention.csv", {**_ATTENTION, "time_us": "time_us"})
+    if model.num_experts:
+        dense = pd.concat([dense, _experts(ranks, model, dense["tokens"])], ignore_index=True)
     tables = {
         "tokens": dense.rename(columns={"layer": "operator", "tokens": "num_tokens"}),
         "sequences": heads.rename(columns={"layer": "operator", "sequences": "num_sequences"}),
         "attention": attention.rename(columns=_ATTENTION),
     }
     if (ranks / "skew.csv").exists() and _is_enabled(meta, "skew_profile"):
-        gains = _gains(read_table(ranks / "skew.csv", _SKEW))
+        gains = _gains(_read(ranks / "skew.csv", _SKEW))
         if len(gains):
             multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
             filled = _FILLED_SHARE * 2 * multiprocessors if multiprocessors else math.inf
@@ -98,6 +118,16 @@ def read_bundle(
     )
 
 
+def _read(path: Path, quantities: Mapping[str, str], *texts: str) -> pd.DataFrame:
+    """The table in a CSV file; `quantities` says what its columns of numbers hold."""
+    table = read_table(path, (*texts, *quantities))
+    for name in texts:
+        check_texts(path.name, table[name])
+    for name, quantity in quantities.items():
+        check_numbers(path.name, table[name], quantity)
+    return table
+
+
 def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
     """Token counts for which vLLM captures CUDA graphs: 1, 2, 4, by 8 to 256, by 16 to twice `max_num_seqs` or 512."""
     largest = min(2 * max_num_seqs, _LARGEST_GRAPH)
@@ -109,6 +139,8 @@ def _block_size(meta: Mapping[str, Any]) -> int | None:
     """The block size of the engine whose kernels were timed; None if the bundle does not say."""
     engine = meta.get("engine_effective")
     size = engine.get("block_size") if isinstance(engine, Mapping) else None
+    if isinstance(size, int) and not RANGES["block_size"].holds(size):
+        raise ProfileError(f"{META}: engine_effective.block_size={size}: must be {RANGES['block_size']}")
     return size if isinstance(size, int) else None
 
 
@@ -122,6 +154,34 @@ def _calls(operator: str, num_layers: int) -> int:
     return 1 if operator in _PER_STEP else num_layers * _PER_LAYER.get(operator, 1)
 
 
+def _experts(ranks: Path, model: ModelShape, sizes: pd.Series[int]) -> pd.DataFrame:
+    """Rows of an operator `experts` for numbers of tokens within `sizes`, interpolated in tokens and experts used.
+
+    Raises:
+        ProfileError: experts were not measured for these ranks, or cannot be read.
+    """
+    if ranks.name != "tp1" and not (ranks / "moe.csv").exists():
+        raise ProfileError(f"no moe.csv in {str(ranks)!r}: LLMServingSim measures experts on one rank only")
+    table = _read(ranks / "moe.csv", _EXPERTS).sort_values("activated_experts")
+    rows = {size: table[table["tokens"] == size] for size in table["tokens"].unique().tolist()}
+    measured = sorted(rows)
+    numbers = [n for n in sorted({*sizes, *rows}) if measured[0] <= n <= measured[-1]]
+    times = []
+    for n in numbers:
+        used = model.num_experts * (1 - (1 - model.num_experts_per_token / model.num_experts) ** n)
+        around = [measured[bisect.bisect(measured, n) - 1], measured[bisect.bisect_left(measured, n)]]
+        times.append(np.interp(n, around, [_with_experts(rows[size], used) for size in around]))
+    return pd.DataFrame({"layer": "experts", "tokens": numbers, "time_us": times})
+
+
+def _with_experts(row: pd.DataFrame, used: float) -> float:
+    """The time for one number of tokens if they use `used` experts; more than were measured continue the last line."""
+    experts, times = row["activated_experts"].to_numpy(np.float64), row["time_us"].to_numpy(np.float64)
+    if used <= experts[-1] or len(experts) == 1:
+        return float(np.interp(used, experts, times))
+    return float(times[-1] + (used - experts[-1]) * (times[-1] - times[-2]) / (experts[-1] - experts[-2]))
+
+
 def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     """The gains: uneven contexts take as long as if each were their mean plus `gain` standard deviations.
 
@@ -131,7 +191,7 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     the table has the median over all measured mixes of a batch size, weighed by how near their distance is to that of
     the longest of `n` contexts whose lengths are exponentially distributed, as those of chats nearly are.
     """
-    share = skew["nb"] / skew["n"]
+    share = (skew["nb"] / skew["n"]).where(skew["nb"] <= skew["n"])
     deviation = np.sqrt(share * (1 - share)) * (skew["kv_big"] - skew["kvs"])
     slope = (skew["t_max_us"] - skew["t_mean_us"]) / (skew["kv_big"] - skew["kv_mean"])
     clear = (skew["t_max_us"] > 1.1 * skew["t_mean_us"]) & (deviation > 0)  # else the line has no direction
@@ -149,7 +209,8 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
 def _weights(distances: Floats, num_contexts: float) -> Floats:
     """Weights of mixes whose longest context is so many standard deviations above the mean."""
     expected = float(np.sum(1 / np.arange(2, num_contexts + 1)))  # the mean of the largest of n exponential variables
-    nearness = np.log(distances / min(expected, math.sqrt(num_contexts - 1))) / _DISTANCE_WIDTH
+    usual = min(expected, math.sqrt(num_contexts - 1)) if num_contexts >= 2 else 1.0
+    nearness = np.log(distances / usual) / _DISTANCE_WIDTH
     weights: Floats = np.exp(-0.5 * nearness**2)
     return weights
 

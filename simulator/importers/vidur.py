@@ -10,13 +10,14 @@ their parameters, and sampling is left out. The host's time is not in these file
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.csv_table import read_table
-from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+from simulator.profile.csv_table import read_table
+from simulator.profile.profile import Profile, ProfileError, ProfileMeta, check_numbers
 
 _MS = 1e3  # in microseconds
 _OPERATORS = {  # name there: name here, calls per layer (0: once per step)
@@ -36,6 +37,12 @@ _SHAPE = {"n_embd": "hidden_size", "n_kv_head": "num_kv_heads"}
 _DENSE_SHAPE = {**_SHAPE, "n_head": "num_attention_heads", "n_expanded_embd": "intermediate_size"}
 _ATTENTION_SHAPE = {**_SHAPE, "n_q_head": "num_attention_heads"}
 _RANKS = "num_tensor_parallel_workers"
+_SIZES = {  # columns that say what was measured
+    "num_tokens": "num_tokens",
+    "batch_size": "num_decodes",
+    "prefill_chunk_size": "prefill_tokens",
+    "kv_cache_size": "prefill_context",
+}
 
 
 def read_profiling(
@@ -84,6 +91,8 @@ def _select(
 ) -> pd.DataFrame:
     """The rows of a file for this shape and these ranks."""
     table = read_table(path, (*shape, _RANKS, *columns))
+    for column, attribute in {**shape, _RANKS: "tensor_parallel_size"}.items():
+        check_numbers(path.name, table[column], attribute)
     for column, attribute in shape.items():
         wanted = getattr(model, attribute)
         if wanted not in set(table[column]):
@@ -93,7 +102,13 @@ def _select(
     if tensor_parallel_size not in set(table[_RANKS]):
         there = ", ".join(map(str, sorted(set(table[_RANKS])))) or "none"
         raise ProfileError(f"{str(path)!r}: no rows for {tensor_parallel_size} ranks (measured: {there})")
-    return table[table[_RANKS] == tensor_parallel_size]
+    table = table[table[_RANKS] == tensor_parallel_size]
+    for column in table.columns:
+        if column in _SIZES:
+            check_numbers(path.name, table[column], _SIZES[column])
+        elif column.endswith(".median"):
+            check_numbers(path.name, table[column], "time_us", unit=_MS, may_be_missing=True)
+    return table
 
 
 def _tokens(dense: pd.DataFrame, attention: pd.DataFrame, num_layers: int) -> tuple[pd.DataFrame, dict[str, int]]:
@@ -128,7 +143,7 @@ def _median_by(table: pd.DataFrame, axis: str, column: str, operator: str) -> pd
 def _lm_head(tokens: pd.DataFrame, model: ModelShape, max_num_seqs: int) -> pd.DataFrame:
     projection = tokens[tokens["operator"] == "gate_up_proj"].set_index("num_tokens")["time_us"]
     sizes = [size for size in projection.index if size <= max_num_seqs] or [projection.index[0]]
-    ratio = model.vocab_size * model.hidden_size / model.mlp_parameters()[0]
+    ratio = model.vocab_size * model.hidden_size / math.prod(model.mlp_matrices()[0])
     times = projection.loc[sizes] * ratio
     return pd.DataFrame({"operator": "lm_head", "num_sequences": sizes, "time_us": times.to_numpy()})
 
@@ -167,6 +182,8 @@ def _all_reduce(folder: Path, tensor_parallel_size: int) -> tuple[Path, pd.DataF
         table = read_table(path, ("size", "num_workers", "devices_per_node", _median("all_reduce")))
         here = (table["num_workers"] == tensor_parallel_size) & (table["devices_per_node"] == tensor_parallel_size)
         if here.any():
+            check_numbers(path.name, table[here]["size"], "num_bytes")
+            check_numbers(path.name, table[here][_median("all_reduce")], "time_us", unit=_MS)
             times = table[here].groupby("size")[_median("all_reduce")].median() * _MS
             return path, pd.DataFrame({"num_bytes": times.index, "time_us": times.to_numpy()})
     names = ", ".join(path.parent.name for path in paths) or "none"

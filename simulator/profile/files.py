@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from engine.documents import DocumentError, read_yaml
+from simulator.profile.csv_table import read_csv
 from simulator.profile.profile import KEYS, META, Profile, ProfileError, ProfileMeta
 
 FORMAT_VERSION = 1
@@ -28,10 +29,7 @@ def load_profile(folder: Path) -> Profile:
     for name in KEYS:
         path = folder / f"{name}.csv"
         if path.exists():
-            try:
-                tables[name] = pd.read_csv(path)
-            except (pd.errors.ParserError, pd.errors.EmptyDataError, UnicodeDecodeError) as error:
-                raise ProfileError(f"{path.name}: not a CSV table: {error}") from None
+            tables[name] = read_csv(path)
     return Profile(meta, tables)
 
 
@@ -59,7 +57,7 @@ def save_profile(profile: Profile, folder: Path) -> None:
             path.unlink(missing_ok=True)
     meta = {"format_version": FORMAT_VERSION, "units": {"time": "us"}, **dataclasses.asdict(profile.meta)}
     meta["token_buckets"] = list(profile.meta.token_buckets)
-    (folder / META).write_text(yaml.safe_dump(meta, sort_keys=False, width=120), encoding="utf-8")
+    (folder / META).write_text(yaml.dump(meta, Dumper=_Dumper, sort_keys=False, width=120), encoding="utf-8")
 
 
 def read_meta(folder: Path, hint: str = "") -> dict[str, Any]:
@@ -69,16 +67,23 @@ def read_meta(folder: Path, hint: str = "") -> dict[str, Any]:
         ProfileError: it is not there, or no YAML file with keys.
     """
     path = folder / META
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError:
+    if not path.exists():
         there = ", ".join(sorted(entry.name for entry in folder.glob("*"))) or "nothing"
-        raise ProfileError(f"no {META} in {str(folder)!r} (there: {there}){hint}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
-        raise ProfileError(f"{str(path)!r} is not YAML") from None
+        raise ProfileError(f"no {META} in {str(folder)!r} (there: {there}){hint}")
+    try:
+        values = read_yaml(path)
+    except DocumentError as error:
+        raise ProfileError(f"{str(path)!r}: {error}") from None
     if not isinstance(values, dict):
         raise ProfileError(f"{str(path)!r} holds no keys")
     return values
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes a value that is there twice in full twice: aliases are not read."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
 
 
 def _load_meta(folder: Path) -> ProfileMeta:

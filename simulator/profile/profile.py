@@ -23,6 +23,7 @@ of the times. `simulator.profile.files` reads and writes a profile as a folder w
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Annotated, Any, Literal
@@ -30,6 +31,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import pandas as pd
 from pydantic import AfterValidator, Field
+
+from simulator.quantities import RANGES
 
 META = "meta.yaml"
 KEYS = {
@@ -46,11 +49,16 @@ _REQUIRED = ("tokens", "sequences", "attention")
 _OPERATORS = {"tokens": ("qkv_proj", "o_proj"), "sequences": ("lm_head",)}
 _MLP = ("gate_up_proj", "down_proj")  # of a dense model; a mixture of experts has "experts"
 _KINDS = ("decode", "prefill", "mixed")
-_LONGEST_CALL_US = 6e7  # a minute: a longer time is not in microseconds
+_TEXTS = ("operator", "kind")
+_LONGEST_MESSAGE = 500
 
 
 class ProfileError(ValueError):
-    """A profile is missing, unreadable, incomplete, or was made for something else."""
+    """A profile is missing, unreadable, incomplete, or was made for something else. The message is one line."""
+
+    def __init__(self, message: str) -> None:
+        line = " ".join(message.split())  # it may cite any text that a file holds
+        super().__init__(line if len(line) <= _LONGEST_MESSAGE else f"{line[:_LONGEST_MESSAGE]}...")
 
 
 def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -59,7 +67,16 @@ def _ascending(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return sizes
 
 
-Count = Annotated[int, Field(ge=1, strict=True)]
+def _within(quantity: str) -> Any:
+    limits = RANGES[quantity]
+    return Field(ge=limits.low, le=limits.high, strict=limits.is_whole, allow_inf_nan=False)
+
+
+Layers = Annotated[int, _within("num_layers")]
+Ranks = Annotated[int, _within("tensor_parallel_size")]
+Calls = Annotated[int, _within("calls")]
+BlockSize = Annotated[int, _within("block_size")]
+NumTokens = Annotated[int, _within("num_tokens")]
 
 
 @dataclass(frozen=True)
@@ -86,20 +103,20 @@ class ProfileMeta:
 
     device: str
     model: str
-    tensor_parallel_size: Count
-    num_layers: Count
-    calls: dict[str, Count]
+    tensor_parallel_size: Ranks
+    num_layers: Layers
+    calls: dict[str, Calls]
     dtype: str = "bfloat16"
-    block_size: Count | None = None
+    block_size: BlockSize | None = None
     shape: dict[str, Any] = field(default_factory=dict)
-    token_buckets: Annotated[tuple[Count, ...], AfterValidator(_ascending)] = ()
+    token_buckets: Annotated[tuple[NumTokens, ...], AfterValidator(_ascending)] = ()
     padded_steps: Literal["decode", "all"] = "decode"
     padded_heads: bool = False
     batched_prefill: bool = True
     round_up_tokens: bool = False
-    mean_over_median: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    synchronous_step_us: Annotated[float, Field(ge=0, le=1e5)] = 0.0
-    synchronous_sequence_us: Annotated[float, Field(ge=0, le=1e4)] = 0.0
+    mean_over_median: Annotated[float, _within("mean_over_median")] = 1.0
+    synchronous_step_us: Annotated[float, _within("synchronous_step_us")] = 0.0
+    synchronous_sequence_us: Annotated[float, _within("synchronous_sequence_us")] = 0.0
     source: dict[str, Any] = field(default_factory=dict)
 
 
@@ -157,20 +174,12 @@ class Profile:
         return found
 
 
-def _check_times(name: str, times: pd.Series[float]) -> None:
-    if name != "steps" and (times <= 0).any():
-        raise ProfileError(f"{name}: time_us must be above 0")
-    if times.abs().max() > _LONGEST_CALL_US:
-        raise ProfileError(f"{name}: time_us reaches {times.abs().max():.3g}: are these microseconds?")
-
-
 def _checked(name: str, table: pd.DataFrame) -> pd.DataFrame:
     """`table` with its columns in order and its rows sorted by the axes."""
     if name not in KEYS:
         raise ProfileError(f"{name}: unknown table (known: {', '.join(KEYS)})")
     keys = list(KEYS[name])
-    value = "gain" if name == "uneven" else "time_us"
-    columns = [*keys, value]
+    columns = [*keys, "gain" if name == "uneven" else "time_us"]
     if missing := [column for column in columns if column not in table.columns]:
         raise ProfileError(
             f"{name}: no column {', '.join(missing)} (there: {', '.join(map(str, table.columns))}); "
@@ -179,18 +188,82 @@ def _checked(name: str, table: pd.DataFrame) -> pd.DataFrame:
     table = table[[*columns, *(["spread_us"] if "spread_us" in table.columns else [])]]
     if table.empty:
         raise ProfileError(f"{name}: no rows")
-    numbers = table.drop(columns=[key for key in ("operator", "kind") if key in table.columns])
-    for column in numbers.columns:
-        if not pd.api.types.is_numeric_dtype(numbers[column]) or not np.isfinite(numbers[column]).all():
-            raise ProfileError(f"{name}: {column} holds something that is not a number")
-    axes = [key for key in keys if key not in ("operator", "kind")]
-    if (numbers[axes] < 0).to_numpy().any() or (numbers[axes] % 1 != 0).to_numpy().any():
-        raise ProfileError(f"{name}: {', '.join(axes)} must be whole numbers from 0")
-    if value == "time_us":
-        _check_times(name, table["time_us"])
+    for column in table.columns:
+        if column in _TEXTS:
+            check_texts(name, table[column])
+        else:
+            check_numbers(name, table[column], "rest_us" if (name, column) == ("steps", "time_us") else column)
     if name == "steps" and (unknown := set(table["kind"]) - set(_KINDS)):
         raise ProfileError(f"steps: unknown kind {', '.join(sorted(unknown))} (known: {', '.join(_KINDS)})")
+    _check_contexts(name, table)
     if (twice := table.duplicated(keys)).any():
         row = table[twice].iloc[0]
         raise ProfileError(f"{name}: {', '.join(f'{key}={row[key]}' for key in keys)} is there twice")
+    axes = [key for key in keys if key not in _TEXTS]
     return table.astype(dict.fromkeys(axes, "int64")).sort_values(keys, ignore_index=True)
+
+
+def check_texts(table: str, texts: pd.Series[Any]) -> None:
+    """Raises ProfileError unless all values of a column are text."""
+    wrong = [(row, value) for row, value in texts.items() if not isinstance(value, str)]
+    if wrong:
+        row, value = wrong[0]
+        raise ProfileError(f"{table}: {texts.name}={value} in row {int(str(row)) + 1}: must be text")
+
+
+def check_numbers(
+    table: str, numbers: pd.Series[Any], quantity: str, *, unit: float = 1.0, may_be_missing: bool = False
+) -> None:
+    """Check a column against the range of `quantity`, which may be given in another unit, of `unit` of ours.
+
+    `may_be_missing`: cells may be empty or 0.
+
+    Raises:
+        ProfileError: a value is no number or out of range; the message names table, column, row and range.
+    """
+    is_text = not pd.api.types.is_numeric_dtype(numbers) or pd.api.types.is_bool_dtype(numbers)
+    values = np.array([_as_number(cell) for cell in numbers]) if is_text else numbers.to_numpy(np.float64)
+    with np.errstate(over="ignore"):
+        values = values * unit
+    limits = RANGES[quantity]
+    wrong = ~((values >= limits.low) & (values <= limits.high))
+    if limits.is_whole:
+        wrong |= values != np.floor(values)
+    if may_be_missing:
+        wrong &= ~(numbers.isna().to_numpy() | (values == 0))
+    if is_text and not wrong.any():  # true and false, or numbers that are written as text
+        wrong[:] = True
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        needed = limits if unit == 1.0 else limits.scaled(1 / unit)
+        hint = "; times are in microseconds" if unit == 1.0 and str(quantity).endswith("_us") else ""
+        raise ProfileError(
+            f"{table}: {numbers.name}={numbers.iloc[row]} in row {int(numbers.index[row]) + 1}: must be {needed}{hint}"
+        )
+
+
+def _as_number(cell: Any) -> float:
+    try:
+        return float(cell)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _check_contexts(name: str, table: pd.DataFrame) -> None:
+    """Raises ProfileError for a row whose chunk or decodes contradict their contexts."""
+    if name not in ("attention", "deviations"):
+        return
+    is_alone = table["num_decodes"] == 0
+    wrong = is_alone != (table["decode_context"] == 0)
+    if name == "deviations":
+        wrong |= is_alone
+    else:
+        without_chunk = table["prefill_tokens"] == 0
+        wrong |= without_chunk & (is_alone | (table["prefill_context"] > 0))
+    if wrong.any():
+        row = table[wrong].iloc[0]
+        sizes = ", ".join(f"{key}={row[key]:.0f}" for key in KEYS[name])
+        raise ProfileError(
+            f"{name}: {sizes} is no step: each of the decodes has a context of 1 or more, and without decodes or "
+            "without a chunk its context is 0"
+        )

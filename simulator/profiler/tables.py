@@ -176,6 +176,7 @@ def _step_table(samples: Samples, cost: ProfiledCost, split: Split, on_a_line: b
             times = np.polyval(np.polyfit(num_tokens, rest, len(sizes) - 1, w=1 / time), sizes)
         else:
             times = np.array([rest[num_tokens == size].mean() for size in sizes])
+        times = np.maximum(times, 0.0)  # noise can put it below
         spread_us = np.average(spread, weights=1 / time**2)
         rows += [
             {"kind": kind, "num_tokens": int(size), "time_us": time_us, "spread_us": spread_us}

@@ -32,7 +32,9 @@ SHAPE: dict[str, Any] = {
 # Larger weights than usual give varied text, so that equal tokens prove something.
 MODEL = replace(ModelConfig.from_shape(SHAPE), initializer_range=0.1)
 GREEDY = SamplingParams(max_tokens=60, temperature=0.0)
-SETTINGS: dict[str, Any] = {"block_size": 4, "num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64}
+SETTINGS: dict[str, Any] = {
+    "device": "cpu", "block_size": 4, "num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64
+}  # fmt: skip
 
 
 def make_prompts() -> list[list[int]]:
@@ -45,7 +47,7 @@ def make_prompts() -> list[list[int]]:
 def generate(params: SamplingParams = GREEDY, **settings: Any) -> list[list[int]]:
     llm = LLM(MODEL, **{**SETTINGS, **settings})
     try:
-        return [output.token_ids for output in llm.generate(make_prompts(), params)]
+        return [output["token_ids"] for output in llm.generate(make_prompts(), params)]
     finally:
         llm.close()
 

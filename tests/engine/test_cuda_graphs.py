@@ -79,9 +79,9 @@ def test_nothing_comes_after_a_stop_token() -> None:
     llm = LLM(MODEL, **SETTINGS, cuda_graphs=True)
     stop = full[20]
     (output,) = llm.generate(make_prompts()[:1], replace(GREEDY, stop_token_ids=(stop,)))
-    assert output.token_ids == full[: full.index(stop) + 1]
+    assert output["token_ids"] == full[: full.index(stop) + 1]
     (output,) = llm.generate(make_prompts()[:1], GREEDY)
-    assert output.token_ids == full
+    assert output["token_ids"] == full
 
 
 class Log:

@@ -74,19 +74,19 @@ def test_nothing_comes_after_a_stop_token(lookahead: int) -> None:
     llm = LLM(MODEL, **SETTINGS, max_lookahead_steps=lookahead)
     params = replace(GREEDY, stop_token_ids=(stop,))
     (output,) = llm.generate(make_prompts()[:1], params)
-    assert output.token_ids == full[: full.index(stop) + 1] and output.finish_reason == "stop"
+    assert output["token_ids"] == full[: full.index(stop) + 1] and output.outputs[0].finish_reason == "stop"
     llm.engine.scheduler.check_integrity()
     assert llm.engine.scheduler.blocks.num_used_blocks() == 0
     (output,) = llm.generate(make_prompts()[:1], GREEDY)  # what the prefix cache kept of it is right
-    assert output.token_ids == full and output.finish_reason == "length"
+    assert output["token_ids"] == full and output.outputs[0].finish_reason == "length"
 
 
 def test_the_models_own_end_token_ends_a_request_unless_ignored() -> None:
     full = one_by_one()[1]
     llm = LLM(replace(MODEL, eos_token_ids=(full[10],)), **SETTINGS)
     prompt = make_prompts()[1:2]
-    assert llm.generate(prompt, GREEDY)[0].token_ids == full[: full.index(full[10]) + 1]
-    assert llm.generate(prompt, replace(GREEDY, ignore_eos=True))[0].token_ids == full
+    assert llm.generate(prompt, GREEDY)[0]["token_ids"] == full[: full.index(full[10]) + 1]
+    assert llm.generate(prompt, replace(GREEDY, ignore_eos=True))[0]["token_ids"] == full
 
 
 def test_streams_grow_to_what_generate_returns() -> None:
@@ -94,8 +94,8 @@ def test_streams_grow_to_what_generate_returns() -> None:
     seen: dict[int, list[int]] = {}
     for output in llm.stream(make_prompts(), GREEDY):
         before = seen.get(output.index, [])
-        assert len(output.token_ids) > len(before) and output.token_ids[: len(before)] == before
-        seen[output.index] = output.token_ids
+        assert len(output["token_ids"]) > len(before) and output["token_ids"][: len(before)] == before
+        seen[output.index] = output["token_ids"]
     assert [seen[i] for i in range(len(seen))] == one_by_one()
 
 
@@ -108,7 +108,7 @@ def test_a_refused_prompt_and_an_abandoned_stream_leave_nothing_behind() -> None
         next(stream)
     stream.close()
     assert not llm.engine.scheduler.unfinished and llm.engine.scheduler.blocks.num_used_blocks() == 0
-    assert [output.token_ids for output in llm.generate(make_prompts(), GREEDY)] == one_by_one()
+    assert [output["token_ids"] for output in llm.generate(make_prompts(), GREEDY)] == one_by_one()
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_prompts_and_parameters_that_do_not_fit_are_errors() -> None:
     llm = LLM(MODEL, **SETTINGS)
     with pytest.raises(ModelError, match="no tokenizer"):
         llm.generate(["text"])
-    with pytest.raises(ModelError, match="1 sampling_params for 2 prompts"):
+    with pytest.raises(ValueError, match="1 sampling_params for 2 prompts"):
         llm.generate([[1], [2]], [GREEDY])
     for wrong in ({"n": 0}, {"max_tokens": 0}, {"temperature": -1.0}, {"top_p": 0.0}, {"top_k": -2}):
         with pytest.raises(ValueError, match="must be"):

@@ -20,6 +20,7 @@ torch = pytest.importorskip("torch")
 import torch.distributed as dist  # noqa: E402
 
 from engine import llm as llm_module  # noqa: E402
+from engine.calls import EngineClosedError  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
@@ -86,6 +87,8 @@ def test_a_killed_worker_ends_the_run_and_leaves_nothing(streaming: Any, tempora
     assert list(temporary.iterdir()) == []
     with pytest.raises(WorkerError, match="the workers have ended"):
         llm.engine._executor.execute(None)
+    with pytest.raises(EngineClosedError, match=f"^the engine is closed: rank {name} failed"):
+        llm.generate([[1]])
 
 
 def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(

@@ -199,9 +199,9 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
 ) -> None:
     calls: list[tuple[list[Path], Path]] = []
 
-    def write_comparison(folders: list[Path], out_folder: Path) -> list[Path]:
+    def write_comparison(folders: list[Path], out_folder: Path) -> SimpleNamespace:
         calls.append((folders, out_folder))
-        return [out_folder / "table.csv"]
+        return SimpleNamespace(paths=[out_folder / "table.csv"], left_out=[])
 
     stub_module(monkeypatch, "harness.sweeps.comparison", write_comparison=write_comparison)
     for name in ("a", "sweep/block_size=16", "sweep/block_size=128"):

@@ -35,7 +35,7 @@ def generate(device: str, params: SamplingParams, shape: dict[str, Any], **setti
     defaults: dict[str, Any] = {"block_size": 4, "num_blocks": 9, "max_num_seqs": 3, "max_num_batched_tokens": 12}
     llm = LLM(model, **{**defaults, **where, **settings})
     try:
-        return [output.token_ids for output in llm.generate(PROMPTS, params)]
+        return [output["token_ids"] for output in llm.generate(PROMPTS, params)]
     finally:
         llm.close()
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -18,7 +21,8 @@ from simulator.importers.llmservingsim import graph_sizes, read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.profile.files import save_profile
 from simulator.profile.profile import Profile, ProfileError
-from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, attention, by_tokens, profile, work
+from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, work
+from tests.simulator.foreign_profiles import write_bundle, write_profiling
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 
@@ -34,16 +38,7 @@ def step_ns(measured: Profile, model: ModelShape, step: StepWork, ranks: int = 1
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """A bundle that says what `builders.profile` says."""
-    ranks = tmp_path / "tp1"
-    ranks.mkdir()
-    dense = by_tokens(0.5).rename(columns={"operator": "layer", "num_tokens": "tokens"})
-    dense.to_csv(ranks / "dense.csv", index=False)
-    pd.DataFrame({"layer": "lm_head", "sequences": [1, 64, 256], "time_us": [20.0, 30.0, 70.0]}).to_csv(
-        ranks / "per_sequence.csv", index=False
-    )
-    names = dict(prefill_tokens="prefill_chunk", prefill_context="kv_prefill", num_decodes="n_decode")
-    attention().rename(columns=names | {"decode_context": "kv_decode"}).to_csv(ranks / "attention.csv", index=False)
-    (tmp_path / "meta.yaml").write_text(yaml.safe_dump({"gpu": "device", "model": "owner/Test"}))
+    write_bundle(tmp_path)
     return tmp_path
 
 
@@ -149,6 +144,56 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
         read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
 
 
+def test_experts_are_priced_by_how_many_of_them_tokens_use(bundle: Path) -> None:
+    """Router and experts of a layer take 10 us, 3 per expert used and 0.1 per token; 2 of 16 experts per token."""
+    model = replace(MODEL, num_experts=16, num_experts_per_token=2, moe_intermediate_size=32)
+    with pytest.raises(ProfileError, match="no moe.csv in '.*tp1' .there: attention.csv, dense.csv, per_sequence.csv"):
+        read_bundle(bundle, model, 1, 256, SLOW_LINK)
+    rows = [
+        (n, used, 10 + 3 * used + 0.1 * n)
+        for n, used in itertools.product((1, 2, 4, 8, 512), (2, 4, 8, 16))
+        if used <= 2 * n
+    ]
+    moe = pd.DataFrame(rows, columns=["tokens", "activated_experts", "time_us"])
+    moe.sample(frac=1, random_state=1).to_csv(bundle / "tp1" / "moe.csv", index=False)
+    dense = pd.read_csv(bundle / "tp1" / "dense.csv")
+    dense = dense[~dense["layer"].isin(["gate_up_proj", "down_proj"])]
+    more = pd.DataFrame({"layer": "o_proj", "tokens": [3, 100, 1000], "time_us": 10.0})
+    pd.concat([dense, more]).to_csv(bundle / "tp1" / "dense.csv", index=False)
+    read = read_bundle(bundle, model, 1, 256, SLOW_LINK)
+    table = read.tables["tokens"][read.tables["tokens"]["operator"] == "experts"]
+    assert table["num_tokens"].tolist() == [1, 2, 3, 4, 8, 64, 100, 512]  # 1000 are beyond what was measured
+    used = 16 * (1 - (1 - 2 / 16) ** table["num_tokens"])
+    assert table["time_us"].to_list() == pytest.approx((10 + 3 * used + 0.1 * table["num_tokens"]).tolist())
+    assert read.meta.calls["experts"] == 3
+    (bundle / "tp1").rename(bundle / "tp2")
+    (bundle / "tp2" / "moe.csv").unlink()
+    with pytest.raises(ProfileError, match="no moe.csv in .*tp2': LLMServingSim measures experts on one rank only"):
+        read_bundle(bundle, model, 2, 256, SLOW_LINK)
+
+
+@pytest.mark.parametrize(
+    ("file", "column", "value"),
+    [
+        ("dense", "time_us", -1.0), ("dense", "tokens", 0), ("dense", "layer", 1), ("per_sequence", "sequences", 1.5),
+        ("attention", "time_us", 0.0), ("attention", "n_decode", -4), ("attention", "kv_prefill", float("nan")),
+        ("skew", "t_max_us", -1.0), ("skew", "n", 1e30),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_in_a_bundle_are_refused(bundle: Path, file: str, column: str, value: Any) -> None:
+    write_gains(bundle, {8: 0.02})
+    path = bundle / "tp1" / f"{file}.csv"
+    pd.read_csv(path).assign(**{column: value}).to_csv(path, index=False)
+    with pytest.raises(ProfileError, match=rf"^{file}.csv: {column}=.* in row 1: must be"):
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
+
+
+def test_an_impossible_block_size_in_a_bundle_is_refused(bundle: Path) -> None:
+    (bundle / "meta.yaml").write_text(yaml.safe_dump({"engine_effective": {"block_size": -16}}))
+    with pytest.raises(ProfileError, match="meta.yaml: engine_effective.block_size=-16: must be an integer >= 1"):
+        read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
+
+
 def test_sizes_of_cuda_graphs() -> None:
     assert graph_sizes(2) == (1, 2, 4)
     assert graph_sizes(16) == (1, 2, 4, 8, 16, 24, 32)
@@ -190,28 +235,7 @@ def test_published_bundles(name: str, ranks: int, layers: int, first: int) -> No
 
 @pytest.fixture
 def profiling(tmp_path: Path) -> Path:
-    folder = tmp_path / "compute" / "a100" / "owner" / "model"
-    folder.mkdir(parents=True)
-    sizes = {"n_embd": 64, "n_kv_head": 2, "num_tensor_parallel_workers": 1}
-    dense = pd.DataFrame({"num_tokens": [1, 64, 512]}).assign(**sizes, n_head=4, n_expanded_embd=128)
-    operators = ("emb", "attn_pre_proj", "attn_post_proj", "mlp_up_proj", "mlp_down_proj", "add")
-    for i, operator in enumerate(operators, start=1):
-        dense[f"time_stats.{operator}.median"] = i * 1e-3 * (1 + dense["num_tokens"] / 64)
-    pd.concat([dense, dense.assign(num_tensor_parallel_workers=2)]).to_csv(folder / "mlp.csv", index=False)
-    rows = [(0, n, c) for n in (1, 8) for c in (15, 255)] + [(s, 1, p) for s in (64, 128) for p in (0, 64)]
-    table = pd.DataFrame(rows, columns=["prefill_chunk_size", "batch_size", "kv_cache_size"]).assign(
-        **sizes, n_q_head=4
-    )
-    table["time_stats.attn_decode.median"] = 1e-5 * table["batch_size"] * (table["kv_cache_size"] + 1)
-    table["time_stats.attn_prefill.median"] = 1e-4 * table["prefill_chunk_size"]
-    table["time_stats.attn_kv_cache_save.median"] = 5e-3
-    pd.concat([table, table.assign(num_tensor_parallel_workers=2)]).to_csv(folder / "attention.csv", index=False)
-    link = tmp_path / "network" / "a100_dgx"
-    link.mkdir(parents=True)
-    pd.DataFrame(
-        {"size": [2048, 4096], "num_workers": 2, "devices_per_node": 2, "time_stats.all_reduce.median": [0.02, 0.03]}
-    ).to_csv(link / "all_reduce.csv", index=False)
-    return folder
+    return write_profiling(tmp_path)
 
 
 def test_vidur_files_are_read_in_milliseconds(profiling: Path) -> None:
@@ -263,6 +287,22 @@ def test_other_vidur_operators_that_were_not_measured_are_left_out(profiling: Pa
     assert not {"embedding", "kv_store"} & {*read.meta.calls, *read.tables["tokens"]["operator"]}
 
 
+@pytest.mark.parametrize(
+    ("file", "column", "value"),
+    [
+        ("mlp", "time_stats.attn_pre_proj.median", -1.0), ("mlp", "time_stats.add.median", 1e30),
+        ("mlp", "time_stats.emb.median", "slow"), ("mlp", "num_tokens", 0), ("mlp", "n_embd", "wide"),
+        ("attention", "kv_cache_size", -1), ("attention", "time_stats.attn_decode.median", -1.0),
+        ("attention", "batch_size", float("inf")), ("attention", "num_tensor_parallel_workers", "x"),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_in_vidur_files_are_refused(profiling: Path, file: str, column: str, value: Any) -> None:
+    path = profiling / f"{file}.csv"
+    pd.read_csv(path).assign(**{column: value}).to_csv(path, index=False)
+    with pytest.raises(ProfileError, match=rf"^{file}.csv: {column}=.* in row 1: must be"):
+        read_profiling(profiling, MODEL, 1, 256, SLOW_LINK)
+
+
 # -- ours -------------------------------------------------------------------------------------------------------------
 
 
@@ -272,7 +312,24 @@ def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> 
         assert open_profile(str(name), MODEL, 1, 256, SLOW_LINK).meta.model == "test"
     with pytest.raises(ProfileError, match="no tp4 .measured: tp1"):
         open_profile(str(tmp_path), MODEL, 4, 256, SLOW_LINK)
-    with pytest.raises(ProfileError, match="no folder"):
-        open_profile(str(tmp_path / "nowhere"), MODEL, 1, 256, SLOW_LINK)
-    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
+    for nowhere in (str(tmp_path / "nowhere"), "vidur:nowhere", "llmservingsim:nowhere", "a\0b"):
+        with pytest.raises(ProfileError, match="no folder"):
+            open_profile(nowhere, MODEL, 1, 256, SLOW_LINK)
+    with pytest.raises(
+        ProfileError, match="neither a folder nor <tool>:<folder> .tools: aiconfigurator, llmservingsim, vidur"
+    ):
         open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)
+
+
+def test_a_profile_that_was_edited_is_read_again(tmp_path: Path) -> None:
+    """Also where size and time of the file are as before."""
+    save_profile(profile(), tmp_path / "tp1")
+    step, path = work([], [100]), tmp_path / "tp1" / "sequences.csv"
+    before, status, text = (
+        step_ns(open_profile(str(tmp_path), MODEL, 1, 256, SLOW_LINK), MODEL, step),
+        path.stat(),
+        path.read_text(),
+    )
+    path.write_text(text.replace("lm_head,1,20.0", "lm_head,1,90.0"))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    assert step_ns(open_profile(str(tmp_path), MODEL, 1, 256, SLOW_LINK), MODEL, step) == before + 70_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -10,7 +11,7 @@ import yaml
 
 from simulator.profile.files import load_profile, save_profile
 from simulator.profile.profile import Profile, ProfileError
-from tests.simulator.builders import META, profile
+from tests.simulator.builders import META, OPTIONAL_TABLES, profile, with_tables
 
 
 @pytest.fixture
@@ -20,6 +21,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 CALLS = "calls:\n  qkv_proj: 3\n  o_proj: 3\n  gate_up_proj: 3\n  down_proj: 3\n  lm_head: 1\n"
+
+
+TIME = r"must be a number >= 0.001 and <= 6e\+07; times are in microseconds"
 
 
 def edit(path: Path, old: str, new: str) -> None:
@@ -52,11 +56,23 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
         ("tokens.csv", "qkv_proj", "query", "tokens: no qkv_proj .there: down_proj, gate_up_proj, o_proj, query"),
         ("tokens.csv", "down_proj", "down", "tokens: no down_proj .there"),
         ("tokens.csv", "gate_up_proj", "gate_proj", "tokens: no gate_up_proj .there"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,-14.0", "time_us must be above 0"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,140000000000", "are these microseconds"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,-14.0", f"tokens: time_us=-14.0 in row 2: {TIME}"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,140000000000", f"time_us=140000000000.0 in row 2: {TIME}"),
         ("tokens.csv", "down_proj,8,14.0", "down_proj,1,14.0", "operator=down_proj, num_tokens=1 is there twice"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8.5,14.0", "must be whole numbers"),
-        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,slow", "time_us holds something that is not a number"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8.5,14.0", "num_tokens=8.5 in row .* must be an integer >= 1"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,slow", "time_us=slow in row .* must be a number"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,0,14.0", "num_tokens=0 in row .* must be an integer >= 1"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,0", "time_us=0.0 in row .* must be a number >= 0.001"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,", "time_us=nan in row .* must be a number"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,inf", "time_us=inf in row .* must be a number"),
+        ("tokens.csv", "down_proj,8,14.0", f"down_proj,{10**400},14.0", "num_tokens=1000.* must be an integer"),
+        ("tokens.csv", "down_proj,8,14.0", ",8,14.0", "operator=nan in row 2: must be text"),
+        ("tokens.csv", "down_proj,8,14.0", "down_proj,8,14.0,1,2", "tokens.csv: not a CSV table"),
+        ("sequences.csv", "lm_head", "7", "sequences: operator=7 in row 1: must be text"),
+        ("attention.csv", "0,0,4,16,", "0,0,4,0,", "num_decodes=4, decode_context=0 is no step"),
+        ("attention.csv", "0,0,4,16,", "0,0,0,0,", "num_decodes=0, decode_context=0 is no step"),
+        ("attention.csv", "0,0,4,16,", "0,7,4,16,", "prefill_context=7, num_decodes=4, .* is no step"),
+        ("attention.csv", "16,0,0,0,", "16,0,0,9,", "num_decodes=0, decode_context=9 is no step"),
         ("sequences.csv", "lm_head", "head", "sequences: no lm_head"),
         ("meta.yaml", "format_version: 1", "format_version: 7", "format_version 7"),
         ("meta.yaml", "time: us", "time: ms", "times must be in microseconds"),
@@ -81,11 +97,50 @@ def test_saving_removes_tables_that_are_gone(folder: Path) -> None:
 def test_what_is_wrong_is_named(folder: Path, file: str, old: str, new: str, message: str | None) -> None:
     if message is None:
         (folder / file).write_text("[1, 2")
-        message = "is not YAML"
+        message = "not YAML"
     else:
         edit(folder / file, old, new)
     with pytest.raises(ProfileError, match=message):
         load_profile(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        ("steps", "time_us", -1e-3), ("steps", "num_tokens", 0), ("steps", "kind", None), ("copies", "num_blocks", 0),
+        ("copies", "time_us", 0), ("copies", "spread_us", -1.0), ("all_reduce", "num_bytes", 0),
+        ("all_reduce", "time_us", True), ("uneven", "gain", -0.1), ("uneven", "gain", 1e4),
+        ("deviations", "deviation_pct", 0), ("deviations", "num_decodes", 0), ("deviations", "decode_context", 0),
+    ],
+)  # fmt: skip
+def test_impossible_numbers_in_any_table_are_refused(name: str, column: str, value: Any) -> None:
+    table = OPTIONAL_TABLES[name]
+    with_tables(profile(), **{name: table})
+    with pytest.raises(ProfileError, match=f"^{name}: .*{column}={value}|^{name}: .*{column}={str(value)[:2]}"):
+        with_tables(profile(), **{name: table.astype({column: object}).assign(**{column: value})})
+
+
+def test_a_step_may_take_no_time_beyond_its_operators() -> None:
+    with_tables(profile(), steps=OPTIONAL_TABLES["steps"].assign(time_us=0.0))
+
+
+@pytest.mark.parametrize("text", ["", "\n", "operator,num_tokens,time_us\n", "a\0b", '"', "\ufeff"])
+def test_an_empty_table_is_refused(folder: Path, text: str) -> None:
+    (folder / "tokens.csv").write_text(text)
+    with pytest.raises(ProfileError, match="^tokens"):
+        load_profile(folder)
+
+
+def test_what_is_no_file_is_refused(folder: Path) -> None:
+    (folder / "steps.csv").mkdir()
+    with pytest.raises(ProfileError, match="steps.csv: cannot be read: Is a directory"):
+        load_profile(folder)
+
+
+def test_values_that_are_there_twice_are_written_and_read(folder: Path) -> None:
+    visits = {"least": 1}
+    save_profile(profile(source={"decode": visits, "prefill": visits}), folder)
+    assert load_profile(folder).meta.source == {"decode": visits, "prefill": visits}
 
 
 def test_missing_parts_are_named(folder: Path, tmp_path: Path) -> None:

@@ -85,6 +85,15 @@ def test_the_rest_of_steps_of_kernels_launched_ahead_is_on_no_line() -> None:
     assert not expected
 
 
+@pytest.mark.parametrize("on_a_line", [False, True])
+def test_steps_that_were_faster_than_their_operators_have_no_rest(on_a_line: bool) -> None:
+    """As noise has it; readers refuse a time below 0."""
+    samples, operators = made_up_samples()
+    samples.add(Point("step_decode", (8, 256)), {ALL_OPERATORS: [operators + 80] * 3}, 1.0)
+    steps = made_up_profile(samples, on_a_line=on_a_line).tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
+    assert steps["decode", 8] == 0 and steps["decode", 1] == pytest.approx(20, abs=0.01)
+
+
 def test_a_profile_holds_medians() -> None:
     """A visit in three found the machine three times as fast as the others did."""
     fast, operators = made_up_samples()

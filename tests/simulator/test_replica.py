@@ -21,10 +21,11 @@ from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
 from engine.core.step_planner import Limits
 from engine.core.waiting_queue import by_arrival
+from engine.core.work import StepWork
 from harness.runs.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
-from simulator.replica import Replica
+from simulator.replica import ImplausibleStepError, Replica
 from simulator.router import RoundRobin
 from tests.simulator.builders import cost
 from tests.simulator.workloads import (
@@ -176,6 +177,37 @@ def test_stop_ends_after_the_plan_under_way() -> None:
     assert run.requests["status"].tolist() == ["finished", "unfinished", "unfinished"]
     assert run.requests["arrival_time"].isna().tolist() == [False, False, True]
     assert run.steps["num_decode_seqs"].max() == 1
+
+
+class SlowerAndSlower:
+    """Steps of `first_ns`, and decode steps in a run that last `later_ns` from the second on."""
+
+    def __init__(self, first_ns: int, later_ns: int) -> None:
+        self._first_ns, self._later_ns = first_ns, later_ns
+
+    def step_ns(self, work: StepWork) -> int:
+        return self._first_ns
+
+    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
+        return np.array([self._first_ns] + [self._later_ns] * (num_steps - 1))
+
+
+@pytest.mark.parametrize("compress", [True, False])
+@pytest.mark.parametrize(
+    ("first_ns", "later_ns", "num_outputs"),
+    [(2 * 10**14, 1, 10), (1000, 2 * 10**14, 10), (1000, -(2**63), 10), (9 * 10**13, 9 * 10**13, 60_000)],
+)
+def test_times_beyond_all_reason_end_the_run(first_ns: int, later_ns: int, num_outputs: int, compress: bool) -> None:
+    """-2^63 is what numpy makes of a time beyond the range of int64; the last case is of many steps."""
+    if first_ns == 1000 and not compress:
+        pytest.skip("steps one by one all take the first time")
+    trace, env = simple_trace([10], [num_outputs]), simpy.Environment(initial_time=0)
+    router = RoundRobin(OpenLoop(np.array([0])), request_factory(trace, 4))
+    scheduler = make(1, num_blocks=20_000)
+    replica = Replica(env, scheduler, SlowerAndSlower(first_ns, later_ns), router, Recorder(), compress=compress)
+    router.connect(replica)
+    with pytest.raises(ImplausibleStepError, match="check the units of the device's rates"):
+        env.run()
 
 
 # -- static batching --------------------------------------------------------------------------------------------------

@@ -91,6 +91,8 @@ class BlockManager:
 
     def match(self, sequence: Sequence) -> PrefixMatch:
         """Find the longest cached prefix of the known tokens of a sequence that holds no blocks."""
+        if not sequence.request.reads_prefix_cache:
+            return NO_MATCH
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
         hashes = self._hashes(sequence, num_full)

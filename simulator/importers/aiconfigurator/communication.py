@@ -7,6 +7,8 @@ the all-reduce with the norm behind it, by the kernel of TensorRT-LLM that Flash
 
 from __future__ import annotations
 
+from typing import Any
+
 import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
@@ -25,7 +27,7 @@ def fuses_norms(database: Database, ranks: int) -> bool:
 
 def all_reduce(database: Database, ranks: int) -> tuple[MeasuredCurve, int]:
     """Time of an all-reduce over its bytes, and the number of outliers; raises ProfileError if it was not measured."""
-    where = {"num_gpus": ranks}
+    where: dict[str, Any] = {"num_gpus": ranks}
     rows = database.rows("comm", "custom_allreduce_perf", backend="vllm_graph", **where)
     if rows.empty:
         raise ProfileError(f"{database.system} has no all-reduce of {ranks} GPUs")

@@ -1,27 +1,26 @@
 """Compiles a profile of one model from the operator times of a database.
 
-    aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
-    aiconfigurator:h100_sxm/vllm/0.24.0      a version
-    aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
+aiconfigurator:h100_sxm/vllm/0.24.0      a version
+aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
 
-    table of the profile    from
-    tokens                  GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
-    sequences               GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
-    attention               context and generation attention
-    all_reduce              all-reduces in CUDA graphs (`communication`)
-    steps                   the host's share of a step, by `rules`
+table of the profile    from
+tokens                  GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
+sequences               GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
+attention               context and generation attention
+all_reduce              all-reduces in CUDA graphs (`communication`)
+steps                   the host's share of a step, by `rules`
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
-from simulator.importers.aiconfigurator.attention import Attention
+from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fuses_norms
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.gemms import Gemms
@@ -31,6 +30,7 @@ from simulator.importers.llmservingsim import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
+_LARGEST_STEP = 1 << 15  # tokens, as in the largest GEMM
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 _MOE_DTYPES = {
     "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
@@ -163,8 +163,10 @@ def _sequence_operators(
 def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> pd.DataFrame:
     """One layer's attention, the mean over layers where some have a sliding window."""
     heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
-    shape = (heads, kv_heads, model.head_dim, "fp8" if model.kv_element_bytes == 1 else "bfloat16")
-    decodes, chunks = attention.decodes(*shape, 0), attention.chunks(*shape, 0)
+    kv_dtype = "fp8" if model.kv_element_bytes == 1 else "bfloat16"
+    share = model.num_sliding_layers / model.num_layers
+    shape = AttentionShape(heads, kv_heads, model.head_dim, kv_dtype, model.sliding_window, share)
+    decodes, chunks = attention.decodes(shape), attention.chunks(shape)
     return pd.concat(
         [
             decodes.assign(prefill_tokens=0, prefill_context=0),
@@ -178,9 +180,10 @@ def _steps_table(model: ModelShape) -> pd.DataFrame:
     """The host's share: the same for decode steps of all sizes; steps beyond the CUDA graphs launch layer by layer."""
     largest = graph_sizes(1 << 30)[-1]
     eager = HOST.step_us + HOST.eager_layer_us * model.num_layers
-    rows = [("decode", 1, HOST.step_us)]
+    rows = [("decode", 1, HOST.step_us)]  # a single point holds for all sizes
     for kind in ("mixed", "prefill"):
-        rows += [(kind, 1, HOST.step_us), (kind, largest, HOST.step_us), (kind, largest + 1, eager)]
+        rows += [(kind, 1, HOST.step_us), (kind, largest, HOST.step_us)]
+        rows += [(kind, largest + 1, eager), (kind, _LARGEST_STEP, eager)]
     return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
 
 
@@ -198,9 +201,10 @@ def _dtype(known: dict[str, str], quantization: str, what: str) -> str:
     return known[quantization]
 
 
-def _shape(model: ModelShape) -> dict[str, int]:
+def _shape(model: ModelShape) -> dict[str, int | bool]:
     names = (
         "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size",
-        "vocab_size", "num_experts", "num_experts_per_token", "moe_intermediate_size",
+        "vocab_size", "num_experts", "num_experts_per_token", "moe_intermediate_size", "sliding_window",
+        "num_sliding_layers", "qk_norm",
     )  # fmt: skip
     return {name: getattr(model, name) for name in names}

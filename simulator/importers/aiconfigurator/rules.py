@@ -59,13 +59,14 @@ def elementwise_work(model: ModelShape, tensor_parallel_size: int) -> tuple[int,
 
     Two norms (each reads and writes the hidden state and the residual), rotary embedding (reads and writes query and
     key), KV store (reads and writes key and value), and the activation (reads gate and up, writes their product), which
-    a fused mixture of experts contains.
+    a fused mixture of experts contains. Models that norm query and key have a kernel for each.
     """
     heads, kv_heads = model.num_attention_heads // tensor_parallel_size, model.kv_heads_per_rank(tensor_parallel_size)
-    elements = 2 * 4 * model.hidden_size + 2 * (heads + kv_heads) * model.head_dim
+    turned = 2 * (heads + kv_heads) * model.head_dim
+    elements = 2 * 4 * model.hidden_size + (2 * turned if model.qk_norm else turned)
     stored = 2 * kv_heads * model.head_dim * (model.dtype_bytes + model.kv_element_bytes)
     activated = 0 if model.num_experts else 3 * model.intermediate_size // tensor_parallel_size
-    num_kernels = 4 if model.num_experts else 5
+    num_kernels = (4 if model.num_experts else 5) + (2 if model.qk_norm else 0)
     return num_kernels, (elements + activated) * model.dtype_bytes + stored
 
 

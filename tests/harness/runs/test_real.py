@@ -128,6 +128,12 @@ def test_weights_of_other_sizes_are_refused_with_what_to_set(model: str, name: s
     assert getattr(model_of(*settings, *advice), name) == value
 
 
+def test_reserved_blocks_are_fewer_than_the_memory_has_room_for(tmp_path: Path) -> None:
+    settings = ["engine=cpu", "model=tiny", "max_model_len=64", "max_num_seqs=4", "scheduler.reserved_blocks=16"]
+    with pytest.raises(ConfigError, match="reserved_blocks=16: must be < 16, the KV blocks for which there is memory"):
+        run(config(*settings), tmp_path)
+
+
 def test_weights_of_another_model_are_neither_run_nor_profiled(tmp_path: Path) -> None:
     shape = config("model=tiny").model.model_dump() | {"num_layers": 2}
     settings = [*TINY, weights_folder(tmp_path / "weights", **shape)]

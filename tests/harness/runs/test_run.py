@@ -8,15 +8,20 @@ import signal
 import subprocess
 import sys
 import time
+from array import array
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from engine.core.plan import StepOutcome
 from harness.cli import execute
-from harness.errors import ConfigError, TwinServeError
+from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.results.files import read_results
+from harness.runs.recorder import Recorder
 from harness.runs.run import run
 from tests.harness.builders import ROOT, TRACES, config
 
@@ -96,7 +101,7 @@ def test_bad_rows_and_requests_that_cannot_run_leave_the_others_alone(tmp_path: 
         (["arrival=trace"], "arrival"),
         (["arrival=sessions"], "session"),
         (["cost=profiled", "cost.profile=x"], "cost.profile"),
-        (["device.memory_bandwidth=3350"], "check the units of the device's rates"),
+        (["device.flops.bf16=1e8"], "check the units of the device's rates"),
     ],
 )
 def test_what_cannot_run_ends_in_one_line(overrides: list[str], message: str, tmp_path: Path) -> None:
@@ -155,3 +160,73 @@ def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path)
     requests = read_results(tmp_path)[0].requests
     assert len(requests) == num_requests
     assert 0 < (requests["status"] == "finished").sum() == summary["completed"] < num_requests
+
+
+@pytest.mark.parametrize(
+    ("failure", "reason"),
+    [
+        (EngineError("rank 1 died"), "rank 1 died"),
+        (MemoryError(), "out of memory"),
+        (KeyboardInterrupt(), "interrupted"),
+        (IndexError("a\ndefect"), "IndexError: a defect"),
+    ],
+)
+def test_a_run_that_cannot_go_on_keeps_what_was_recorded(
+    failure: BaseException, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_commit = Recorder.on_commit
+
+    def failing(self: Recorder, outcome: StepOutcome) -> None:
+        if self.num_done >= 50:
+            raise failure
+        on_commit(self, outcome)
+
+    monkeypatch.setattr(Recorder, "on_commit", failing)
+    expected = EngineError if isinstance(failure, EngineError | MemoryError) else type(failure)
+    with pytest.raises(expected, match=f"^{reason}; what was recorded" if expected is EngineError else None):
+        run(config("trace.num_requests=200"), tmp_path)
+    result, summary = read_results(tmp_path)
+    assert (summary["complete"], summary["ended_early"]) == (False, reason)
+    assert 50 <= summary["completed"] == (result.requests["status"] == "finished").sum() < 200
+    assert len(result.requests) == 200
+
+
+@pytest.mark.parametrize("buffer", ["_durations", "_growth", "_single_gaps", "_plans"])
+def test_a_step_that_was_recorded_by_half_is_left_out(
+    buffer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each buffer of the recorder in turn finds no more memory."""
+
+    class Full(array):
+        left = 300
+
+        def _take(self) -> None:
+            self.left -= 1
+            if self.left < 0:
+                raise MemoryError
+
+        def append(self, value: int) -> None:
+            self._take()
+            super().append(value)
+
+        def extend(self, values: Iterable[int]) -> None:
+            for value in values:
+                self.append(value)
+
+        def frombytes(self, data: Any) -> None:
+            self._take()
+            super().frombytes(data)
+
+    start = Recorder.__init__
+
+    def make(self: Recorder) -> None:
+        start(self)
+        setattr(self, buffer, Full("q"))
+
+    monkeypatch.setattr(Recorder, "__init__", make)
+    with pytest.raises(EngineError, match="^out of memory; "):
+        run(config("trace.num_requests=800", "arrival=all_at_once", "num_blocks=3000"), tmp_path)
+    result, summary = read_results(tmp_path)
+    assert not summary["complete"] and len(result.requests) == 800 and len(result.steps) > 0
+    ends = result.steps["start_time"] + result.steps["duration"]
+    assert (result.steps["start_time"].to_numpy()[1:] >= ends.to_numpy()[:-1] - 1e-9).all()

@@ -51,6 +51,23 @@ def test_a_profile_in_another_unit_is_refused(tmp_path: Path) -> None:
         told(tmp_path / "run", str(tmp_path), *TINY)
 
 
+def test_a_negative_time_in_a_profile_is_refused(tmp_path: Path) -> None:
+    shutil.copytree(PROFILE, tmp_path / "tp1")
+    steps = pd.read_csv(PROFILE / "steps.csv")
+    steps.assign(time_us=-steps["time_us"]).to_csv(tmp_path / "tp1" / "steps.csv", index=False)
+    with pytest.raises(ConfigError, match="^cost.profile=.*: steps: time_us=-943.103 in row 1: must be a number >= 0 "):
+        told(tmp_path / "run", str(tmp_path), *TINY)
+
+
+def test_a_profile_that_was_edited_between_two_runs_is_read_again(tmp_path: Path) -> None:
+    shutil.copytree(PROFILE, tmp_path / "tp1")
+    settings = config(*RUN, *TINY, f"cost.profile={tmp_path}")
+    before = run(settings, tmp_path / "a")["mean_tpot_ms"]
+    steps = pd.read_csv(PROFILE / "steps.csv")
+    steps.assign(time_us=10 * steps["time_us"]).to_csv(tmp_path / "tp1" / "steps.csv", index=False)
+    assert run(settings, tmp_path / "b")["mean_tpot_ms"] > 2 * before
+
+
 @pytest.mark.skipif(not BUNDLES.exists(), reason="no published bundles at ../shared/ground_truth")
 @pytest.mark.parametrize(
     ("model", "folder", "ranks"), [("llama-3.1-8b", "Llama-3.1-8B", 1), ("qwen3-32b", "Qwen3-32B", 2)]

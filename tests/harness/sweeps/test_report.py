@@ -5,6 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import json
+import math
+import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +22,7 @@ from harness.errors import TwinServeError
 from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
+from harness.sweeps import comparison, sweep
 from harness.sweeps.combine import combine
 from harness.sweeps.comparison import write_comparison
 from tests.harness.made_up_results import META, ToyRequest, heavy_tailed_requests, run_toy_engine
@@ -146,16 +150,14 @@ def test_run_names_are_paths_below_the_common_folder(tmp_path: Path) -> None:
     assert combine(folders[:1])["run"].tolist() == ["1"]
 
 
-def test_a_folder_without_a_result_is_a_failed_row_and_a_missing_one_an_error(tmp_path: Path) -> None:
+def test_a_folder_without_a_result_and_a_missing_one_are_failed_rows(tmp_path: Path) -> None:
     whole, empty, garbled = store(tmp_path / "0", {}), tmp_path / "1", tmp_path / "2"
     empty.mkdir()
     garbled.mkdir()
     (garbled / "failed.json").write_text("[")
-    table = combine([whole, empty, garbled])
-    assert table["status"].tolist() == ["complete", "failed", "failed"]
-    assert "no summary.json" in table["error"][1]
-    with pytest.raises(TwinServeError, match="nowhere: no such folder"):
-        combine([whole, tmp_path / "nowhere"])
+    table = combine([whole, empty, garbled, tmp_path / "nowhere"])
+    assert table["status"].tolist() == ["complete", "failed", "failed", "failed"]
+    assert "no summary.json" in table["error"][1] and "nowhere: no such folder" in table["error"][3]
 
 
 def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
@@ -166,7 +168,8 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
         fail(tmp_path / "in/bad", "out of [red]memory"),
     ]
     stream, out = io.StringIO(), tmp_path / "out"
-    paths = write_comparison(folders, out, Console(file=stream, width=100))
+    paths, left_out = write_comparison(folders, out, Console(file=stream, width=100))
+    assert left_out == ["bad"]
     assert sorted(paths) == sorted(out.iterdir())
     names = ["comparison.parquet", "comparison.csv", "metrics.png", "pareto.png", "cdfs.png"]
     assert [path.name.removeprefix("comparison_") for path in paths] == names
@@ -191,7 +194,8 @@ def test_undefined_numbers_are_dashes_in_the_combined_table(tmp_path: Path) -> N
 
 def test_a_comparison_of_failures_only_is_a_table_without_figures(tmp_path: Path) -> None:
     stream = io.StringIO()
-    paths = write_comparison([fail(tmp_path / "a", "x"), fail(tmp_path / "b", "y")], tmp_path, Console(file=stream))
+    failures = [fail(tmp_path / "a", "x"), fail(tmp_path / "b", "y")]
+    paths, _ = write_comparison(failures, tmp_path, Console(file=stream))
     assert [path.suffix for path in paths] == [".parquet", ".csv"]
     assert "! a failed: x" in stream.getvalue() and "! b failed: y" in stream.getvalue()
 
@@ -212,3 +216,79 @@ def test_many_runs_are_shown_by_throughput(tmp_path: Path) -> None:
     text = stream.getvalue()
     assert "1,044" in text and "1,005" in text and "1,004" not in text
     assert "the 40 of 45 runs with the highest output throughput" in text
+
+
+def damage_summary(**changes: Any) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        summary = json.loads((folder / "summary.json").read_text())
+        (folder / "summary.json").write_text(json.dumps({**summary, **changes}))
+
+    return damage
+
+
+def damage_requests(**changes: Any) -> Callable[[Path], object]:
+    def damage(folder: Path) -> None:
+        pd.read_parquet(folder / "requests.parquet").assign(**changes).to_parquet(folder / "requests.parquet")
+
+    return damage
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "no summary": lambda folder: (folder / "summary.json").unlink(),
+    "half a summary": lambda folder: (folder / "summary.json").write_bytes(
+        (folder / "summary.json").read_bytes()[:500]
+    ),
+    "deep summary": lambda folder: (folder / "summary.json").write_text("[" * 100_000),
+    "text for a number": damage_summary(output_throughput="fast"),
+    "NaN": damage_summary(mean_ttft_ms=math.nan),
+    "negative": damage_summary(p99_tpot_ms=-1.0),
+    "number for text": damage_summary(model=3),
+    "list for a number": damage_summary(preemptions=[1]),
+    "no blocks": damage_summary(num_blocks=0),
+    "simulated?": damage_summary(simulated=None),
+    "config is text": damage_summary(config="x"),
+    "config is a list": damage_summary(config=["x"]),
+    "no requests": lambda folder: (folder / "requests.parquet").unlink(),
+    "half the requests": lambda folder: (folder / "requests.parquet").write_bytes(
+        (folder / "requests.parquet").read_bytes()[:-200]
+    ),
+    "holes": lambda folder: (folder / "requests.parquet").write_bytes(
+        (data := (folder / "requests.parquet").read_bytes())[:100] + bytes(len(data) - 1000) + data[-900:]
+    ),
+    "text for times": damage_requests(ttft="soon"),
+    "endless": damage_requests(e2el=math.inf),
+    "backwards": damage_requests(tpot=-1.0),
+    "unknown": damage_requests(ttft=math.nan),
+    "a file": lambda folder: folder.rename(folder.with_name("old")) and folder.write_text(""),
+    "gone": shutil.rmtree,
+}
+
+
+@pytest.fixture(scope="module")
+def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    for seed in range(3):
+        store(folder / str(seed), {"seed": seed})
+    return folder
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_one_damaged_folder_is_named_and_the_others_are_compared(
+    damage: Callable[[Path], object], three_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [tmp_path / str(seed) for seed in range(3)]
+    shutil.copytree(three_results, tmp_path, dirs_exist_ok=True)
+    damage(folders[1])
+    monkeypatch.setattr(comparison, "write_comparison_plots", lambda *arguments: [])
+    with pytest.raises(TwinServeError, match="^left out of the comparison, for the reasons above: 1$"):
+        sweep.report([str(folder) for folder in folders], tmp_path / "out")
+    stored = pd.read_csv(tmp_path / "out" / "comparison.csv")
+    assert stored.set_index("folder")["status"].to_dict() == {
+        str(folder): "failed" if folder is folders[1] else "complete" for folder in folders
+    }
+    assert "\n" not in stored.set_index("folder")["error"][str(folders[1])]
+
+
+def test_a_folder_that_is_named_twice_is_compared_once(three_results: Path) -> None:
+    names = [str(three_results / "0"), str(three_results), str(three_results / "1" / ".." / "0")]
+    assert [folder.name for folder in sweep.expand_results(names)] == ["0", "1", "2"]

@@ -1,11 +1,12 @@
 """Sweeps: resuming, failing jobs, the comparison at the end, interrupts, and worker processes."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import hydra
 import pytest
@@ -42,12 +43,12 @@ class Recorder:
             raise self.error
         (folder / "summary.json").write_text(SUMMARY, encoding="utf-8")
 
-    def compare(self, folders: list[Path], out_folder: Path) -> list[Path]:
+    def compare(self, folders: list[Path], out_folder: Path) -> SimpleNamespace:
         if self.comparison_error is not None:
             raise self.comparison_error
         assert out_folder == Path("m")
         self.compared.append([folder.name for folder in folders])
-        return []
+        return SimpleNamespace(paths=[], left_out=[])
 
 
 @pytest.fixture
@@ -120,6 +121,26 @@ def test_a_job_is_run_again_when_the_file_of_its_trace_has_changed(tmp_path: Pat
     assert sweep.is_finished(settings, tmp_path / "job")
     trace.write_text(trace.read_text().replace("6,2", "6,4"))
     assert not sweep.is_finished(settings, tmp_path / "job")
+
+
+def test_a_job_is_run_again_when_the_content_of_an_input_has_changed(tmp_path: Path) -> None:
+    trace, calibration = tmp_path / "trace.csv", tmp_path / "calibration.yaml"
+    trace.write_text("arrival_time,num_prompt_tokens,num_output_tokens\n0,5,3\n1,6,2\n")
+    fitted = "fitted_on: {measured: a, data_sha256: b, part: all, num_requests: 1}"
+    calibration.write_text(f"cost: linear\nconstants: {{step_s: 0.001}}\n{fitted}\n")
+    settings = config(
+        "trace=csv", f"trace.path={trace}", "arrival=trace", "progress=false", "cost=linear",
+        f"cost.calibration={calibration}",
+    )  # fmt: skip
+    execute_in(tmp_path / "job", settings)
+    for path, old, new in ((trace, "6,2", "6,4"), (calibration, "0.001", "0.002")):
+        text, times = path.read_text(), path.stat()
+        path.write_text(text.replace(old, new))
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert not sweep.is_finished(settings, tmp_path / "job"), path
+        path.write_text(text)
+        os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
+        assert sweep.is_finished(settings, tmp_path / "job"), path
 
 
 def test_a_failing_job_is_recorded_and_the_others_go_on(
@@ -201,7 +222,7 @@ def test_different_overrides_have_different_folders(values: list[str]) -> None:
 SCRIPT = """
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from harness import cli
@@ -220,7 +241,9 @@ def main(cfg):
 
 if __name__ == "__main__":
     report = ModuleType("harness.sweeps.comparison")
-    report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or []
+    report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or (
+        SimpleNamespace(paths=[], left_out=[])
+    )
     sys.modules["harness.sweeps.comparison"] = report
     sys.exit(cli.launch(main))
 """

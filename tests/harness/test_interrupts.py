@@ -1,0 +1,133 @@
+"""Ctrl-C and SIGTERM at every stage: nothing that was recorded is lost, and no traceback is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness import interrupts
+from harness.results.files import read_results
+from tests.harness.builders import ROOT
+
+# Starts run.py and says when it handles signals; one that meets the interpreter's own start cannot be handled.
+STARTED = """
+import runpy, sys
+from harness import interrupts
+
+end_at_once = interrupts.end_at_once
+
+def tell():
+    end_at_once()
+    print("started", flush=True)
+
+interrupts.end_at_once = tell
+runpy.run_path("run.py", run_name="__main__")
+"""
+# Interrupts itself as often as the first argument says while the results are written.
+INTERRUPTED_WRITING = """
+import os, runpy, signal, sys, time
+from harness.results import files
+
+write_table = files._write_table
+times = int(sys.argv.pop(1))
+
+def interrupt_and_write(path, table):
+    global times
+    while times:
+        os.kill(os.getpid(), signal.SIGINT)
+        times -= 1
+    write_table(path, table)
+
+files._write_table = interrupt_and_write
+runpy.run_path("run.py", run_name="__main__")
+"""
+SMALL = ("trace.num_requests=30", "plots=false")
+
+
+def start(code: str, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", code, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True, start_new_session=True)
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+        time.sleep(0.02)
+
+
+def test_noted_signals_call_once_and_held_ones_wait() -> None:
+    calls: list[str] = []
+    with interrupts.raised():
+        with interrupts.noted(lambda: calls.append("stop")) as signals:
+            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(signal.SIGINT)
+        assert (calls, signals) == (["stop"], [signal.SIGTERM, signal.SIGINT])
+        done = False
+        with pytest.raises(KeyboardInterrupt), interrupts.held(), interrupts.held():
+            signal.raise_signal(signal.SIGTERM)
+            done = True
+        assert done
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGTERM)
+
+
+def test_an_interrupt_of_a_start_is_one_line(tmp_path: Path) -> None:
+    delays = (0.0, 0.2, 0.5, 1.0)
+    processes = [
+        start(STARTED, "trace.num_requests=300000", "plots=false", f"hydra.run.dir={tmp_path / str(delay)}")
+        for delay in delays
+    ]
+    for i, (delay, process) in enumerate(zip(delays, processes, strict=True)):
+        assert process.stdout is not None and process.stdout.readline() == "started\n"
+        time.sleep(delay)
+        process.send_signal(signal.SIGTERM if i % 2 else signal.SIGINT)
+    for process in processes:
+        _, errors = process.communicate(timeout=90)
+        assert process.returncode == interrupts.INTERRUPTED
+        lines = [line for line in errors.splitlines() if not line.startswith("trace: ")]
+        assert lines == ["interrupted"]
+
+
+def test_the_second_interrupt_does_not_disturb_the_writing_and_the_third_ends_it(tmp_path: Path) -> None:
+    processes = {
+        times: start(INTERRUPTED_WRITING, str(times), *SMALL, f"hydra.run.dir={tmp_path / str(times)}")
+        for times in (2, 3)
+    }
+    errors = {times: process.communicate(timeout=90)[1] for times, process in processes.items()}
+    assert [process.returncode for process in processes.values()] == [interrupts.INTERRUPTED] * 2
+    assert not any("Traceback" in text for text in errors.values())
+    assert "interrupt once more to lose it" in errors[2]
+    assert len(read_results(tmp_path / "2")[0].requests) == 30
+    assert not (tmp_path / "3" / "summary.json").exists()
+
+
+def test_jobs_in_worker_processes_write_what_they_have(tmp_path: Path) -> None:
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
+    process = start(
+        STARTED, "-m", "seed=1,2,3", "trace.num_requests=300000", "plots=false", f"hydra.sweep.dir={tmp_path}",
+        "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
+    )  # fmt: skip
+    try:
+        wait_for(lambda: len(list(tmp_path.glob("*/inputs.json"))) == 2, process)
+        time.sleep(2)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, errors = process.communicate(timeout=90)
+    finally:
+        process.kill()
+    assert process.returncode == interrupts.INTERRUPTED
+    assert "Traceback" not in errors and errors.endswith("interrupted\n")
+    written = list(tmp_path.glob("*/summary.json"))
+    assert len(written) == 2, "the jobs that ran wrote their results, and the third was not begun"
+    for path in written:
+        summary = json.loads(path.read_text())
+        assert (summary["complete"], summary["ended_early"]) == (False, "interrupted")
