@@ -209,7 +209,8 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
 def _weights(distances: Floats, num_contexts: float) -> Floats:
     """Weights of mixes whose longest context is so many standard deviations above the mean."""
     expected = float(np.sum(1 / np.arange(2, num_contexts + 1)))  # the mean of the largest of n exponential variables
-    nearness = np.log(distances / min(expected, math.sqrt(num_contexts - 1))) / _DISTANCE_WIDTH
+    usual = min(expected, math.sqrt(num_contexts - 1)) if num_contexts >= 2 else 1.0
+    nearness = np.log(distances / usual) / _DISTANCE_WIDTH
     weights: Floats = np.exp(-0.5 * nearness**2)
     return weights
 
