@@ -23,6 +23,7 @@ class Case(NamedTuple):
         kv_cache_dtype: auto is 16 bits.
         is_async: whether the server schedules asynchronously, the default since vLLM 0.14.
         max_num_seqs: None takes the number of clients.
+        max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
         excluded: why no row of this case can be right; such rows are shown and left out of the totals.
     """
 
@@ -36,6 +37,7 @@ class Case(NamedTuple):
     kv_cache_dtype: str = "auto"
     is_async: bool = True
     max_num_seqs: int | None = None
+    max_graph_tokens: int | None = None
     excluded: str = ""
 
     @property
@@ -79,7 +81,7 @@ CASES = (
         "Qwen3-235B-A22B FP8", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h200", "qwen3-235b-a22b", "fp8_block", _NVIDIA,
         is_async=False,
     ),
-    Case("gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", "script: KV cache in 16 bits"),
-    Case("gpt-oss-120b", _OSS, "fp4", "h200", "gpt-oss-120b", "mxfp4", "script: KV cache in 16 bits"),
-    Case("gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", _SCRIPT, "fp8", max_num_seqs=512),
+    Case("gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", "script: KV cache in 16 bits", max_graph_tokens=2048),
+    Case("gpt-oss-120b", _OSS, "fp4", "h200", "gpt-oss-120b", "mxfp4", "script: KV cache in 16 bits", max_graph_tokens=2048),
+    Case("gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", _SCRIPT, "fp8", max_num_seqs=512, max_graph_tokens=2048),
 )  # fmt: skip

@@ -45,7 +45,7 @@ class CaseRows:
         self._source = ":".join(filter(None, ("aiconfigurator", root, system)))
         self._profiles: dict[int, Profile] = {}
         bare = self.config.model_copy(update={"cost": composed("cost=roofline").cost})
-        self._systems = [system_of(bare, row, case.max_num_seqs) for row in self._each()]
+        self._systems = [system_of(bare, row, case.max_num_seqs) for row in self.each()]
 
     def simulate(self, host: Host = HOST, only: list[int] | None = None) -> pd.DataFrame:
         """The rows with simulated times and errors, with these times of the host; `only` names places of rows."""
@@ -57,7 +57,14 @@ class CaseRows:
             simulated.append(simulate_row(system, row, self.config.validation, self.config.seed))
         return with_errors(chosen, simulated)
 
-    def _each(self) -> Iterator[Any]:
+    def drop_duplicates(self) -> None:
+        """Keep one of the rows that were measured alike: the file repeats some under other names."""
+        kept = ~self.rows.table.drop(columns="id").duplicated()
+        self._systems = [system for system, is_kept in zip(self._systems, kept, strict=True) if is_kept]
+        self.rows.left_out["repeated"] = int((~kept).sum())
+        self.rows = self.rows._replace(table=self.rows.table[kept].reset_index(drop=True))
+
+    def each(self) -> Iterator[Any]:
         return self.rows.table.itertuples(index=False)
 
     def _priced(self, system: System, host: Host) -> System:
@@ -71,9 +78,18 @@ class CaseRows:
         compiled = self._profiles[ranks]
         meta = replace(
             compiled.meta,
-            token_buckets=graph_sizes(system.max_num_seqs),
+            token_buckets=_graphs(self.case, system.max_num_seqs),
+            eager_step_us=host.eager_layer_us * system.model.num_layers,
             synchronous_step_us=host.synchronous_step_us,
             synchronous_sequence_us=host.synchronous_sequence_us,
         )
-        profile = Profile(meta, {**compiled.tables, "steps": steps_table(system.model.num_layers, host)})
+        profile = Profile(meta, {**compiled.tables, "steps": steps_table(host)})
         return replace(system, cost=self.config.cost, profile=profile)
+
+
+def _graphs(case: Case, max_num_seqs: int) -> tuple[int, ...]:
+    """Token counts of the server's CUDA graphs; beyond vLLM's own choice in steps of 16."""
+    if case.max_graph_tokens is None:
+        return graph_sizes(max_num_seqs)
+    own = graph_sizes(case.max_graph_tokens)
+    return (*own, *range(own[-1] + 16, case.max_graph_tokens + 1, 16))

@@ -50,7 +50,7 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
     for name, value in select.items():
         if name not in table.columns:
             raise MeasuredRunError(f"validation.select.{name}: {path} has no such column ({', '.join(table.columns)})")
-        table = table[table[name].astype(str) == value]
+        table = table[table[name].astype(object).fillna("nan").astype(str) == value]
     if table.empty:
         chosen = ", ".join(f"{name}={value}" for name, value in select.items())
         raise MeasuredRunError(f"{path}: no row with {chosen or 'any value'}")

@@ -4,7 +4,8 @@ Each client sends `requests_per_client` requests, with lengths drawn uniformly b
 length and the stated length, as InferenceX's client does. TTFT and TPOT are means over requests.
 
 A row is named implausible if the server would have had to compute faster than the device's large matrix products do:
-requests/s, from the measured latencies, times 2·parameters·tokens operations. It is scored like the others.
+requests/s, from the measured latencies, times 2·parameters·tokens operations; or if its TPOT is too short to read the
+weights and the running requests' KV once at the datasheet's bandwidth. It is scored like the others.
 """
 
 from __future__ import annotations
@@ -106,6 +107,7 @@ def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) 
         "simulated_ttft_ms": 1e3 * finished["ttft"].mean(),
         "simulated_tpot_ms": 1e3 * finished["tpot"].mean(),
         "implied_share_of_flops": _share_of_flops(system, row, client.length_ratio),
+        "implied_share_of_bandwidth": _share_of_bandwidth(system, row, client.length_ratio),
     }
 
 
@@ -132,8 +134,21 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     return float(operations / (row.tensor_parallel_size * peak * device.flops_efficiency))
 
 
+def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
+    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads the attention's weights, those
+    of a dense MLP, and the KV of all running requests."""
+    model, ranks = system.model, system.tensor_parallel_size
+    if model.num_experts or model.num_sliding_layers:
+        return 0.0  # which experts and which tokens are read is not known
+    context = (1 + length_ratio) / 2 * (row.isl + row.osl / 2)
+    num_tokens = min(row.concurrency * context, system.pool.num_tokens)
+    read = model.weight_bytes(ranks) - model.vocab_size * model.hidden_size * model.dtype_bytes / ranks
+    read += num_tokens * model.kv_bytes_per_token(ranks)
+    return float(read / (row.tpot_ms / 1e3 * system.device.memory_bandwidth))
+
+
 def _document(config: RunConfig, path: Path, table: pd.DataFrame, rows: Rows) -> dict[str, Any]:
-    implausible = table[table["implied_share_of_flops"] > 1]
+    implausible = table[(table["implied_share_of_flops"] > 1) | (table["implied_share_of_bandwidth"] > 1)]
     return {
         "kind": KIND,
         "measured": str(path),
@@ -187,4 +202,4 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
     for reason, count in document["left_out"].items():
         console.print(f"! {count} rows left out: {reason}")
     if document["implausible"]:
-        console.print(f"! {len(document['implausible'])} rows imply more operations/s than the device reaches")
+        console.print(f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches")
