@@ -202,4 +202,6 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
     for reason, count in document["left_out"].items():
         console.print(f"! {count} rows left out: {reason}")
     if document["implausible"]:
-        console.print(f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches")
+        console.print(
+            f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches"
+        )
