@@ -112,9 +112,9 @@ def test_mixes_count_by_how_uneven_they_are(bundle: Path) -> None:
     rows = []
     for long, gain in ((32, 0.0), (32, 0.01), (48, 0.02), (4, 0.3)):
         share = long / 64
-        mean, deviation = 100 + 300 * share, 300 * (share * (1 - share)) ** 0.5
-        extra = gain * deviation * 20.0 / (400 - mean)
-        rows.append((64, long, 0, 0, 100, 400, mean, 10.0, 30.0, 10.0 + extra))
+        mean, deviation = 96 + 320 * share, 320 * (share * (1 - share)) ** 0.5
+        extra = gain * deviation * 20.0 / (416 - mean)
+        rows.append((64, long, 0, 0, 96, 416, int(mean), 10.0, 30.0, 10.0 + extra))
     names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
     pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
     assert gains_of(bundle, None) == pytest.approx({64: 0.3})
