@@ -65,17 +65,17 @@ class ModelShape:
         """Layers that attend to all tokens."""
         return self.num_layers - self.num_sliding_layers
 
-    @property
-    def rotary_table_bytes(self) -> int:
-        """Bytes of the sines and cosines of all positions, which every rank holds."""
-        return 0 if self.learned_positions else self.max_position_embeddings * self.head_dim * self.dtype_bytes
-
     def kv_bytes_per_token(self, tensor_parallel_size: int = 1, num_layers: int | None = None) -> int:
         """Bytes of K and V of one token in `num_layers` layers (None: all) on one rank:
         2·layers·kv_heads/TP·head_dim·bytes."""
         num_layers = self.num_layers if num_layers is None else num_layers
         heads = self.kv_heads_per_rank(tensor_parallel_size)
         return 2 * num_layers * heads * self.head_dim * self.kv_element_bytes
+
+    @property
+    def rotary_table_bytes(self) -> int:
+        """Bytes of the sines and cosines of all positions, which every rank holds."""
+        return 0 if self.learned_positions else self.max_position_embeddings * self.head_dim * self.dtype_bytes
 
     def attention_matrices(self, tensor_parallel_size: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
         """(rows, columns) of one layer's QKV and output projection on one rank."""

@@ -101,6 +101,7 @@ RANGES = {
     # profiles
     "calls": _COUNT,
     "mean_over_median": Range(0.1, 10.0),
+    "eager_step_us": _ADDED_US,
     "synchronous_step_us": _ADDED_US,
     "synchronous_sequence_us": _ADDED_US,
     "num_tokens": _TOKENS,

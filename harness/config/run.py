@@ -26,7 +26,7 @@ class RunConfig(ConfigModel):
     `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
     folders that `task=report` compares."""
 
-    task: Literal["run", "report", "profile", "validate", "calibrate", "retime"] = "run"
+    task: Literal["run", "report", "profile", "import", "validate", "calibrate", "retime"] = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
@@ -136,8 +136,14 @@ class RunConfig(ConfigModel):
     def _check_profile(self) -> Self:
         if self.task == "profile" and self.engine.kind == "sim":
             raise ValueError("engine=sim: task=profile measures the real engine; use engine=cpu or engine=gpu")
-        if self.task != "profile" and (key := _changed(self.profile)):
-            raise ValueError(f"profile.{key}: read by task=profile only; a simulation reads a profile as cost.profile")
+        if self.task == "import" and ":" not in (getattr(self.cost, "profile", None) or ""):
+            raise ValueError(
+                "cost.profile: task=import needs a profile that another tool measured, such as "
+                "cost=profiled cost.profile=aiconfigurator:h100_sxm"
+            )
+        but = "out" if self.task == "import" else None
+        if self.task != "profile" and (key := _changed(self.profile, but=but)):
+            raise ValueError(f"profile.{key}: task={self.task} does not read it; a simulation reads cost.profile")
         return self
 
     @model_validator(mode="after")

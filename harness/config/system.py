@@ -207,9 +207,8 @@ class ProfiledCost(ConfigModel):
 
     `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
     comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants,
-    `other_device` as for roofline.
-    `statistic=mean` prices decode steps at their mean, which is what latencies add up; `median` prices all steps at
-    their median.
+    `other_device` as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
+    `median` prices all steps at their median.
     """
 
     kind: Literal["profiled"] = "profiled"

@@ -50,7 +50,7 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
     for name, value in select.items():
         if name not in table.columns:
             raise MeasuredRunError(f"validation.select.{name}: {path} has no such column ({', '.join(table.columns)})")
-        table = table[table[name].astype(str) == value]
+        table = table[table[name].astype(object).fillna("nan").astype(str) == value]
     if table.empty:
         chosen = ", ".join(f"{name}={value}" for name, value in select.items())
         raise MeasuredRunError(f"{path}: no row with {chosen or 'any value'}")
@@ -71,6 +71,8 @@ def _usable(path: Path, table: pd.DataFrame) -> Rows:
     for name in _OTHER_PARALLELISM:
         if name in table.columns:
             shares_tensors &= ~(pd.to_numeric(table[name], errors="coerce") > 1)
+    if "moe_tp_size" in table.columns:  # experts on more GPUs than attention: replicas of attention
+        shares_tensors &= ~(pd.to_numeric(table["moe_tp_size"], errors="coerce") > numbers["tp_size"])
     reasons = {
         "not numbers above 0": ~is_sound,
         "prefill and decode on different GPUs": is_sound & ~is_alone,

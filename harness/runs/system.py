@@ -176,7 +176,7 @@ def resolve(config: RunConfig) -> System:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
     calibration.check(system.cost.kind, system.constants())
-    if not system.cost.other_device:
+    if not config.cost.other_device:
         calibration.check_device(system.device.name)
     return replace(system, calibration=calibration)
 

@@ -4,7 +4,8 @@ Each client sends `requests_per_client` requests, with lengths drawn uniformly b
 length and the stated length, as InferenceX's client does. TTFT and TPOT are means over requests.
 
 A row is named implausible if the server would have had to compute faster than the device's large matrix products do:
-requests/s, from the measured latencies, times 2·parameters·tokens operations. It is scored like the others.
+requests/s, from the measured latencies, times 2·parameters·tokens operations; or if its TPOT is too short to read the
+weights and the running requests' KV once at the datasheet's bandwidth. It is scored like the others.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import RunConfig
+from harness.config.validation import ValidationConfig
 from harness.errors import ConfigError
 from harness.measured.inferencex import Rows, read_rows
 from harness.results.files import ERRORS, VALIDATION, write_whole
@@ -40,10 +42,11 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     assert config.validation.measured is not None
     path = Path(config.validation.measured.partition(":")[2]).expanduser()
     rows = read_rows(path, _selection(config))
-    simulated = [_simulate(config, row) for row in rows.table.itertuples(index=False)]
-    table = rows.table.join(pd.DataFrame(simulated))
-    for name in ("ttft", "tpot"):
-        table[f"{name}_error_pct"] = 100 * (table[f"simulated_{name}_ms"] / table[f"{name}_ms"] - 1)
+    simulated = [
+        simulate_row(system_of(config, row), row, config.validation, config.seed)
+        for row in rows.table.itertuples(index=False)
+    ]
+    table = with_errors(rows.table, simulated)
     document = _document(config, path, table, rows)
     write_whole(output_dir / ERRORS, lambda temporary: table.to_csv(temporary, index=False))
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
@@ -69,20 +72,29 @@ def _selection(config: RunConfig) -> dict[str, str]:
     return {"backend": "vllm", **chosen}
 
 
-def _simulate(config: RunConfig, row: Any) -> dict[str, Any]:
-    """Mean TTFT and TPOT in ms of the closed loop of a row, and why its measurement cannot be right, if it cannot."""
+def system_of(config: RunConfig, row: Any, max_num_seqs: int | None = None) -> System:
+    """The system that a row measured: its GPUs, and by default seats for as many requests as there are clients."""
     concurrency = int(row.concurrency)
     update = {
         "tensor_parallel_size": int(row.tensor_parallel_size),
-        "max_num_seqs": max(concurrency, 1),
-        "max_num_batched_tokens": max(config.max_num_batched_tokens, concurrency),
+        "max_num_seqs": max_num_seqs or concurrency,
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, max_num_seqs or concurrency),
     }
-    system = resolve(config.model_copy(update=update))
-    num_requests = config.validation.requests_per_client * concurrency
-    rng = np.random.default_rng(config.seed)
+    return resolve(config.model_copy(update=update))
+
+
+def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) -> dict[str, Any]:
+    """Mean TTFT and TPOT in ms of the closed loop of a row, and the share of the device's rate that it implies.
+
+    Raises:
+        ConfigError: a request does not fit.
+    """
+    concurrency = int(row.concurrency)
+    num_requests = client.requests_per_client * concurrency
+    rng = np.random.default_rng(seed)
     columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
     for name, length in (("num_prompt_tokens", row.isl), ("num_output_tokens", row.osl)):
-        shortest = max(1, round(config.validation.length_ratio * length))
+        shortest = max(1, round(client.length_ratio * length))
         columns[name] = rng.integers(shortest, length + 1, num_requests)
     trace = Trace(row.id, trace_table(columns), row.id)
     engine = SimulatedEngine(system, trace, ClosedLoop(num_requests, concurrency))
@@ -94,8 +106,17 @@ def _simulate(config: RunConfig, row: Any) -> dict[str, Any]:
     return {
         "simulated_ttft_ms": 1e3 * finished["ttft"].mean(),
         "simulated_tpot_ms": 1e3 * finished["tpot"].mean(),
-        "implied_share_of_flops": _share_of_flops(system, row, config.validation.length_ratio),
+        "implied_share_of_flops": _share_of_flops(system, row, client.length_ratio),
+        "implied_share_of_bandwidth": _share_of_bandwidth(system, row, client.length_ratio),
     }
+
+
+def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:
+    """`rows` with what was simulated, and the errors of TTFT and TPOT in percent."""
+    table = rows.join(pd.DataFrame(simulated))
+    for name in ("ttft", "tpot"):
+        table[f"{name}_error_pct"] = 100 * (table[f"simulated_{name}_ms"] / table[f"{name}_ms"] - 1)
+    return table
 
 
 def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
@@ -113,8 +134,21 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
     return float(operations / (row.tensor_parallel_size * peak * device.flops_efficiency))
 
 
+def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
+    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads the attention's weights, those
+    of a dense MLP, and the KV of all running requests."""
+    model, ranks = system.model, system.tensor_parallel_size
+    if model.num_experts or model.num_sliding_layers:
+        return 0.0  # which experts and which tokens are read is not known
+    context = (1 + length_ratio) / 2 * (row.isl + row.osl / 2)
+    num_tokens = min(row.concurrency * context, system.pool.num_tokens)
+    read = model.weight_bytes(ranks) - model.vocab_size * model.hidden_size * model.dtype_bytes / ranks
+    read += num_tokens * model.kv_bytes_per_token(ranks)
+    return float(read / (row.tpot_ms / 1e3 * system.device.memory_bandwidth))
+
+
 def _document(config: RunConfig, path: Path, table: pd.DataFrame, rows: Rows) -> dict[str, Any]:
-    implausible = table[table["implied_share_of_flops"] > 1]
+    implausible = table[(table["implied_share_of_flops"] > 1) | (table["implied_share_of_bandwidth"] > 1)]
     return {
         "kind": KIND,
         "measured": str(path),
@@ -168,4 +202,4 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
     for reason, count in document["left_out"].items():
         console.print(f"! {count} rows left out: {reason}")
     if document["implausible"]:
-        console.print(f"! {len(document['implausible'])} rows imply more operations/s than the device reaches")
+        console.print(f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches")

@@ -99,6 +99,7 @@ class ProfiledCost:
         host = (0.0, 0.0) if is_async else (profile.meta.synchronous_step_us, profile.meta.synchronous_sequence_us)
         self._step_ns = (values["step_overhead_us"] + host[0]) * _US
         self._sequence_ns = host[1] * _US
+        self._eager_ns = profile.meta.eager_step_us * _US
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers
         self._tokens_ns: dict[int, float] = {}
         self._heads_ns: dict[int, float] = {}
@@ -194,13 +195,15 @@ class ProfiledCost:
         kind = "mixed" if num_decodes else "prefill"
         num_tokens = num_prefill_tokens + num_decode_tokens
         padded = self._padded(num_tokens, is_decode=False)
+        least = 0.0
         if not self._is_captured(num_tokens):
             time += self._prefill_layers_ns
+            least = self._eager_ns
         if padded > self._tokens_end or num_sampled > self._sequences.end:
             self._note(*self._beyond(kind, num_tokens, padded, num_sampled))
         if self._rest:
             time += self._rest[kind](num_tokens)
-        return time + self._layers(padded) + self._heads(num_sampled)
+        return max(least, time + self._layers(padded) + self._heads(num_sampled))
 
     def _padded(self, num_tokens: int, *, is_decode: bool) -> int:
         if not self._is_captured(num_tokens, is_decode=is_decode):

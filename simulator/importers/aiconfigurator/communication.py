@@ -1,13 +1,15 @@
 """Times of what the ranks of a model exchange.
 
-All-reduces run in CUDA graphs by vLLM's own kernel up to 8 MiB, and by NCCL above. On data-centre Blackwell vLLM fuses
-the all-reduce with the norm behind it, by the kernel of TensorRT-LLM that FlashInfer brings, up to the sizes of
-`_FUSED_BYTES` (FI_ALLREDUCE_FUSION_MAX_SIZE_MB in vLLM's allreduce_rms_fusion.py): its times are TensorRT-LLM's.
+vLLM chooses the kernel of an all-reduce by its size: its own, symmetric memory, or NCCL. The database timed what it
+chose, in CUDA graphs. On data-centre Blackwell vLLM fuses the all-reduce with the norm behind it, by the kernel of
+TensorRT-LLM that FlashInfer brings, up to the sizes of `_FUSED_BYTES` (FI_ALLREDUCE_FUSION_MAX_SIZE_MB in vLLM's
+allreduce_rms_fusion.py): its times are TensorRT-LLM's.
+
+The column message_size counts elements of 16 bits, not bytes, as the database's collectors say (collect_all_reduce.py,
+collect_nccl.py). As bytes, 8 GPUs of an H100 node would exchange half of what their links carry.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import pandas as pd
 
@@ -15,8 +17,8 @@ from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.profile.profile import ProfileError
 
+_ELEMENT_BYTES = 2
 _MIB = 1 << 20
-_CUSTOM_BYTES = 8 * _MIB
 _FUSED_BYTES = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB}
 
 
@@ -27,29 +29,23 @@ def fuses_norms(database: Database, ranks: int) -> bool:
 
 def all_reduce(database: Database, ranks: int) -> tuple[MeasuredCurve, int]:
     """Time of an all-reduce over its bytes, and the number of outliers; raises ProfileError if it was not measured."""
-    where: dict[str, Any] = {"num_gpus": ranks}
-    rows = database.rows("comm", "custom_allreduce_perf", backend="vllm_graph", **where)
+    rows = _in_bytes(database.rows("comm", "custom_allreduce_perf", backend="vllm_graph", num_gpus=ranks))
     if rows.empty:
         raise ProfileError(f"{database.system} has no all-reduce of {ranks} GPUs")
-    large = database.rows("comm", "nccl_perf", source="nccl", op_name="all_reduce", nccl_dtype="half", **where)
-    if len(large):
-        rows = pd.concat([_up_to(rows, _CUSTOM_BYTES), _above(large, _CUSTOM_BYTES)])
     if fuses_norms(database, ranks):
-        fused = database.rows("comm", "custom_allreduce_perf", source="trtllm", **where)
+        fused = _in_bytes(database.rows("comm", "custom_allreduce_perf", source="trtllm", num_gpus=ranks))
         if len(fused):
-            rows = pd.concat([_up_to(fused, _FUSED_BYTES[ranks]), _above(rows, _FUSED_BYTES[ranks])])
-    return measured_curve(rows, "message_size")
+            most = _FUSED_BYTES[ranks]
+            rows = pd.concat([fused[fused["num_bytes"] <= most], rows[rows["num_bytes"] > most]])
+    return measured_curve(rows, "num_bytes")
 
 
 def all_gather(database: Database, ranks: int) -> MeasuredCurve | None:
-    """Time of an all-gather over the 16-bit elements of one rank; None if it was not measured."""
-    rows = database.rows("comm", "nccl_perf", source="nccl", op_name="all_gather", nccl_dtype="half", num_gpus=ranks)
-    return None if rows.empty else measured_curve(rows, "message_size")[0]
+    """Time of an all-gather over the bytes that all ranks have after it; None if it was not measured."""
+    where = {"op_name": "all_gather", "nccl_dtype": "half", "num_gpus": ranks}
+    rows = _in_bytes(database.rows("comm", "nccl_perf", source="nccl", **where))
+    return None if rows.empty else measured_curve(rows, "num_bytes")[0]
 
 
-def _up_to(rows: pd.DataFrame, num_bytes: int) -> pd.DataFrame:
-    return rows[rows["message_size"] <= num_bytes]
-
-
-def _above(rows: pd.DataFrame, num_bytes: int) -> pd.DataFrame:
-    return rows[rows["message_size"] > num_bytes]
+def _in_bytes(rows: pd.DataFrame) -> pd.DataFrame:
+    return rows if rows.empty else rows.assign(num_bytes=_ELEMENT_BYTES * rows["message_size"])

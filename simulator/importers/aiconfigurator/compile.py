@@ -25,12 +25,11 @@ from simulator.importers.aiconfigurator.communication import all_gather, all_red
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
-from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, elementwise_work, memory_rule, sampler_bytes
+from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, Host, elementwise_work, memory_rule, sampler_bytes
 from simulator.importers.llmservingsim import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
-_LARGEST_STEP = 1 << 15  # tokens, as in the largest GEMM
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
 _MOE_DTYPES = {
     "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
@@ -55,7 +54,7 @@ def compile_profile(
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
         "attention": _attention_table(attention, model, tensor_parallel_size),
-        "steps": _steps_table(model),
+        "steps": steps_table(),
     }
     num_dropped = gemms.num_dropped + attention.num_dropped
     if tensor_parallel_size > 1:
@@ -71,6 +70,7 @@ def compile_profile(
         shape=_shape(model),
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
+        eager_step_us=HOST.eager_layer_us * model.num_layers,
         synchronous_step_us=HOST.synchronous_step_us,
         synchronous_sequence_us=HOST.synchronous_sequence_us,
         source={
@@ -156,7 +156,7 @@ def _sequence_operators(
     if ranks > 1:
         gather = all_gather(database, ranks)
         if gather is not None:
-            curves["logits_all_gather"] = MeasuredCurve(sizes, gather.at(sizes * model.vocab_size / ranks))
+            curves["logits_all_gather"] = MeasuredCurve(sizes, gather.at(sizes * model.vocab_size * model.dtype_bytes))
     return curves, dict.fromkeys(curves, 1)
 
 
@@ -176,14 +176,9 @@ def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> pd.
     )
 
 
-def _steps_table(model: ModelShape) -> pd.DataFrame:
-    """The host's share: the same for decode steps of all sizes; steps beyond the CUDA graphs launch layer by layer."""
-    largest = graph_sizes(1 << 30)[-1]
-    eager = HOST.step_us + HOST.eager_layer_us * model.num_layers
-    rows = [("decode", 1, HOST.step_us)]  # a single point holds for all sizes
-    for kind in ("mixed", "prefill"):
-        rows += [(kind, 1, HOST.step_us), (kind, largest, HOST.step_us)]
-        rows += [(kind, largest + 1, eager), (kind, _LARGEST_STEP, eager)]
+def steps_table(host: Host = HOST) -> pd.DataFrame:
+    """The host's share of every step."""
+    rows = [(kind, 1, host.step_us) for kind in ("decode", "mixed", "prefill")]  # a single point holds for all sizes
     return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
 
 

@@ -6,7 +6,8 @@ kernels on all systems (`mem_empirical_constant_latency`, `mem_bw_empirical_scal
 
 The host's share of a step is what the GPU waits for: sampling parameters, the sampler's small kernels, outputs, and in
 steps without a CUDA graph the launches of each layer. `HOST` was fitted to the runs of Llama-3.1-70B FP8 on H100 that
-InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models.
+InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models; its two
+times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ class Host(NamedTuple):
 
     Attributes:
         step_us: to every step.
-        eager_layer_us: for every layer of a step that no CUDA graph serves.
+        eager_layer_us: for the launches of a layer, where no CUDA graph serves the step. The GPU waits for them if its
+            kernels are shorter: a step takes at least this for each layer.
         synchronous_step_us, synchronous_sequence_us: in addition, for every step and for each sequence that decodes in
             it, where the next step is planned after a step has ended (vLLM without asynchronous scheduling).
     """
@@ -35,7 +37,7 @@ class Host(NamedTuple):
     synchronous_sequence_us: float
 
 
-HOST = Host(step_us=300.0, eager_layer_us=0.0, synchronous_step_us=0.0, synchronous_sequence_us=0.0)
+HOST = Host(step_us=500.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=54.0)
 
 
 class MemoryRule(NamedTuple):
