@@ -22,7 +22,7 @@ from simulator.importers.vidur import read_profiling
 from simulator.profile.files import save_profile
 from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, work
-from tests.simulator.foreign_profiles import write_bundle, write_profiling
+from tests.simulator.foreign_profiles import write_bundle, write_gains, write_profiling
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 

@@ -10,7 +10,7 @@ import pytest
 
 from simulator.importers.llmservingsim import read_bundle
 from tests.simulator.builders import MODEL, SLOW_LINK
-from tests.simulator.foreign_profiles import write_bundle
+from tests.simulator.foreign_profiles import write_bundle, write_gains
 
 
 @pytest.fixture
@@ -29,14 +29,6 @@ def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> No
     slope, deviation = 18.0 / 225, 129.9038
     assert uneven["prefill_tokens"].tolist() == [0, 64]
     assert uneven["gain"].tolist() == pytest.approx([2.6 / slope / deviation, 10.4 / slope / deviation], rel=1e-4)
-
-
-def write_gains(bundle: Path, gains: dict[int, float]) -> None:
-    """A skew file by which uneven contexts have these gains, by the batch: half of the contexts 100 longer than the
-    mean, half shorter."""
-    rows = [(n, n // 2, 0, 0, 100, 300, 200, 10.0, 20.0, 10.0 + 10.0 * gain) for n, gain in gains.items()]
-    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
-    pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
 
 
 def gains_of(
