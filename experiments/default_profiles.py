@@ -15,11 +15,7 @@ import argparse
 from collections.abc import Iterator
 from dataclasses import replace
 
-from hydra import compose, initialize_config_dir
-
-from experiments import ROOT
-from harness.config import parse
-from harness.config.run import RunConfig
+from experiments import ROOT, composed
 from harness.runs.system import device_rates, model_shape
 from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
@@ -42,9 +38,10 @@ def main() -> None:
     parser.add_argument("--root", help="folder of aiconfigurator_core, if it is not installed")
     parser.add_argument("--systems", nargs="+")
     args = parser.parse_args()
-    models = [_config(f"model={path.stem}") for path in sorted((ROOT / "conf" / "model").glob("*.yaml"))]
+    names = sorted(path.stem for path in (ROOT / "conf" / "model").glob("*.yaml"))
+    models = [composed(f"model={name}") for name in names if name != "hf"]  # hf stands for any config.json
     for name in DEVICES:
-        config = _config(f"device={name}")
+        config = composed(f"device={name}")
         system = config.device.aiconfigurator_system
         if system is None or (args.systems and system not in args.systems):
             continue
@@ -87,11 +84,6 @@ def _variants(model: ModelShape) -> Iterator[ModelShape]:
         model = replace(model, quantization=QUANTIZATIONS["fp8"])
         yield model
     yield replace(model, kv_dtype_bytes=1)
-
-
-def _config(*overrides: str) -> RunConfig:
-    with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
-        return parse(compose("config", overrides=list(overrides)))
 
 
 if __name__ == "__main__":
