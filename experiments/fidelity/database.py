@@ -16,12 +16,10 @@ from experiments.recovery.steps import priced_by
 from harness.runs.system import resolve
 from simulator.importers.llmservingsim import graph_sizes
 
-_SYSTEM = "rtx_pro_6000_server"
 
-
-def database(lab: Lab, data: Path, root: str | None) -> None:
+def database(lab: Lab, data: Path, profile: str) -> None:
     """Both runs, by the operator times and by LLMServingSim's bundle of the same card; and each of their steps."""
-    profile = "cost.profile='" + ":".join(filter(None, ("aiconfigurator", root, _SYSTEM))) + "'"
+    profile = f"cost.profile='{profile}'"
     steps = {}
     for case in ("llama", "qwen"):
         settings = vllm_settings(data, case)

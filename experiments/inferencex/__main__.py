@@ -51,7 +51,7 @@ def main() -> None:
     for case in cases:
         rows = CaseRows(case, args.data, args.root)
         parts.append(_scored(case, rows))
-        left_out[case.key] = rows.left_out
+        left_out[case.key] = rows.rows.left_out
         print(f"{case.key}: {len(parts[-1])} rows", flush=True)
     table = _beside_peer(pd.concat(parts, ignore_index=True))
     document = {
