@@ -15,7 +15,7 @@ def table(**columns: list[float]) -> pd.DataFrame:
     rows = pd.DataFrame(columns)
     fixed = {
         "isl": 1024, "osl": 1024, "tensor_parallel_size": 2, "implied_share_of_flops": 0.5,
-        "implied_share_of_bandwidth": 0.5,
+        "implied_share_of_bandwidth": 0.5, "ttft_ms": 100.0,
     }  # fmt: skip
     return rows.assign(**{name: value for name, value in fixed.items() if name not in columns})
 
@@ -23,6 +23,11 @@ def table(**columns: list[float]) -> pd.DataFrame:
 def test_fewer_clients_cannot_wait_longer_for_a_token() -> None:
     rows = table(concurrency=[16, 32, 64], tpot_ms=[5.8, 15.9, 9.7])
     assert [bool(reason) for reason in contradicted(rows)] == [False, True, False]
+
+
+def test_a_server_with_fewer_seats_than_clients_is_named() -> None:
+    rows = table(concurrency=[32, 64, 512], tpot_ms=[10.9, 14.8, 5.6], ttft_ms=[119.0, 169.0, 23793.0])
+    assert ["at a time" in reason for reason in contradicted(rows)] == [False, False, True]
 
 
 def test_rows_beyond_the_hardware_are_named_and_not_scored() -> None:
