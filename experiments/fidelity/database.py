@@ -1,4 +1,4 @@
-"""How far off is the simulation of vLLM 0.19 on RTX PRO 6000, priced by NVIDIA's operator times without any constant?"""
+"""How far off is the simulation of vLLM 0.19 on RTX PRO 6000 by NVIDIA's operator times, without a fit to it?"""
 
 from __future__ import annotations
 

@@ -38,8 +38,8 @@ def contradicted(table: pd.DataFrame) -> list[str]:
     """Why the measurement of each row cannot be right, "" where it can.
 
     A server cannot compute faster than the device's large matrix products, nor read its weights and KV cache faster
-    than its memory; and a token of fewer clients cannot take longer than one of more clients. Where clients wait longer than their answers
-    take, and TPOT is shorter than with fewer clients, the server had fewer seats than the row says.
+    than its memory; and a token of fewer clients cannot take longer than one of more clients. Where clients wait longer
+    than their answers take, and TPOT is as with a quarter of them, the server had fewer seats than the row says.
     """
     too_fast = (table["implied_share_of_flops"] > 1) | (table["implied_share_of_bandwidth"] > 1)
     waiting = table["ttft_ms"] > table["tpot_ms"] * table["osl"]
@@ -50,12 +50,12 @@ def contradicted(table: pd.DataFrame) -> list[str]:
             & (table["osl"] == row.osl)
             & (table["tensor_parallel_size"] == row.tensor_parallel_size)
         )
-        fewer = table["tpot_ms"][same & (table["concurrency"] < row.concurrency)]
+        far_fewer = table["tpot_ms"][same & (table["concurrency"] <= row.concurrency / 4)]
         more = table["tpot_ms"][same & ~waiting & (table["concurrency"] > row.concurrency)]
         reason = ""
         if too_fast.iloc[place]:
             reason = "faster than the device's arithmetic or memory"
-        elif waiting.iloc[place] and (fewer > _SLOWER * row.tpot_ms).any():
+        elif waiting.iloc[place] and (_SLOWER * far_fewer > row.tpot_ms).any():
             reason = "the server ran fewer requests at a time than there were clients"
         elif (row.tpot_ms > _SLOWER * more).any():
             reason = "a run with more clients of the same server has a shorter TPOT"

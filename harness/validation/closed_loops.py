@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import RunConfig
+from harness.config.validation import ValidationConfig
 from harness.errors import ConfigError
 from harness.measured.inferencex import Rows, read_rows
 from harness.results.files import ERRORS, VALIDATION, write_whole
@@ -132,8 +133,7 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
 
 
 def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
-    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads the attention's weights, those
-    of a dense MLP, and the KV of all running requests."""
+    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads weights and running KV."""
     model, ranks = system.model, system.tensor_parallel_size
     if model.num_experts or model.num_sliding_layers:
         return 0.0  # which experts and which tokens are read is not known
@@ -199,4 +199,6 @@ def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> N
     for reason, count in document["left_out"].items():
         console.print(f"! {count} rows left out: {reason}")
     if document["implausible"]:
-        console.print(f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches")
+        console.print(
+            f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches"
+        )

@@ -123,7 +123,9 @@ def read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in shape.items()}
 
 
-@pytest.mark.parametrize("path", sorted(path for path in CONF.glob("*.yaml") if path.stem != "hf"), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(path for path in CONF.glob("*.yaml") if path.stem != "hf"), ids=lambda path: path.stem
+)
 def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
     shape = read(path)
     for key in ("learned_positions", "sliding_window"):
