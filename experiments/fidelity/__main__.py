@@ -35,7 +35,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("case", choices=("vllm", "database", "distserve", "cpu", "gpu"))
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
-    parser.add_argument("--root", help="database: folder of aiconfigurator_core, if it is not installed")
+    parser.add_argument("--profile", default="aiconfigurator:rtx_pro_6000_server", help="database: as cost.profile")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=20)
@@ -54,7 +54,7 @@ def main() -> None:
     if args.case == "vllm":
         vllm(lab, args.data)
     elif args.case == "database":
-        database(lab, args.data, args.root)
+        database(lab, args.data, args.profile)
     elif args.case == "distserve":
         distserve(lab, args.data)
     elif args.case == "cpu":

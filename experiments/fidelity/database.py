@@ -1,4 +1,4 @@
-"""How far off is the simulation of vLLM 0.19 on RTX PRO 6000, priced by NVIDIA's operator times without any constant?"""
+"""How far off is the simulation of vLLM 0.19 on RTX PRO 6000 by NVIDIA's operator times, without a fit to it?"""
 
 from __future__ import annotations
 
@@ -16,12 +16,10 @@ from experiments.recovery.steps import priced_by
 from harness.runs.system import resolve
 from simulator.importers.llmservingsim import graph_sizes
 
-_SYSTEM = "rtx_pro_6000_server"
 
-
-def database(lab: Lab, data: Path, root: str | None) -> None:
+def database(lab: Lab, data: Path, profile: str) -> None:
     """Both runs, by the operator times and by LLMServingSim's bundle of the same card; and each of their steps."""
-    profile = "cost.profile='" + ":".join(filter(None, ("aiconfigurator", root, _SYSTEM))) + "'"
+    profile = f"cost.profile='{profile}'"
     steps = {}
     for case in ("llama", "qwen"):
         settings = vllm_settings(data, case)

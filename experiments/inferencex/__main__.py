@@ -1,8 +1,8 @@
 """How far off are simulations that NVIDIA's operator times price, on public measurements of vLLM?
 
     pip install -e '.[kernels-db]'
-    python -m experiments.inferencex --data <silicon_sample.csv>     all cases: about 8 minutes on one core
-    python -m experiments.inferencex --data <silicon_sample.csv> --fit        fits the host's times and prints them
+    python -m experiments.inferencex --data <silicon_sample.csv>     all cases, 3 minutes on an idle core
+    python -m experiments.inferencex --data <silicon_sample.csv> --fit        fits the host's times
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/. Each row is simulated as a closed loop by the
 functions of `task=validate validation.measured=inferencex:`; cases.py has the settings of each server. Beside our errors
@@ -51,7 +51,7 @@ def main() -> None:
     for case in cases:
         rows = CaseRows(case, args.data, args.root)
         parts.append(_scored(case, rows))
-        left_out[case.key] = rows.left_out
+        left_out[case.key] = rows.rows.left_out
         print(f"{case.key}: {len(parts[-1])} rows", flush=True)
     table = _beside_peer(pd.concat(parts, ignore_index=True))
     document = {

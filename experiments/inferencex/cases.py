@@ -60,6 +60,7 @@ class Case(NamedTuple):
 
 _L70, _QWEN, _OSS = "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b"
 _SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too"
+_HOPPER = "script: KV cache in 16 bits"
 _NVIDIA = "vLLM 0.12: no asynchronous scheduling by default"
 
 CASES = (
@@ -81,7 +82,10 @@ CASES = (
         "Qwen3-235B-A22B FP8", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h200", "qwen3-235b-a22b", "fp8_block", _NVIDIA,
         is_async=False,
     ),
-    Case("gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", "script: KV cache in 16 bits", max_graph_tokens=2048),
-    Case("gpt-oss-120b", _OSS, "fp4", "h200", "gpt-oss-120b", "mxfp4", "script: KV cache in 16 bits", max_graph_tokens=2048),
-    Case("gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", _SCRIPT, "fp8", max_num_seqs=512, max_graph_tokens=2048),
+    Case("gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", _HOPPER, max_graph_tokens=2048),
+    Case("gpt-oss-120b", _OSS, "fp4", "h200", "gpt-oss-120b", "mxfp4", _HOPPER, max_graph_tokens=2048),
+    Case(
+        "gpt-oss-120b", _OSS, "fp4", "b200", "gpt-oss-120b", "mxfp4", _SCRIPT, "fp8", max_num_seqs=512,
+        max_graph_tokens=2048,
+    ),
 )  # fmt: skip

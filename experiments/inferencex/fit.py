@@ -1,7 +1,7 @@
 """Fits the host's times in simulator/importers/aiconfigurator/rules.py to public measurements.
 
-`step_us` and `eager_layer_us` are fitted on Llama-3.1-70B FP8 on H100 alone, by a grid: the sum of squared log errors of
-TPOT, and a fifth of that of TTFT, which hangs on how a client starts. The two times of servers without asynchronous
+`step_us` and `eager_layer_us` are fitted on Llama-3.1-70B FP8 on H100 alone, by a grid: the mean squared log error
+of TPOT, and a fifth of that of TTFT, which hangs on how a client starts. The two times of servers without asynchronous
 scheduling are fitted on Qwen3-32B on two H100, by least squares: what TPOT lacks, relative to the measured TPOT, is
 synchronous_step_us + synchronous_sequence_us · clients. Its rows on 4 and 8 GPUs are left to be scored.
 """

@@ -1,7 +1,8 @@
 """Estimates that aiconfigurator itself makes of the rows that this experiment simulates.
 
     python -m venv peer && peer/bin/pip install aiconfigurator==0.12.0
-    peer/bin/python experiments/inferencex/peer.py --data <silicon_sample.csv> --out experiments/results/inferencex_peer.csv
+    peer/bin/python experiments/inferencex/peer.py --data <silicon_sample.csv> \
+        --out experiments/results/inferencex_peer.csv
 
 The script imports aiconfigurator and pandas and nothing of this project, as their dependencies differ. Each row is
 estimated as `aiconfigurator cli estimate --mode agg` does, in database mode SILICON (measured operators only), with the

@@ -11,6 +11,8 @@ from matplotlib.lines import Line2D
 from harness.plots.style import COLORS, GREY, LIGHT, head, legend, log_axis, panels
 
 _BAND = 0.1
+_MARKERS = "o^sD"  # the next one when all colours are taken
+_LABEL_INCHES = 0.09  # of a character of the legend beyond the first few
 
 
 def draw_rows(table: pd.DataFrame, subtitle: str, by: str = "tensor_parallel_size", title: str = "GPUs") -> Figure:
@@ -18,12 +20,13 @@ def draw_rows(table: pd.DataFrame, subtitle: str, by: str = "tensor_parallel_siz
 
     `table` has a row per benchmark with ttft_ms, tpot_ms, simulated_ttft_ms, simulated_tpot_ms.
     """
-    figure, grid = panels("Public measurements, simulated", subtitle, 1, 2, (7.6, 3.6))
     values = sorted(table[by].unique())
+    width = 7.6 + _LABEL_INCHES * max(0, max(len(str(value)) for value in values) - 4)
+    figure, grid = panels("Public measurements, simulated", subtitle, 1, 2, (width, 3.6))
     for axes, name in zip(grid[0], ("tpot", "ttft"), strict=True):
         _draw(axes, table, name, by, values)
     handles = [
-        Line2D([], [], marker="o", linestyle="", color=COLORS[i % len(COLORS)], label=str(value))
+        Line2D([], [], marker=_marker(i), linestyle="", color=COLORS[i % len(COLORS)], label=str(value))
         for i, value in enumerate(values)
     ]
     legend(figure, handles, title)
@@ -39,7 +42,8 @@ def _draw(axes: Axes, table: pd.DataFrame, name: str, by: str, values: list[obje
     axes.plot(ends, ends, color=GREY, linewidth=0.8)
     for i, value in enumerate(values):
         here = (table[by] == value).to_numpy()
-        axes.plot(measured[here], simulated[here], "o", markersize=3.5, alpha=0.8, color=COLORS[i % len(COLORS)])
+        color = COLORS[i % len(COLORS)]
+        axes.plot(measured[here], simulated[here], _marker(i), markersize=3.5, alpha=0.8, color=color)
     for which in ("x", "y"):
         log_axis(axes, which, low, high, num_ticks=5)
     axes.set_xlim(low, high)
@@ -49,3 +53,7 @@ def _draw(axes: Axes, table: pd.DataFrame, name: str, by: str, values: list[obje
     errors = np.abs(simulated / measured - 1)
     facts = f"error: median {np.median(errors):.1%}, p90 {np.quantile(errors, 0.9):.1%}; grey: ±10 %"
     head(axes, f"Mean {name.upper()}", facts)
+
+
+def _marker(i: int) -> str:
+    return _MARKERS[i // len(COLORS) % len(_MARKERS)]

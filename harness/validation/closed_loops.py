@@ -135,8 +135,7 @@ def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
 
 
 def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
-    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads the attention's weights, those
-    of a dense MLP, and the KV of all running requests."""
+    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads weights and running KV."""
     model, ranks = system.model, system.tensor_parallel_size
     if model.num_experts or model.num_sliding_layers:
         return 0.0  # which experts and which tokens are read is not known
