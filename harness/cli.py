@@ -83,8 +83,6 @@ def run_job(cfg: DictConfig) -> None:
         return
     try:
         execute(parse(cfg), folder)
-    except MemoryError as error:
-        raise SystemExit(USER_ERROR) from TwinServeError(f"out of memory; no result was written ({error})")
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 
@@ -93,9 +91,17 @@ def execute(config: RunConfig, folder: Path) -> None:
     """Runs `config.task` and leaves the resolved configuration and the results in `folder`.
 
     Raises:
-        TwinServeError: the configuration, the trace or an input folder cannot be used.
+        TwinServeError: the configuration, the trace or an input folder cannot be used, or memory does not suffice.
         OSError: the output cannot be written.
     """
+    try:
+        _execute(config, folder)
+    except MemoryError as error:
+        text = f"out of memory, no result was written{': ' if str(error) else ''}{error}"
+        raise TwinServeError(f"task={config.task}: {text}") from error
+
+
+def _execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":

@@ -13,6 +13,7 @@ from harness.results.environment import available_memory_bytes
 # token (closed loop, CPython 3.11, x86-64), and from 50,000 to 200,000 requests of trace=synthetic per step.
 _BYTES_PER_REQUEST = 460
 _BYTES_PER_STEP = 260
+_BYTES_PER_BLOCK = 56  # peak while BlockPool is made
 _GIB = 1 << 30
 _SHARE_OF_TABLES = 0.9  # of the memory that a run takes: a step is recorded in 40 bytes, and its tables take 260
 
@@ -26,6 +27,16 @@ def check_memory(num_requests: int, num_output_tokens: int, max_num_seqs: int) -
         raise ConfigError(
             f"trace: {num_requests:,} requests need at least {needed / _GIB:,.1f} GiB of memory and "
             f"{available / _GIB:,.1f} GiB are available; replay fewer (trace.num_requests or trace.limit)"
+        )
+
+
+def check_pool(num_blocks: int) -> None:
+    """Raises ConfigError if a simulated pool of `num_blocks` blocks needs more memory than is available."""
+    needed, available = num_blocks * _BYTES_PER_BLOCK, available_memory_bytes()
+    if available is not None and needed > available:
+        raise ConfigError(
+            f"num_blocks: to simulate {num_blocks:,} blocks takes {needed / _GIB:,.1f} GiB of memory and "
+            f"{available / _GIB:,.1f} GiB are available; set a larger block_size or fewer blocks"
         )
 
 

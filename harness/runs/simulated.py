@@ -7,6 +7,7 @@ import gc
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request
 from harness.errors import ConfigError
+from harness.runs.memory import check_pool
 from harness.runs.recorder import Recorder
 from harness.runs.system import System
 from harness.workload.content import request_factory
@@ -27,7 +28,7 @@ class SimulatedEngine:
         cost: prices the steps; None takes the system's own cost model.
 
     Raises:
-        ConfigError: the cost model is not available.
+        ConfigError: the cost model is not available, or the pool needs more memory than there is.
     """
 
     def __init__(self, system: System, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
@@ -36,6 +37,7 @@ class SimulatedEngine:
         self._system = system
         self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()
+        check_pool(self.num_blocks)
         self._scheduler = make_scheduler(
             system.scheduler,
             num_blocks=self.num_blocks,

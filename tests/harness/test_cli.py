@@ -167,6 +167,8 @@ def test_results_of_an_earlier_configuration_do_not_outlive_a_failed_run(
     [
         (TraceError("x.csv: no usable row"), "error: x.csv: no usable row\n"),
         (OSError(28, "No space left on device", "a"), "error: [Errno 28] No space left on device: 'a'\n"),
+        (MemoryError(), "error: task=run: out of memory, no result was written\n"),
+        (MemoryError("9 GiB"), "error: task=run: out of memory, no result was written: 9 GiB\n"),
     ],
 )
 def test_errors_of_a_run_are_one_line(
