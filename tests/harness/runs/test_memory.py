@@ -41,9 +41,7 @@ def test_a_pool_of_more_blocks_than_memory_is_refused(tmp_path: Path, monkeypatc
     small = ["model=tiny", "trace.num_requests=3", "plots=false", "progress=false"]
     monkeypatch.setattr(memory, "available_memory_bytes", lambda: 1 << 30)
     for blocks in (["num_blocks=20000000"], ["device=h200", "block_size=1"]):
-        with pytest.raises(
-            ConfigError, match="^num_blocks: to simulate .* GiB of memory and 1.0 GiB are"
-        ):
+        with pytest.raises(ConfigError, match="^num_blocks: to simulate .* GiB of memory and 1.0 GiB are"):
             run(config(*small, *blocks), tmp_path)
     assert run(config(*small, "num_blocks=1000"), tmp_path)["completed"] == 3
 
