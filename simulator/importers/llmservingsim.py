@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
@@ -41,7 +40,6 @@ from simulator.profile.files import rank_folder, read_meta
 from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
 from simulator.quantities import RANGES
 
-Floats = npt.NDArray[np.float64]
 _ATTENTION = {
     "prefill_chunk": "prefill_tokens",
     "kv_prefill": "prefill_context",
@@ -62,7 +60,6 @@ _SKEW = {
     "t_max_us": "time_us",
     "t_skew_us": "time_us",
 }
-_DISTANCE_WIDTH = 0.35  # of the weights of mixes, in the logarithm of their distance
 _LARGEST_GRAPH = 512
 _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
 
@@ -186,39 +183,16 @@ def _gains(skew: pd.DataFrame) -> pd.DataFrame:
     """The gains: uneven contexts take as long as if each were their mean plus `gain` standard deviations.
 
     The measured time of uneven contexts is looked up on the line through the time with all contexts at their mean and
-    the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`, so the longest is
-    sqrt((n - nb) / nb) standard deviations above the mean. What a batch takes beyond its mean hangs on that distance:
-    the table has the median over all measured mixes of a batch size, weighed by how near their distance is to that of
-    the longest of `n` contexts whose lengths are exponentially distributed, as those of chats nearly are.
+    the time with all at their maximum. `nb` of the `n` contexts are `kv_big` long, the others `kvs`.
     """
     share = (skew["nb"] / skew["n"]).where(skew["nb"] <= skew["n"])
     deviation = np.sqrt(share * (1 - share)) * (skew["kv_big"] - skew["kvs"])
     slope = (skew["t_max_us"] - skew["t_mean_us"]) / (skew["kv_big"] - skew["kv_mean"])
     clear = (skew["t_max_us"] > 1.1 * skew["t_mean_us"]) & (deviation > 0)  # else the line has no direction
-    gains = skew.assign(
-        gain=(skew["t_skew_us"] - skew["t_mean_us"]) / (slope * deviation), distance=np.sqrt((1 - share) / share)
-    )[clear]
-    rows = []
-    for _, mixes in gains.groupby(["pc", "n"]):
-        chunk, n = mixes["pc"].iloc[0], mixes["n"].iloc[0]
-        weights = _weights(mixes["distance"].to_numpy(), float(n))
-        rows.append((chunk, n, max(0.0, _weighed_median(mixes["gain"].to_numpy(), weights))))
-    return pd.DataFrame(rows, columns=["prefill_tokens", "num_decodes", "gain"])
-
-
-def _weights(distances: Floats, num_contexts: float) -> Floats:
-    """Weights of mixes whose longest context is so many standard deviations above the mean."""
-    expected = float(np.sum(1 / np.arange(2, num_contexts + 1)))  # the mean of the largest of n exponential variables
-    usual = min(expected, math.sqrt(num_contexts - 1)) if num_contexts >= 2 else 1.0
-    nearness = np.log(distances / usual) / _DISTANCE_WIDTH
-    weights: Floats = np.exp(-0.5 * nearness**2)
-    return weights
-
-
-def _weighed_median(values: Floats, weights: Floats) -> float:
-    order = np.argsort(values, kind="stable")
-    reached = np.cumsum(weights[order])
-    return float(values[order][np.searchsorted(reached, 0.5 * reached[-1])])
+    gains = skew.assign(gain=(skew["t_skew_us"] - skew["t_mean_us"]) / (slope * deviation))[clear]
+    table = gains.groupby(["pc", "n"])["gain"].median().reset_index()
+    table["gain"] = table["gain"].clip(lower=0)
+    return table.rename(columns={"pc": "prefill_tokens", "n": "num_decodes"})
 
 
 def _padded_from(batch: float, sizes: tuple[int, ...]) -> int | None:

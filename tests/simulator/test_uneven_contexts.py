@@ -61,20 +61,6 @@ def test_a_bundle_switches_its_uneven_contexts_off(bundle: Path) -> None:
     assert "uneven" not in read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).tables
 
 
-def test_mixes_count_by_how_uneven_they_are(bundle: Path) -> None:
-    """Of 64 contexts of exponential lengths, the longest is 3.7 standard deviations above the mean; 4 long ones among
-    64 are 3.9 above it, 32 are 1 above it."""
-    rows = []
-    for long, gain in ((32, 0.0), (32, 0.01), (48, 0.02), (4, 0.3)):
-        share = long / 64
-        mean, deviation = 96 + 320 * share, 320 * (share * (1 - share)) ** 0.5
-        extra = gain * deviation * 20.0 / (416 - mean)
-        rows.append((64, long, 0, 0, 96, 416, int(mean), 10.0, 30.0, 10.0 + extra))
-    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
-    pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
-    assert gains_of(bundle, None) == pytest.approx({64: 0.3})
-
-
 def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -> None:
     names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
     pd.DataFrame([(4, 1, 0, 0, 100, 400, 175, 10.0, 10.5, 10.2)], columns=names).to_csv(
