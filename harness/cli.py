@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 from hydra._internal.utils import get_args_parser
@@ -147,6 +148,8 @@ def explain(error: Exception) -> str:
     text = str(error) or str(error.__cause__)
     if isinstance(error, HydraException) and (match := re.match(r"Could not override '([^']+)'", text)):
         return explain_override(match[1]) or _one_line(text)
+    if text.startswith("Config group override must be") and (override := _innermost(error).f_locals.get("override")):
+        return f"{override.input_line}: must be the name of an option of the group"
     return _one_line(text)
 
 
@@ -154,8 +157,13 @@ def _is_users(error: Exception) -> bool:
     """Whether the user can be the cause; Hydra also uses ValueError for misuse of its flags and groups."""
     if isinstance(error, (HydraException, OmegaConfBaseException, TwinServeError, OSError)):
         return True
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
+    return _innermost(error).f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
+
+
+def _innermost(error: Exception) -> FrameType:
+    """The frame that raised `error`, which was caught in this module."""
+    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+    return frame
 
 
 def _one_line(text: str) -> str:

@@ -1,11 +1,14 @@
-"""One simulated engine as a SimPy process: the real scheduler, and a cost model in place of the execution."""
+"""One simulated engine as a SimPy process: the real scheduler, and a cost model in place of the execution.
+
+A run of several replicas takes a `simpy.Environment`; one that is alone may take a `LoneEnvironment`, which is faster.
+"""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator
 from contextlib import suppress
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import simpy
@@ -16,6 +19,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError
 from simulator.arrivals import NEVER
 from simulator.costs.cost import CostModel
+from simulator.lone import Environment, Waits
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
@@ -74,7 +78,7 @@ class Replica:
 
     def __init__(
         self,
-        env: simpy.Environment,
+        env: Environment,
         scheduler: Scheduler,
         cost_model: CostModel,
         router: Router,
@@ -119,7 +123,7 @@ class Replica:
         """End the run after the plan that is under way."""
         self._stopping = True
 
-    def _serve(self) -> Generator[simpy.Event, None, None]:
+    def _serve(self) -> Waits:
         env, scheduler, router, observer = self._env, self._scheduler, self._router, self._observer
         inbox, transfers, is_shared = self._inbox, self._transfers, router.is_shared
         plan: StepPlan | None = None  # made ahead
@@ -184,7 +188,7 @@ class Replica:
                 router.on_finish(request, self._env.now)
                 request.forget_sequences()
 
-    def _idle(self, now: int) -> Generator[simpy.Event, None, None]:
+    def _idle(self, now: int) -> Waits:
         """Wait for the next thing that the scheduler can act on; for ever where nothing comes."""
         wake_at = self._next_event_ns()
         if self._scheduler.wait_until is not None:
@@ -194,7 +198,7 @@ class Replica:
             yield self._env.event() if wake_at == NEVER else self._env.timeout(wake_at - now)
         self._can_wake = False
 
-    def _run(self, start: int, ends: NDArray[np.int64]) -> Generator[simpy.Event, None, int]:
+    def _run(self, start: int, ends: NDArray[np.int64]) -> Generator[Any, Any, int]:
         """Let steps that end at these times after `start` pass; returns how many do before a request must be seen."""
         env, num_steps = self._env, len(ends)
         while True:

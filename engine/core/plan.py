@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import NamedTuple
 
 from engine.core.kv.tier import Transfer
@@ -106,11 +107,12 @@ class StepPlan(NamedTuple):
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
+make_step_plan = partial(tuple.__new__, StepPlan)  # from all its fields: what `StepPlan._make` does, but twice as fast
 
 
 def extended(plan: StepPlan, num_steps: int, growth: list[BlockGrowth]) -> StepPlan:
     """The plan over `num_steps` steps; faster than `_replace`."""
-    return StepPlan._make((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
+    return make_step_plan((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
 
 
 class StepOutcome(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.plan import StepDraft, StepPlan
+from engine.core.plan import StepDraft, StepPlan, make_step_plan
 from engine.core.running_set import RunningSet
 from engine.core.work import ChunkWork, StepWork
 
@@ -41,4 +41,4 @@ def make_plan(
         num_waiting,
         num_used_blocks,
     )
-    return StepPlan._make(fields)  # in half the time of a call by field
+    return make_step_plan(fields)

@@ -46,10 +46,11 @@ class Progress:
             self._advance_prefills(flight, stopped)
         if running.paused:
             running.resume()
-        for sequence in running.returning:
-            if sequence in running.parked:
-                running.ready(sequence)
-        running.returning.clear()
+        if running.returning:
+            for sequence in running.returning:
+                if sequence in running.parked:
+                    running.ready(sequence)
+            running.returning.clear()
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
@@ -87,7 +88,8 @@ class Progress:
         for sequence in ended:
             if sequence in running.ending:
                 del running.ending[sequence]
-                self._blocks.register(sequence, sequence.num_tokens - 1)
+                if sequence.has_content:
+                    self._blocks.register(sequence, sequence.num_tokens - 1)
                 running.release(sequence)
         return resumed_gaps
 

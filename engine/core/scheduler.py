@@ -188,8 +188,11 @@ class Scheduler:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused
             self._unreported = StepDraft(now)
-        horizon = 1 if draft.prefills else self._horizon(running, draft)
-        num_running = self.num_running - len(running.ending)
+        num_running = self.num_running
+        horizon = 1
+        if not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
+            horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
+        num_running -= len(running.ending)
         num_used_blocks = self.blocks.num_used_blocks(running.ending)
         plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), num_used_blocks)
         running.flights.append(Flight(plan))
@@ -228,19 +231,13 @@ class Scheduler:
                 request.finish_time = now
                 del self._requests[request.request_id]
                 finished.append(request)
-        return StepOutcome._make((finished, resumed_gaps))
+        return StepOutcome(finished, resumed_gaps)
 
     def _advance(self, lane: int) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
         flights = self._lanes[lane].flights
         if self.plans_ahead and flights and not flights[-1].is_advanced:
             self._progress[lane].advance(flights[-1])
-
-    def _horizon(self, running: RunningSet, draft: StepDraft) -> int:
-        """Decode steps, the planned one included, in which there is nothing to decide."""
-        if not draft.num_decodes or draft.transfers or draft.paused or self.num_lanes > 1:
-            return 1
-        return decode_horizon(self._policy, running, self.waiting, self.blocks, self.num_running, self.max_num_seqs)
 
     def check_integrity(self) -> None:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""

@@ -88,12 +88,11 @@ class StepPlanner:
 
     def admit(self, draft: StepDraft, budget: int, *, cut: Cut) -> None:
         """Admit from the head of the queue while seats, blocks and `budget` tokens last."""
-        waiting, running = self.waiting, self.running
-        if not self.limits.cuts_prompts:
+        waiting, running, limits = self.waiting, self.running, self.limits
+        if not limits.cuts_prompts:
             cut = "never"
-        while waiting and not waiting.head_blocked and budget > 0:
-            sequence = waiting.head
-            if running.num_seats + sequence.num_forks >= self.limits.max_num_seqs:
+        while budget > 0 and (sequence := waiting.candidate) is not None:
+            if running.num_seats + sequence.num_forks >= limits.max_num_seqs:
                 return
             if sequence.host_blocks is not None:
                 if not self._swap_in(draft, sequence):
@@ -104,8 +103,7 @@ class StepPlanner:
             if not num_tokens:
                 return
             waiting.pop()
-            allocates = self.limits.allocates_chunks
-            num_held = match.num_cached_tokens + num_tokens if allocates else sequence.num_tokens
+            num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
             draft.transfers += self._blocks.admit(sequence, match, num_held)
             running.start(sequence, match.num_cached_tokens, draft.now)
             draft.admitted.append(sequence)
@@ -181,13 +179,14 @@ class StepPlanner:
     ) -> int:
         """Tokens that the head of the queue may compute in this step; 0 if it must wait."""
         limits, blocks = self.limits, self._blocks
-        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
-        num_tokens = min(wanted, budget)
+        length = sequence.num_tokens
+        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, length)
+        num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
         if draft.prefills and self._pads_too_much(draft, num_tokens):
             return 0
-        checked = sequence.num_tokens if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
+        checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
         reserve = limits.watermark_blocks if self.running.sequences else 0
         if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
             num_matched = len(match.blocks)

@@ -45,8 +45,9 @@ class WaitingQueue:
         return (entry[-1] for entry in self._heap)
 
     @property
-    def head(self) -> Sequence:
-        return self._heap[0][-1]
+    def candidate(self) -> Sequence | None:
+        """The head, unless there is none or it is known not to fit."""
+        return None if self.head_blocked or not self._heap else self._heap[0][-1]
 
     def block_head(self, awaited_block: int, suppliers: list[Sequence]) -> None:
         """Note that the head does not fit, and who may change that without releasing anything."""

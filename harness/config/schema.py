@@ -115,7 +115,7 @@ def unknown_key(models: Sequence[type[BaseModel]], path: Sequence[str], prefix: 
     """One line about the first segment of a dotted key that no model here has.
 
     `models` are the variants allowed at this level, `prefix` the dotted path of this level. A key that another
-    variant has is told apart from one that does not exist. None when every segment of the path exists.
+    variant has is told apart from one that does not exist. None when every segment of the path exists or may exist.
     """
     name, *rest = path
     fields = {key: field for model in models for key, field in model.model_fields.items()}
@@ -128,5 +128,9 @@ def unknown_key(models: Sequence[type[BaseModel]], path: Sequence[str], prefix: 
         return (
             f"{full}: belongs to {group}={' or '.join(owners)} only" if len(owners) < len(models) and owners else None
         )
-    inner = models_in(fields[name].annotation)
+    annotation = fields[name].annotation
+    if any(get_origin(member) is dict for member in union_members(annotation)):
+        keys = item_keys(annotation)
+        return unknown_name(f"{full}.{rest[0]}", keys) if keys and rest[0] not in keys else None
+    inner = models_in(annotation)
     return unknown_key(inner, rest, f"{full}.") if inner else f"{full}: holds a value, not keys below it"

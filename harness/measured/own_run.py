@@ -28,7 +28,7 @@ from harness.measured.measured_run import (
 )
 from harness.measured.records import check_lengths, read_json
 from harness.results import files as results
-from harness.results.tables import Floats, RunResult
+from harness.results.tables import DECISIONS, Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 
@@ -37,7 +37,7 @@ _TIMES = ("first_scheduled_time", "first_token_time", "finish_time")
 _LENGTHS = ("num_prompt_tokens", "num_output_tokens")
 _COUNTS = (*_LENGTHS, "num_cached_tokens", "num_preemptions")
 _REQUEST_NUMBERS = ("arrival_time", "replay_lag", *_TIMES, *_COUNTS, "num_requested_tokens")
-_STEP_NUMBERS = ("start_time", "duration", "num_running", "num_waiting", "num_used_blocks")
+_STEP_NUMBERS = ("start_time", "duration", *DECISIONS)
 _LEVELS = ("num_running", "num_waiting", "kv_cache_usage")
 
 

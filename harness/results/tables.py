@@ -32,6 +32,12 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
+# Columns of the steps table that follow from the scheduler's decisions; the others number and time the steps.
+DECISIONS = (
+    "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
+    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
+)  # fmt: skip
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass
+from itertools import chain
 from struct import Struct
 from typing import TYPE_CHECKING
 
@@ -80,9 +81,9 @@ class Recorder:
         else:
             first = durations_ns.item(0)
             self._durations.frombytes(durations_ns.tobytes())
-            for ahead, sequences, _ in plan.growth:
-                if ahead:
-                    self._growth.extend((self._num_plans, ahead, len(sequences)))
+            number = self._num_plans
+            later = [(number, ahead, len(blocks)) for ahead, _, blocks in plan.growth if ahead]
+            self._growth.extend(chain.from_iterable(later))
         first_end = start_ns + first
         for sequence in plan.fresh_decodes:
             self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
@@ -245,7 +246,7 @@ def _counts(request: Request) -> tuple[int, int, int]:
     """Output tokens, recomputed tokens and preemptions of all sequences of a request."""
     if len(request.sequences) > 1:
         return request.num_output_tokens, request.num_recomputed_tokens, request.num_preemptions
-    (sequence,) = request.sequences
+    sequence = request.sequences[0]
     return sequence.num_output_tokens, sequence.num_recomputed_tokens, sequence.num_preemptions
 
 

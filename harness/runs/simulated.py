@@ -1,10 +1,8 @@
-"""The simulated engine: scheduling core, cost model and SimPy replica of a resolved system."""
+"""The simulated engine: scheduling core, cost model and replica of a resolved system."""
 
 from __future__ import annotations
 
 import gc
-
-import simpy
 
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request
@@ -16,6 +14,7 @@ from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
+from simulator.lone import LoneEnvironment
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError, Replica
 from simulator.router import RoundRobin
@@ -35,7 +34,7 @@ class SimulatedEngine:
         self.recorder = Recorder()
         self.num_blocks = system.pool.num_blocks
         self._system = system
-        self._env = simpy.Environment(initial_time=0)
+        self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()
         self._scheduler = make_scheduler(
             system.scheduler,

@@ -17,6 +17,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, load, parse
@@ -199,7 +200,7 @@ class SweepReport(Callback):
         Raises:
             SystemExit: the folder cannot be used, which is its cause.
         """
-        _hold(Path(config.hydra.run.dir))
+        _hold(config, "run.dir")
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Notes the failures that earlier sweeps left, and makes the folder known should this one be interrupted.
@@ -207,7 +208,7 @@ class SweepReport(Callback):
         Raises:
             SystemExit: the sweep's folder cannot be used, which is its cause.
         """
-        _hold(Path(config.hydra.sweep.dir))
+        _hold(config, "sweep.dir")
         if _launcher(config.hydra) == "joblib":
             _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
@@ -236,10 +237,14 @@ class SweepReport(Callback):
             raise SystemExit(SOME_JOB_FAILED)
 
 
-def _hold(folder: Path) -> None:
+def _hold(config: DictConfig, key: str) -> None:
+    """Locks the folder that `key` of Hydra's own configuration names."""
     try:
-        UNTIL_THE_END.enter_context(locked(folder))
-    except (TwinServeError, OSError) as error:  # Hydra would turn it into a warning
+        name = OmegaConf.select(config.hydra, key)
+        if not name or "\0" in name:
+            raise ConfigError(f"hydra.{key}={name!r}: must be the name of a folder")
+        UNTIL_THE_END.enter_context(locked(Path(name)))
+    except (TwinServeError, OSError, OmegaConfBaseException) as error:  # Hydra would turn it into a warning
         raise SystemExit(USER_ERROR) from error
 
 

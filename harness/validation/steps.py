@@ -19,7 +19,7 @@ import pandas as pd
 from engine.core.work import StepWork
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
-from harness.results.tables import Floats
+from harness.results.tables import DECISIONS, Floats
 from harness.runs.recorder import RecordedRun
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import System
@@ -28,10 +28,6 @@ from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
 
 KINDS = ("prefill", "decode", "mixed")
-_DECISIONS = [
-    "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
-    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
-]  # fmt: skip
 _NEVER_NS = 10**13  # longer than any run: the time of every step after the last measured one
 
 
@@ -185,7 +181,7 @@ def _deliveries(run: MeasuredRun) -> tuple[npt.NDArray[np.int64], npt.NDArray[np
 def first_difference(measured: pd.DataFrame, replayed: pd.DataFrame) -> int | None:
     """The first step of a replay whose plan differs from the measured one; None if all plans are equal."""
     shorter = min(len(measured), len(replayed))
-    one, other = (table[_DECISIONS].to_numpy()[:shorter] for table in (measured, replayed))
+    one, other = (table[list(DECISIONS)].to_numpy()[:shorter] for table in (measured, replayed))
     starts = whole_ns(measured["start_time"])[:shorter] != whole_ns(replayed["start_time"])[:shorter]
     different = np.flatnonzero((one != other).any(axis=1) | starts)
     if len(different):

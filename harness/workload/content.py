@@ -39,12 +39,13 @@ def request_factory(
     def contents(row: int) -> list[int] | None:
         if prompts[row] >= max_model_len:
             return None
-        known = identities(row) if identities else None
+        known = identities(row) if identities else []
         if not cache_outputs:
             return known
-        known = known or []
         own = _OWN + (row << 32)
         return known + list(range(own + len(known), own + num_blocks[row]))
+
+    has_contents = identities is not None or cache_outputs
 
     def make(row: int, arrival_ns: int) -> Request:
         return Request(
@@ -52,7 +53,7 @@ def request_factory(
             prompts[row],
             outputs[row],
             arrival_ns,
-            block_hashes=contents(row),
+            block_hashes=contents(row) if has_contents else None,
             priority=priorities[row] if priorities else 0,
         )
 

@@ -19,7 +19,8 @@ def queue_key(workload: Workload, sequence: Sequence) -> tuple[int, int]:
 def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, now: int) -> None:
     """Prove, after a plan was made, that admissions were in order and that the next in the queue could not enter."""
     waiting = sorted(scheduler.waiting, key=lambda sequence: queue_key(workload, sequence))
-    assert not waiting or scheduler.waiting.head.request is waiting[0].request, "the head of the queue is not the next"
+    heads = [*scheduler.waiting][:1] + waiting[:1]
+    assert not waiting or heads[0].request is heads[1].request, "the head of the queue is not the next"
     admitted = [] if plan is None else plan.admitted
     preempted = set() if plan is None else set(plan.preempted)
     keys = [queue_key(workload, sequence) for sequence in admitted]

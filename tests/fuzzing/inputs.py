@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import multiprocessing
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.results.files import STEPS, read_table
 from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.measured_builders import (
     fitted_on,
     made_up,
     pretend_measured,
     write_distserve,
+    write_executions,
     write_lines,
     write_llmservingsim,
 )
+from tests.simulator.foreign_profiles import write_bundle, write_profiling
 
 PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny"
 # A simulation that takes some milliseconds.
@@ -28,6 +34,17 @@ REAL = [
     "arrival=all_at_once", "max_num_batched_tokens=64", "max_num_seqs=4", "max_model_len=256", "num_blocks=64",
 ]  # fmt: skip
 
+# The model in the profiles of other tools.
+PROFILED = [
+    "model.name=test", "model.num_layers=3", "model.hidden_size=64", "model.num_attention_heads=4",
+    "model.num_kv_heads=2", "model.head_dim=16", "model.intermediate_size=128", "model.vocab_size=1000",
+    "model.dtype=bfloat16",
+]  # fmt: skip
+# The model in a folder of transformers.
+MODEL = [
+    "model.num_layers=3", "model.hidden_size=64", "model.num_attention_heads=4", "model.num_kv_heads=2",
+    "model.head_dim=32", "model.intermediate_size=96", "model.vocab_size=131", "model.max_position_embeddings=256",
+]  # fmt: skip
 VLLM_BENCH = {
     "backend": "vllm",
     "model_id": "m",
@@ -48,38 +65,77 @@ class Inputs:
         traces: by option of the group `trace`.
         measured: as `validation.measured` takes them, the workload after a space.
         runs: complete simulated runs, for task=report.
+        own: a run that passes for one of the real engine; the first of `measured`.
+        retimed: step times of further executions of `own`.
         calibration: for cost=roofline.
+        profiles: what stands before the folder in `cost.profile`, the folder, what stands behind it, overrides of the
+            model that was profiled. The first is of ours, for model=tiny and device=laptop-cpu.
         real: the run of the real engine, None without one.
+        model: weights for `MODEL`, None without the real engine.
     """
 
     traces: dict[str, list[Path]]
     measured: list[tuple[str, Path | None]]
     runs: list[Path]
+    own: Path
+    retimed: Path
     calibration: Path
-    profile: Path
+    profiles: list[tuple[str, Path, str, list[str]]]
     real: Path | None
+    model: Path | None
 
 
 def build(folder: Path, *, real_engine: bool) -> Inputs:
-    """Write all inputs to `folder`."""
+    """Write all inputs to `folder`, in a process of its own: one that has used torch or Arrow cannot be forked."""
+    context = multiprocessing.get_context("fork")
+    with context.Pool(1) as pool:
+        return pool.apply(_build, (folder, real_engine))
+
+
+def _build(folder: Path, real_engine: bool) -> Inputs:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        return _write(folder, real_engine)
+
+
+def _write(folder: Path, real_engine: bool) -> Inputs:
     folder.mkdir(parents=True)
     runs = [folder / "run_a", folder / "run_b"]
     for path, seed in zip(runs, (0, 1), strict=True):
         execute_in(path, config(*SMALL, f"seed={seed}"))
-    pretend_measured(folder / "own", *SMALL)
-    log, workload = write_llmservingsim(folder / "llmservingsim")
-    distserve = write_distserve(folder / "measured-x.exp", made_up())
-    measured = [(f"run:{folder / 'own'}", None), (f"llmservingsim:{log}", workload), (f"distserve:{distserve}", None)]
-    (folder / "bench.json").write_text(json.dumps(VLLM_BENCH))
-    measured.append((f"vllm_bench:{folder / 'bench.json'}", None))
-    real = None
+    own = folder / "own"
+    pretend_measured(own, *SMALL)
+    times = read_table(own / STEPS)["duration"].to_numpy()
+    retimed = write_executions(own, folder / "retimed", times, 1.1 * times)
+    real = model = None
+    measured = _measured(folder, own)
     if real_engine:
-        real = folder / "real"
+        from tests.engine.models.checkpoints import save  # imported late, as it brings transformers
+
+        real, model = folder / "real", save("qwen3", folder / "model")
         execute_in(real, config(*REAL))
         measured.append((f"run:{real}", None))
-    shutil.copytree(PROFILE, folder / "profile")
     calibration = fitted_on(folder / "calibration.yaml")
-    return Inputs(_traces(folder / "traces"), measured, runs, calibration, folder / "profile", real)
+    traces, profiles = _traces(folder / "traces"), _profiles(folder / "profiles")
+    return Inputs(traces, measured, runs, own, retimed, calibration, profiles, real, model)
+
+
+def _measured(folder: Path, own: Path) -> list[tuple[str, Path | None]]:
+    log, workload = write_llmservingsim(folder / "llmservingsim")
+    distserve = write_distserve(folder / "measured-x.exp", made_up())
+    (folder / "bench.json").write_text(json.dumps(VLLM_BENCH))
+    others = (f"distserve:{distserve}", f"vllm_bench:{folder / 'bench.json'}")
+    return [(f"run:{own}", None), (f"llmservingsim:{log}", workload), *((name, None) for name in others)]
+
+
+def _profiles(folder: Path) -> list[tuple[str, Path, str, list[str]]]:
+    shutil.copytree(PROFILE, folder / "own")
+    write_bundle(folder / "bundle")
+    inside = write_profiling(folder / "vidur").relative_to(folder / "vidur")
+    return [
+        ("", folder / "own", "", []),
+        ("llmservingsim:", folder / "bundle", "", PROFILED),
+        ("vidur:", folder / "vidur", f"/{inside}", PROFILED),
+    ]
 
 
 def _traces(folder: Path) -> dict[str, list[Path]]:

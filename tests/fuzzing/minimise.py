@@ -10,11 +10,10 @@ from tests.fuzzing.worker import run_cases
 
 def minimised(case: Case, signature: str) -> Case:
     """`case` without the overrides it fails without, in the same way."""
-    for field in ("overrides", "base"):
-        for text in getattr(case, field):
-            left = tuple(other for other in getattr(case, field) if other != text)
-            smaller = replace(case, **{field: left})
-            ((_, outcome),) = run_cases([smaller], num_workers=1)
-            if outcome.signature == signature:
-                case = smaller
+    for text in (*case.overrides, *case.base):
+        overrides, base = (tuple(other for other in given if other != text) for given in (case.overrides, case.base))
+        smaller = replace(case, overrides=overrides, base=base)
+        ((_, outcome),) = run_cases([smaller], num_workers=1)
+        if outcome.signature == signature:
+            case = smaller
     return case

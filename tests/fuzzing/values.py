@@ -91,7 +91,7 @@ def _number(rng: random.Random, constraints: list[Any], *, at_limits: bool, whol
             bound + sign * step for bound in (low, high) if bound is not None for step in spread for sign in (-1, 1)
         ]
         far = [10**12, 10**18, 2**31 - 1] if whole else [1e-12, 1e-30, 1e12, 1e18, 1e100]
-        value = rng.choice([*known, *(bound for bound in (low, high) if bound is not None), *far])
+        value = rng.choice([*known, *far])
     else:
         largest = min(high if high is not None else 1e9, 1e9)
         smallest = max(low or 0, 1 if whole else 1e-6)

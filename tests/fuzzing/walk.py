@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.config import RunConfig
+from tests.fuzzing.files import Damage
 from tests.fuzzing.inputs import REAL, Inputs
 from tests.fuzzing.values import HOSTILE, Leaf, draw, leaves
 from tests.harness.builders import CONF
@@ -15,11 +16,22 @@ FILE_TRACES = ("azure", "burstgpt", "csv", "jsonl", "mooncake")
 SHARE_OF_WHOLE_COMMANDS = 0.03
 # Group, option: those that are drawn more often than others of their group.
 _LIGHT = {"model": "tiny", "device": "laptop-cpu", "engine": "sim", "cost": "roofline", "trace": "synthetic"}
+# Presets but for sweeps, and for those of the real engine.
+_EXPERIMENTS = ("conversations", "shared_contexts", "starved_pool", "tensor_parallel", "vllm", "vllm_v0", "null")
 _GROUPS = ("engine", "trace", "arrival", "model", "device", "scheduler", "cost", "metrics")
 _REAL_KINDS = {
     "engine": "cpu", "trace": "synthetic", "arrival": "all_at_once", "cost": "roofline", "trace.prompt": "uniform",
     "trace.output": "uniform",
 }  # fmt: skip
+# What is added to a command line that runs as a whole.
+_FOR_HYDRA: tuple[list[str], ...] = (
+    [], [], [], ["hydra.run.dir=/dev/null"], ["hydra.run.dir=/dev/null/x"], ["hydra.run.dir=/proc/x"],
+    ["hydra.run.dir=''"], ["hydra.run.dir=null"], [f"hydra.run.dir={'x' * 300}"], ["hydra.run.dir='a\\x00b'"],
+    ["hydra.run.dir=[1]"], ["hydra.run.dir='${no.such.key}'"], ["hydra.job.chdir=true"], ["hydra.output_subdir=null"],
+    ["hydra.verbose=x"], ["hydra.mode=x"], ["hydra.job.name=1"], ["hydra.x=1"], ["hydra=null"], ["-m", "seed=0,1"],
+    ["-m", "block_size=8,x,-1"], ["-m", "scheduler=mixed,x"], ["--no-such-flag"], ["--config-name=x"], ["--cfg=x"],
+    ["--config-dir=/no/such"], ["--info=x"], ["--cfg=job"], ["--help"], ["--version"],
+)  # fmt: skip
 # Keys that say how much work there is. In this range of values a run is valid and takes longer than a case may.
 _WORK = {
     "num_requests", "value", "low", "high", "mean", "std", "min", "max", "prefix_tokens", "limit", "max_evaluations",
@@ -42,19 +54,27 @@ class Case:
         base: overrides that are composed once for many cases: options of groups, and what makes the run small.
         overrides: applied to that composition, one by one.
         is_whole: run as `run.py` runs it, through Hydra's own entry point.
+        damage: a file to mutate first; `PLACE` in an override stands for its path.
     """
 
     base: tuple[str, ...]
     overrides: tuple[str, ...]
     is_whole: bool = False
+    damage: Damage | None = None
 
     def command(self) -> str:
         """What to type to see the same."""
         quoted = (f"'{text}'" if any(sign in text for sign in " $'\"{[~") else text for text in self.arguments())
-        return "python run.py " + " ".join(quoted)
+        note = f"  # {self.damage}" if self.damage else ""
+        return "python run.py " + " ".join(quoted) + note
+
+    @property
+    def is_sweep(self) -> bool:
+        return self.is_whole and "-m" in self.overrides
 
     def arguments(self) -> list[str]:
-        return [*self.base, *self.overrides]
+        """Flags come first, as Hydra wants them."""
+        return sorted([*self.base, *self.overrides], key=lambda text: not text.startswith("-"))
 
 
 def draw_case(rng: random.Random, inputs: Inputs, seed: int, num_bases: int) -> Case:
@@ -72,7 +92,10 @@ def draw_case(rng: random.Random, inputs: Inputs, seed: int, num_bases: int) -> 
         overrides.append(f"{rng.choices(['', '++', '+'], [90, 7, 3])[0]}{leaf.key}={value}")
     if rng.random() < 0.05:
         overrides.append(_odd_override(rng))
-    return Case(tuple(base), tuple(overrides), rng.random() < SHARE_OF_WHOLE_COMMANDS)
+    is_whole = rng.random() < SHARE_OF_WHOLE_COMMANDS
+    if is_whole:
+        overrides += rng.choice(_FOR_HYDRA)
+    return Case(tuple(base), tuple(overrides), is_whole)
 
 
 def _by_group(found: Iterable[Leaf]) -> dict[str, list[Leaf]]:
@@ -94,7 +117,8 @@ def _odd_override(rng: random.Random) -> str:
     """An override of a group, of a key that does not exist, or of no known form."""
     group, value = rng.choice([*_GROUPS, "experiment", "slo"]), rng.choice(HOSTILE)
     forms = (
-        f"{group}={value}", f"~{group}", f"+{group}.x={value}", f"{group}.kind={value}", f"x={value}", "x", "=", "a.b.c=1",
+        f"{group}={value}", f"~{group}", f"+{group}.x={value}", f"{group}.kind={value}", f"x={value}", "x", "=",
+        "a.b.c=1",
         f"{group}.={value}", f".{group}={value}", f"{group}@x={value}", f"+x={value}", "{}", "é=1", f"task={value}",
     )  # fmt: skip
     return rng.choice(forms)
@@ -116,13 +140,15 @@ def _draw_base(rng: random.Random, inputs: Inputs) -> tuple[list[str], dict[str,
     kinds = {group: option.removesuffix("_multiturn") for group, option in chosen.items()}
     base += _trace(rng, chosen["trace"], inputs, kinds)
     if chosen["cost"] == "profiled":
-        base.append(f"cost.profile={inputs.profile}")
+        base.append(f"cost.profile={inputs.profiles[0][1]}")
     elif chosen["cost"] == "roofline" and rng.random() < 0.2:
         base.append(f"cost.calibration={inputs.calibration}")
     if chosen["arrival"] in ("poisson", "gamma", "constant") and rng.random() < 0.5:
         base.append("arrival.rate=200")
     if chosen["model"] != "tiny" and rng.random() < 0.9:  # whatever the device, they fit
         base.append(f"num_blocks={rng.choice([500, 5000])}")
+    if rng.random() < 0.1:
+        base.append(f"experiment={rng.choice(_EXPERIMENTS)}")
     if rng.random() < 0.03:
         base[1] = "plots=true"
     return base + _of_task(rng, task, inputs), kinds

@@ -97,10 +97,10 @@ def test_constants_add_up() -> None:
 
 def test_the_rest_of_a_step_is_added_by_its_kind() -> None:
     steps = pd.DataFrame(
-        {"kind": ["decode", "decode", "mixed"], "num_tokens": [1, 33, 16], "time_us": [100.0, 164.0, -5.0]}
+        {"kind": ["decode", "decode", "mixed"], "num_tokens": [1, 33, 16], "time_us": [100.0, 164.0, 5.0]}
     )
     plain, loaded = cost(), cost(with_tables(profile(), steps=steps))
-    for step, rest in ((work([], [256] * 17), 132), (work([(0, 16, True)], [16]), -5), (work([(0, 16, True)], []), -5)):
+    for step, rest in ((work([], [256] * 17), 132), (work([(0, 16, True)], [16]), 5), (work([(0, 16, True)], []), 5)):
         assert loaded.step_ns(step) - plain.step_ns(step) == pytest.approx(rest * 1e3, abs=1)
 
 

@@ -25,6 +25,7 @@ from engine.core.work import StepWork
 from harness.runs.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
+from simulator.lone import LoneEnvironment
 from simulator.replica import ImplausibleStepError, Replica
 from simulator.router import RoundRobin
 from tests.simulator.builders import cost
@@ -85,6 +86,15 @@ def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool)
     price = cost() if by_profile else ROOFLINE
     (stepped,), (compressed,) = (simulate_case(case, price, compress=compress) for compress in (False, True))
     assert_same(stepped, compressed)
+
+
+@settings(max_examples=30, deadline=None)
+@given(cases(), st.booleans())
+def test_a_lone_environment_and_that_of_simpy_run_the_same(case: Case, compress: bool) -> None:
+    environments: list[Any] = [LoneEnvironment(), simpy.Environment(initial_time=0)]
+    (lone,), (shared,) = (simulate_case(case, env=env, compress=compress) for env in environments)
+    assert_same(lone, shared)
+    assert environments[0].now == environments[1].now
 
 
 @settings(max_examples=30, deadline=None)

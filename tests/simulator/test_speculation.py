@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -42,8 +42,16 @@ def test_compressed_equals_stepped_with_drafts(case: Case, price: CostModel) -> 
     assert tokens == runs[0][0].requests["num_requested_tokens"].sum()
 
 
+ENDS_AS_A_BLOCK_FILLS = Case(
+    options=SchedulerOptions(policy="admission_order", watermark=0.02, allocation="prompt", victim="spare_last"),
+    block_size=1, extra_blocks=1, max_num_seqs=3, max_num_batched_tokens=16, arrivals="open", contents="sessions",
+    max_lookahead_steps=1, seed=153,
+)  # fmt: skip
+
+
 @settings(max_examples=30, deadline=None)
 @given(cases(), PRICES)
+@example(ENDS_AS_A_BLOCK_FILLS, ROOFLINE)  # its last block can be found while the last token is computed
 def test_without_drafts_all_is_as_with_uniform_decodes(case: Case, price: CostModel) -> None:
     (uniform,), (ragged,) = (simulate_case(replace(case, num_drafts=drafts), price) for drafts in (None, 0))
     assert_same(uniform, ragged)

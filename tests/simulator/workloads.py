@@ -29,6 +29,7 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
+from simulator.lone import LoneEnvironment
 from simulator.replica import Replica
 from simulator.router import RoundRobin
 from simulator.transfers import TransferEngine
@@ -224,7 +225,7 @@ def simulate(
     make_request: Callable[[int, int], Request] | None = None,
     observer: Any = None,
     make_transfers: Callable[[], TransferEngine] | None = None,
-    env: simpy.Environment | None = None,
+    env: simpy.Environment | LoneEnvironment | None = None,
     **options: Any,
 ) -> list[RecordedRun]:
     """Serve the trace to its end with a replica for each scheduler, taken in turn; returns the tables of each.

@@ -161,10 +161,11 @@ class RaggedDecodes:
         return limit
 
     def filling(self, ahead: int) -> abc.Iterable[tuple[Sequence, int]]:
-        """Looked at when a sequence needs its next block: with drafts that is before the last one is full, so a block
-        may be registered one block later than it could be."""
+        """Looked at when a sequence needs its next block, or would if it did not end: with drafts that is before the last
+        one is full, so a block may be registered one block later than it could be."""
         findable = self.findable
-        return [(s, self._length(s, ahead)) for s in self._due(ahead + 1) if s in findable]
+        ending = self._finish.get(self.clock.step + ahead + 1, ())
+        return [(s, self._length(s, ahead)) for s in (*self._due(ahead + 1), *ending) if s in findable]
 
     def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
         return -(-(num_tokens - sequence.num_tokens) // self.tokens_per_decode)

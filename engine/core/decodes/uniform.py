@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import heapq
 from collections import abc
+from functools import partial
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import can_be_found
@@ -22,6 +23,10 @@ from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
 _NOTHING_DUE: dict[Sequence, list[int]] = {}
+_NO_GROWTH = BlockGrowth(0, [], [])
+# What `_make` of these named tuples does, without a Python call for each of them.
+_make_growth = partial(tuple.__new__, BlockGrowth)
+_make_work = partial(tuple.__new__, StepWork)
 
 
 class UniformDecodes:
@@ -83,7 +88,7 @@ class UniformDecodes:
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
         num_decodes, contexts = len(self.sequences), self._num_context_tokens
         squared = self._num_squared_context_tokens
-        return StepWork._make((chunks, num_decodes, contexts, squared, num_copied_blocks, 1, None, None))
+        return _make_work((chunks, num_decodes, contexts, squared, num_copied_blocks, 1, None, None))
 
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
@@ -92,11 +97,22 @@ class UniformDecodes:
         return dict.fromkeys(self._due(0), 1)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
-        return _grow(ahead, self._due(ahead), blocks)
+        due = self._due(ahead)
+        if not due:
+            return _NO_GROWTH
+        taken = blocks.take(len(due))
+        any(map(list.append, due.values(), taken))
+        return BlockGrowth(ahead, list(due), taken)
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
-        now, size, due = self.clock.step, self._block_size, self._boundary
-        return [_grow(ahead, due[(now + ahead) % size], blocks) for ahead in self._growth_steps(num_steps)]
+        now, size, boundary, take = self.clock.step, self._block_size, self._boundary, blocks.take
+        growths = []
+        for ahead in self._growth_steps(num_steps):
+            due = boundary[(now + ahead) % size]
+            taken = take(len(due))
+            any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
+            growths.append(_make_growth((ahead, list(due), taken)))
+        return growths
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:
         if num_free_blocks >= (limit // self._block_size + 1) * len(self.sequences):
@@ -153,11 +169,3 @@ class UniformDecodes:
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
-
-
-def _grow(ahead: int, due: dict[Sequence, list[int]], blocks: BlockManager) -> BlockGrowth:
-    if not due:
-        return BlockGrowth(ahead, [], [])
-    taken = blocks.take(len(due))
-    any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
-    return BlockGrowth._make((ahead, list(due), taken))

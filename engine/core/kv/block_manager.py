@@ -98,7 +98,7 @@ class BlockManager:
         hashes = self._hashes(sequence, num_full)
         if not hashes or hashes[0] not in self.index:
             return NO_MATCH
-        blocks = self.index.find(hashes[:num_full])
+        blocks = self.index.find(hashes, num_full)
         if sequence.token_ids is not None:
             blocks = blocks[: self.index.num_equal(blocks, self._contents(sequence, 0, len(blocks)))]
         num_cached_tokens = len(blocks) * self.block_size
@@ -186,9 +186,7 @@ class BlockManager:
 
     def release(self, sequence: Sequence) -> None:
         """Drop the references of `sequence`, tail first; hashed blocks that become free stay findable."""
-        num_registered = sequence.num_registered_blocks
-        hashes = sequence.block_hashes[:num_registered] if num_registered else []  # type: ignore[index]
-        self.pool.release(sequence.block_table, hashes)
+        self.pool.release(sequence.block_table, sequence.block_hashes or [], sequence.num_registered_blocks)
         sequence.block_table = []
         sequence.num_registered_blocks = 0
 

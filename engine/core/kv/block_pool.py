@@ -10,8 +10,9 @@ first; hashed ones least recently used first, a sequence's tail before its head,
 outlives the prefix it stands on. With one queue (`eviction="lru"`) whichever block was freed first is taken first,
 hashed or not.
 
-Blocks are freed and taken many at a time, so the queue holds segments: the blocks that one release freed, in the order
-in which they go. A hit takes blocks out of the middle of a segment: they stay in its list, stale, and are skipped.
+Blocks are freed and taken many at a time, so the queue holds segments: blocks that one release freed, in the order of
+their block table, so that the last goes first. A hit takes blocks out of a segment: they stay in its list, stale, and
+are skipped.
 """
 
 from __future__ import annotations
@@ -24,19 +25,22 @@ Evict = Callable[[list[int], list[int]], None]
 
 
 class _Segment:
-    """Blocks that were freed together and the hashes of their content, none for unhashed ones."""
+    """Blocks that were freed together; `hashes[offset + i]` is the hash of `blocks[i]`, or there are no hashes.
 
-    __slots__ = ("blocks", "hashes", "start", "num_stale")
+    The hashes are the sequence's own list: a copy for every release would take longer than all else here.
+    """
 
-    def __init__(self, blocks: list[int], hashes: list[int]) -> None:
+    __slots__ = ("blocks", "hashes", "offset", "num_stale")
+
+    def __init__(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         self.blocks = blocks
         self.hashes = hashes
-        self.start = 0  # blocks before it were taken
-        self.num_stale = 0  # of the blocks from there on, how many were brought back by hits
+        self.offset = offset
+        self.num_stale = 0  # how many of the blocks were brought back by hits
 
     @property
     def num_blocks(self) -> int:
-        return len(self.blocks) - self.start - self.num_stale
+        return len(self.blocks) - self.num_stale
 
 
 class BlockPool:
@@ -60,7 +64,7 @@ class BlockPool:
         self._segment_of: list[_Segment | None] = [None] * num_blocks  # of queued blocks
         self._shared: dict[int, int] = {}  # references beyond the first
         if has_one_queue:
-            self._enqueue(list(range(num_blocks)), [])
+            self._enqueue(list(range(num_blocks - 1, -1, -1)), [], 0)
 
     def is_queued(self, block: int) -> bool:
         """Whether a block is free but kept in the queue, so that it can be brought back."""
@@ -111,31 +115,32 @@ class BlockPool:
             if not segment.num_blocks:
                 del self._queue[segment]
 
-    def release(self, table: list[int], hashes: list[int]) -> None:
-        """Drop a reference to every block of `table`, of which the first `len(hashes)` can be found by these hashes.
+    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
 
         Blocks that become free go in this order: the unhashed ones, then the hashed, the tail before the head.
+        `hashes` may be longer, and grow, but what it holds must stay as it is.
         """
+        num_kept = 0  # leading blocks that others hold
         if self._shared and (shared := self._shared.keys() & table):
             for block in shared:
                 self.drop_shared(block)
-            count, num_hashed = len(shared), len(hashes)
-            if shared.issuperset(table[:count]):  # a common prefix, as nearly always
-                table, hashes = table[count:], hashes[count:]
+            if shared.issuperset(table[: len(shared)]):  # a common prefix, as nearly always
+                num_kept = len(shared)
             else:
-                hashes = [each for block, each in zip(table, hashes, strict=False) if block not in shared]
-                unhashed = [block for block in table[num_hashed:] if block not in shared]
-                table = [block for block in table[:num_hashed] if block not in shared] + unhashed
-        num_hashed = len(hashes)
-        self.num_free += len(table)
-        private = table[: num_hashed - 1 if num_hashed else None : -1] if len(table) > num_hashed else []
+                hashed = zip(table[:num_hashed], hashes, strict=False)
+                hashes = [each for block, each in hashed if block not in shared]
+                table = [block for block in table if block not in shared]
+                num_hashed = len(hashes)
+        self.num_free += len(table) - num_kept
+        private = table[max(num_hashed, num_kept) :]
         if private:
             if self.has_one_queue:
-                self._enqueue(private, [])
+                self._enqueue(private, [], 0)
             else:
-                self._free.extend(private)
-        if num_hashed:
-            self._enqueue(table[num_hashed - 1 :: -1], hashes[::-1])
+                self._free.extend(reversed(private))
+        if num_hashed > num_kept:
+            self._enqueue(table[num_kept:num_hashed], hashes, num_kept)
 
     def drop_shared(self, block: int) -> None:
         """Give up one of at least two references to a block."""
@@ -144,8 +149,8 @@ class BlockPool:
         else:
             self._shared[block] -= 1
 
-    def _enqueue(self, blocks: list[int], hashes: list[int]) -> None:
-        segment = _Segment(blocks, hashes)
+    def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
+        segment = _Segment(blocks, hashes, offset)
         self._queue[segment] = None
         segment_of = self._segment_of
         for block in blocks:
@@ -154,15 +159,15 @@ class BlockPool:
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment."""
         segment = next(iter(self._queue))
-        start, segment_of = segment.start, self._segment_of
-        end = start + count
-        blocks, hashes = segment.blocks[start:end], segment.hashes[start:end]
+        queued, offset, segment_of = segment.blocks, segment.offset, self._segment_of
+        first = max(0, len(queued) - count)
+        blocks, hashes = queued[first:], segment.hashes[offset + first : offset + len(queued)]
+        del queued[first:]
         if segment.num_stale:
             is_here = [segment_of[block] is segment for block in blocks]
             segment.num_stale -= is_here.count(False)
             hashes = [*compress(hashes, is_here)]
             blocks = [*compress(blocks, is_here)]
-        segment.start = min(end, len(segment.blocks))
         if not segment.num_blocks:
             del self._queue[segment]
         for block in blocks:
@@ -179,8 +184,8 @@ class BlockPool:
         """
         queued = {}
         for segment in self._queue:
-            left = segment.blocks[segment.start :]
-            hashes = segment.hashes[segment.start :] or repeat(None)
+            left = segment.blocks
+            hashes = segment.hashes[segment.offset :] or repeat(None)
             valid = {b: h for b, h in zip(left, hashes, strict=False) if self._segment_of[b] is segment}
             assert len(valid) == segment.num_blocks > 0, "stale blocks are miscounted"
             queued.update(valid)

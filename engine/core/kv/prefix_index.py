@@ -25,12 +25,12 @@ class PrefixIndex:
     def __contains__(self, block_hash: int) -> bool:
         return block_hash in self._blocks
 
-    def find(self, hashes: list[int]) -> list[int]:
-        """The blocks of the longest prefix of `hashes` that is there."""
+    def find(self, hashes: list[int], limit: int) -> list[int]:
+        """The blocks of the longest prefix of the first `limit` of `hashes` that is there."""
         find = self._blocks.get
         blocks: list[int] = []
-        for start in range(0, len(hashes), _LOOKUP_STRIDE):
-            found = list(map(find, hashes[start : start + _LOOKUP_STRIDE]))
+        for start in range(0, limit, _LOOKUP_STRIDE):
+            found = list(map(find, hashes[start : min(start + _LOOKUP_STRIDE, limit)]))
             if None in found:
                 blocks += found[: found.index(None)]  # type: ignore[arg-type]
                 break
@@ -46,14 +46,9 @@ class PrefixIndex:
 
     def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
         """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
-        index = self._blocks
-        num_known = len(index)
-        are_new = index.keys().isdisjoint(hashes)
-        if are_new:
-            index.update(zip(hashes, blocks, strict=True))
-        if not are_new or len(index) < num_known + len(hashes):  # a hash was there, or stands twice in `hashes`
-            for block, block_hash in zip(blocks, hashes, strict=True):
-                first = index.setdefault(block_hash, block)
+        found = list(map(self._blocks.setdefault, hashes, blocks))
+        if found != blocks:  # a hash was there, or stands twice in `hashes`
+            for block, first, block_hash in zip(blocks, found, hashes, strict=True):
                 if first != block:
                     self._duplicates.setdefault(block_hash, []).append(block)
         self._pending.append(blocks)

@@ -70,7 +70,7 @@ def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> Non
 
 
 def test_a_host_that_asynchronous_scheduling_hides_may_well_take_less() -> None:
-    profiled = ["cost=profiled", "cost.profile=x"]
+    profiled = ["model=tiny", "cost=profiled", f"cost.profile={PROFILES / 'amd-epyc' / 'tiny'}"]
     widths = [
         resolve(config(*profiled, f"scheduler={name}")).constants()["step_overhead_us"].width
         for name in ("mixed", "vllm")

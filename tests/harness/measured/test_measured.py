@@ -14,6 +14,7 @@ import pytest
 from harness.errors import MeasuredRunError
 from harness.measured import READERS, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
+from harness.results.tables import DECISIONS
 from harness.validation.metrics import statistics
 from tests.harness.builders import GROUND_TRUTH
 from tests.harness.measured_builders import (
@@ -279,6 +280,14 @@ def test_a_result_folder_that_cannot_be_compared_with_is_refused(tmp_path: Path)
     change_summary(tmp_path, complete=True, simulated=True)
     assert "a simulation, not a measured run" in refusal(name)
     assert "leave it out" in refusal(name, tmp_path)
+
+
+def test_a_result_folder_without_a_column_of_the_decisions_is_refused(tmp_path: Path) -> None:
+    pretend_measured(tmp_path, "trace.num_requests=5")
+    table = pd.read_parquet(tmp_path / "steps.parquet")
+    for name in DECISIONS:
+        table.drop(columns=name).to_parquet(tmp_path / "steps.parquet")
+        assert refusal(f"run:{tmp_path}").endswith(f"steps.parquet: no column of numbers {name}")
 
 
 @pytest.mark.parametrize("name", ["vidur:x", "run:", "outputs/a"])
