@@ -14,8 +14,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from engine.models.blocks import CausalLM
 from engine.json_file import ModelError, read_json, shown
+from engine.models.blocks import CausalLM
 from engine.models.layers import (
     PACKED_ROWS,
     CheckpointTensor,

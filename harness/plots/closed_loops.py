@@ -44,7 +44,7 @@ def _draw(axes: Axes, table: pd.DataFrame, name: str, by: str, values: list[obje
         color = COLORS[i % len(COLORS)]
         axes.plot(measured[here], simulated[here], _marker(i), markersize=3.5, alpha=0.8, color=color)
     for which in ("x", "y"):
-        log_axis(axes, which, *ends, num_ticks=5)
+        log_axis(axes, which, ends[0], ends[1], num_ticks=5)
     axes.set_xlim(*ends)
     axes.set_ylim(*ends)
     axes.set_xlabel(f"measured {name.upper()}, ms")

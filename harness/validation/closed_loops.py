@@ -92,7 +92,7 @@ def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) 
     concurrency = int(row.concurrency)
     num_requests = client.requests_per_client * concurrency
     rng = np.random.default_rng(seed)
-    columns = {"arrival_time": np.zeros(num_requests)}
+    columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
     for name, length in (("num_prompt_tokens", row.isl), ("num_output_tokens", row.osl)):
         shortest = max(1, round(client.length_ratio * length))
         columns[name] = rng.integers(shortest, length + 1, num_requests)

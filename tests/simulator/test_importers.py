@@ -264,7 +264,7 @@ def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> 
     for nowhere in (str(tmp_path / "nowhere"), "vidur:nowhere", "llmservingsim:nowhere", "a\0b"):
         with pytest.raises(ProfileError, match="no folder"):
             open_profile(nowhere, MODEL, 1, 256, SLOW_LINK)
-    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
+    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: aiconfigurator, llmservingsim, vidur"):
         open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)
 
 
