@@ -1,12 +1,12 @@
 """How far off are simulations that NVIDIA's operator times price, on public measurements of vLLM?
 
     pip install -e '.[kernels-db]'
-    python -m experiments.inferencex --data <silicon_sample.csv>     all cases, 3 minutes on an idle core
-    python -m experiments.inferencex --data <silicon_sample.csv> --fit        fits the host's times
+    python -m experiments.inferencex --data <silicon_sample.csv>          all cases, 3 minutes on an idle core
+    python -m experiments.inferencex --data <silicon_sample.csv> --fit    fits the times of the host
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/. Each row is simulated as a closed loop by the
-functions of `task=validate validation.measured=inferencex:`; cases.py has the settings of each server. Beside our errors
-stand those of aiconfigurator itself, from experiments/results/inferencex_peer.csv, which peer.py makes. Writes
+functions of `task=validate validation.measured=inferencex:`; cases.py has the settings of each server. Beside our
+errors stand those of aiconfigurator itself, from experiments/results/inferencex_peer.csv, which peer.py makes. Writes
 experiments/results/inferencex.json and docs/fidelity/inferencex/rows.png.
 """
 

@@ -15,7 +15,7 @@ from experiments.inferencex.simulation import CaseRows
 from simulator.importers.aiconfigurator.rules import HOST, Host
 
 _TTFT_WEIGHT = 0.2
-_STEP_US = (100.0, 200.0, 300.0, 400.0, 500.0)
+_STEP_US = (200.0, 300.0, 400.0, 500.0, 600.0, 700.0)
 _EAGER_LAYER_US = (0.0, 500.0, 600.0, 700.0, 800.0)
 _ROUNDS = 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import pandas as pd
@@ -44,7 +45,8 @@ def contradicted(table: pd.DataFrame) -> list[str]:
     too_fast = (table["implied_share_of_flops"] > 1) | (table["implied_share_of_bandwidth"] > 1)
     waiting = table["ttft_ms"] > table["tpot_ms"] * table["osl"]
     reasons = []
-    for place, row in enumerate(table.itertuples(index=False)):
+    rows: Iterable[Any] = table.itertuples(index=False)
+    for place, row in enumerate(rows):
         same = (
             (table["isl"] == row.isl)
             & (table["osl"] == row.osl)
