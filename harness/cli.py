@@ -8,11 +8,11 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -21,13 +21,15 @@ from omegaconf.errors import OmegaConfBaseException
 from harness import interrupts
 from harness.config import RunConfig, help_text, parse, to_yaml
 from harness.config.parse import explain_override
-from harness.config.schema import nearest
+from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
+
+_USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 help_text.register()
 
@@ -156,22 +158,30 @@ def explain(error: Exception) -> str:
     text = str(error) or str(error.__cause__)
     if isinstance(error, HydraException) and (match := re.match(r"Could not override '([^']+)'", text)):
         return explain_override(match[1]) or _one_line(text)
-    if text.startswith("Config group override must be") and (override := _innermost(error).f_locals.get("override")):
-        return f"{override.input_line}: must be the name of an option of the group"
+    if not isinstance(error, _USERS) and (override := _odd_choice()):
+        return f"{override}: must be the name of an option of the group"
     return _one_line(text)
+
+
+def _odd_choice() -> str | None:
+    """The first override on the command line that gives a group something else than names of options."""
+    groups = {name for name, field in RunConfig.model_fields.items() if models_in(field.annotation)}
+    arguments = [argument for argument in sys.argv[1:] if "=" in argument and not argument.startswith("-")]
+    for override in OverridesParser.create().parse_overrides(arguments):
+        value: Any = override.value()
+        names = value if isinstance(value, list) else [value]
+        is_group = override.key_or_group in groups | {"experiment", "hydra"} or "/" in override.key_or_group
+        if is_group and not override.is_sweep_override() and not all(isinstance(name, str) for name in names):
+            return override.input_line
+    return None
 
 
 def _is_users(error: Exception) -> bool:
     """Whether the user can be the cause; Hydra also uses ValueError for misuse of its flags and groups."""
-    if isinstance(error, (HydraException, OmegaConfBaseException, TwinServeError, OSError)):
+    if isinstance(error, _USERS):
         return True
-    return _innermost(error).f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
-
-
-def _innermost(error: Exception) -> FrameType:
-    """The frame that raised `error`, which was caught in this module."""
-    *_, (frame, _) = traceback.walk_tb(error.__traceback__)
-    return frame
+    frames = list(traceback.walk_tb(error.__traceback__))
+    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
 
 
 def _one_line(text: str) -> str:

@@ -146,5 +146,5 @@ def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:
 
 def _names_something(line: str, case: Case) -> bool:
     """Whether a message has the name of a file, or of a key or value that was given."""
-    given = {part.strip("+~'") for text in case.arguments() for part in text.split("=", 1)}
+    given = {part for text in case.arguments() for part in (text, *re.split(r"[][=,/+~']", text))}
     return "/" in line or any(name in line for name in (*RunConfig.model_fields, *(given - {""}), "''"))

@@ -13,9 +13,10 @@ import pandas as pd
 import yaml
 
 LONGEST_MS = 1e9  # of a TTFT or the time of a token: more than eleven days
+ROUNDING = 1e-9  # of a share that is an average over time
 LARGEST_THROUGHPUT = 1e12  # tokens or requests per second
 _SHARES = ("prefix_cache_hit_rate", "goodput_share", "mean_kv_cache_usage", "max_kv_cache_usage")
-_MAY_BE_NEGATIVE = ("window_start_s", "window_end_s", "config", "environment", "error_pct", "bias_pct")
+_MAY_BE_NEGATIVE = ("window_start_s", "window_end_s", "config", "settings", "environment", "error_pct", "bias_pct")
 _TIMES = ("arrival_time", "replay_lag", "first_scheduled_time", "first_token_time", "finish_time")
 _LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 
@@ -31,7 +32,7 @@ def _summary(path: Path) -> Iterator[str]:
     summary = json.loads(path.read_text(), parse_constant=_not_finite)
     yield from _negative(summary)
     for name in _SHARES:
-        if summary[name] is not None and not 0 <= summary[name] <= 1:
+        if summary[name] is not None and not 0 <= summary[name] <= 1 + ROUNDING:
             yield f"{name} is {summary[name]}, not a share"
     for name, value in summary.items():
         if name.endswith("_throughput") and value is not None and value > LARGEST_THROUGHPUT:

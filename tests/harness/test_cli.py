@@ -81,6 +81,8 @@ USER_ERRORS = [
     (["-m", "engine=sim,foo"], "error: engine='foo': choose one of cpu, gpu, sim\n"),
     (["hydra/launcher=foo"], "error: hydra/launcher='foo': choose one of basic, "),
     (["engine=null"], "error: engine=null: must be the name of an option of the group\n"),
+    (["device=[[1]]"], "error: device=[[1]]: must be the name of an option of the group\n"),
+    (["~device=5"], "error: ~device=5: must be the name of an option of the group\n"),
     (["hydra/launcher=5"], "error: hydra/launcher=5: must be the name of an option of the group\n"),
     (["hydra.run.dir='${no.such.key}'"], "error: Interpolation key 'no.such.key' not found full_key: hydra.run.dir "),
     (["hydra.run.dir=''"], "error: hydra.run.dir='': must be the name of a folder\n"),
