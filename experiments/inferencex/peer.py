@@ -47,7 +47,7 @@ def main() -> None:
     print(f"{args.out}: {len(estimates)} rows, {estimates['tpot_ms'].isna().sum()} refused")
 
 
-def _estimate(row: dict[str, Any]) -> dict[str, Any]:
+def _estimate(row: dict[Any, Any]) -> dict[str, Any]:
     model, source = MODELS[row["model_path"]]
     options: dict[str, Any] = {
         "backend_name": "vllm",

@@ -24,7 +24,7 @@ from tests.harness.builders import config
 
 EARLY = [
     "engine=sim", "scheduler=vllm_v0", "model=opt-13b", "device=a100-80gb", "cost=linear",
-    "max_num_batched_tokens=65536",
+    "max_num_batched_tokens=65536", "device.memory_efficiency=0.8", "device.flops_efficiency=0.7",
 ]  # fmt: skip
 
 
