@@ -49,7 +49,7 @@ class Case(NamedTuple):
         return (
             f"model={self.model}",
             f"device={self.device}",
-            f"++model.quantization={self.quantization}",
+            f"model.quantization={self.quantization}",
             f"engine.kv_cache_dtype={self.kv_cache_dtype}",
             "scheduler=vllm",
             f"scheduler.async_scheduling={str(self.is_async).lower()}",

@@ -60,9 +60,9 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (
             ["+engine.compres=true"],
             "engine.compres: unknown key; did you mean 'compress'? "
-            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps)",
+            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps, memory_account)",
         ),
-        (["cost=roofline", "+cost.x=1"], "cost.x: unknown key (allowed here: calibration)"),
+        (["cost=roofline", "+cost.x=1"], "cost.x: unknown key (allowed here: calibration, other_device)"),
         (
             ["+device.flops.b16=1e12"],
             "device.flops.b16: unknown key; did you mean 'bf16'? (allowed here: bf16, fp8, int8, fp4, fp32)",

@@ -18,8 +18,8 @@ TRACE = ["trace=synthetic", "trace.num_requests=5", "arrival=all_at_once", "prog
 
 def test_null_takes_the_format_of_the_model() -> None:
     assert config().weight_format == "none"
-    assert config("+model.quantization=int4").weight_format == "int4"
-    assert config("+model.quantization=int4", "quantization=fp8").weight_format == "fp8"
+    assert config("model.quantization=int4").weight_format == "int4"
+    assert config("model.quantization=int4", "quantization=fp8").weight_format == "fp8"
     assert resolve(config("quantization=fp8")).model.quantization.name == "fp8"
 
 
