@@ -79,7 +79,8 @@ def real_run(*overrides: str, noise: float = 0.02, slow: float = 1.0) -> tuple[S
     """A run by vLLM's rules whose log has the times of a log of vLLM, and its steps."""
     settings = config(
         "engine=sim", "scheduler=vllm", "model=llama-3.1-8b", "device=h100-80gb", "engine.compress=false",
-        "max_num_batched_tokens=1024", "trace.num_requests=60", "arrival.rate=25", "max_num_seqs=24", *RATES, *overrides,
+        "max_num_batched_tokens=1024", "trace.num_requests=60", "arrival.rate=25", "max_num_seqs=24", *RATES,
+        *overrides,
     )  # fmt: skip
     trace = load_trace(settings.trace, seed=settings.seed)
     cost = Uneven(resolve(settings).cost_model(), noise, slow)
