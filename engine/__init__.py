@@ -9,8 +9,8 @@ if TYPE_CHECKING:
     from engine.calls import EngineClosedError, RequestAbortedError
     from engine.core.sequence import RequestRefusedError
     from engine.engine_config import EngineConfig
+    from engine.json_file import ModelError
     from engine.llm import LLM
-    from engine.models.json_file import ModelError
     from engine.outputs import CompletionOutput, RequestOutput
     from engine.sampling_params import SamplingParams
 
@@ -19,7 +19,7 @@ _HOMES = {
     "EngineClosedError": "engine.calls",
     "EngineConfig": "engine.engine_config",
     "LLM": "engine.llm",
-    "ModelError": "engine.models.json_file",
+    "ModelError": "engine.json_file",
     "RequestAbortedError": "engine.calls",
     "RequestOutput": "engine.outputs",
     "RequestRefusedError": "engine.core.sequence",

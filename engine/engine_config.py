@@ -9,6 +9,8 @@ from typing import Any, Literal, get_args
 
 from engine.core.scheduler_options import SchedulerOptions
 
+Quantized = Literal["none", "fp8", "fp8_block"]
+
 _Device = Literal["cpu", "cuda"]
 _Dtype = Literal["float32", "bfloat16", "float16"]
 _LONGEST_TIMEOUT_S = 86_400
@@ -48,6 +50,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
 
     Attributes:
         dtype: of weights and activations; None takes the dtype of the model's `config.json`.
+        quantization: of attention's projections and the MLPs; None takes the model's. `fp8` has a scale per output
+            channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are quantised as they are
+            loaded, each rank by the scales of its own part.
         num_blocks: size of the KV pool; None fills the free memory.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
         load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
@@ -58,6 +63,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
 
     device: _Device = "cpu"
     dtype: _Dtype | None = None
+    quantization: Quantized | None = None
     block_size: int = 16
     num_blocks: int | None = None
     gpu_memory_utilization: float = 0.9

@@ -15,9 +15,9 @@ from engine.calls import Calls, Stream
 from engine.core.sequence import Request
 from engine.detokenizer import TokenTexts, bad_word_tokens
 from engine.engine_config import EngineConfig, override
+from engine.json_file import ModelError
 from engine.llm_engine import LLMEngine
 from engine.model_folder import default_sampling_params, load_tokenizer
-from engine.models.json_file import ModelError
 from engine.models.model_config import ModelConfig
 from engine.outputs import RequestOutput
 from engine.prompts import Prompt, Prompts, check_token_ids, read_prompts

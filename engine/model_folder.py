@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from engine.models.json_file import ModelError, read_json
+from engine.json_file import ModelError, read_json
 from engine.sampling_params import SamplingParams
 
 _DEFAULTS = {

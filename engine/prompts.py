@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine.core.sequence import RequestRefusedError
-from engine.models.json_file import ModelError
+from engine.json_file import ModelError
 
 PromptInput = str | abc.Sequence[int] | abc.Mapping[str, Any]
 """A text, token ids, `{"prompt": text}` or `{"prompt_token_ids": token ids}`."""

@@ -38,7 +38,7 @@ def distserve_settings(data: Path, rate: str) -> list[str]:
     folder = data / "distserve_vllm_opt13b"
     return [
         "engine=sim", "device=a100-80gb", "model=opt-13b", "scheduler=vllm_v0", "max_num_batched_tokens=65536",
-        "max_num_seqs=1024", "gpu_memory_utilization=0.92", "cost=linear",
+        "max_num_seqs=1024", "gpu_memory_utilization=0.92", "engine.memory_account=vllm_v0", "cost=linear",
         f"validation.measured=distserve:{folder / f'measured-vllm-{rate}.exp'}",
         f"validation.workload={folder / f'workload-vllm-{rate}.exp'}",
         *(["scheduler.max_padding=65536"] if rate == "200-2" else []),

@@ -135,6 +135,8 @@ def _check_output(config: RunConfig, folder: Path) -> None:
 
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     """The function of the task; imported late, so that --help and errors are fast."""
+    if config.task == "import":
+        return importlib.import_module("harness.runs.importing").import_profile
     if config.task == "profile":
         return importlib.import_module("harness.runs.profiling").profile
     if config.task == "validate":

@@ -1,14 +1,10 @@
-"""Models and devices as the simulator sees them: shapes, rates, and the KV pool that follows from both."""
+"""Models and devices as the simulator sees them: shapes and rates."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-GIB = 1 << 30
-
-
-class DeviceTooSmallError(ValueError):
-    """The model leaves no room for a single KV block."""
+from simulator.quantization import NONE, Quantization
 
 
 @dataclass(frozen=True)
@@ -18,7 +14,10 @@ class ModelShape:
     `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
     `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights and activations take `dtype_bytes`
     per element, the KV cache `kv_dtype_bytes`, if that is given; `dtype` names the arithmetic ("bf16" or "fp32").
-    `learned_positions` is the length of a table of position embeddings, 0 without one.
+    `learned_positions` is the length of a table of position embeddings, 0 without one. `num_sliding_layers` layers
+    attend to the last `sliding_window` tokens only, the others to all. `qk_norm` says whether heads of query and key
+    are normed. `quantization` is the format of the weights of attention's projections and of the MLPs. Biases are left
+    out: they are below 0.05 % of the weights of all published models.
     """
 
     name: str
@@ -38,41 +37,72 @@ class ModelShape:
     moe_intermediate_size: int = 0
     learned_positions: int = 0
     kv_dtype_bytes: int | None = None
+    sliding_window: int = 0
+    num_sliding_layers: int = 0
+    qk_norm: bool = False
+    quantization: Quantization = NONE
 
     @property
     def kv_element_bytes(self) -> int:
         return self.kv_dtype_bytes or self.dtype_bytes
 
+    @property
+    def weight_format(self) -> str:
+        """The format of the weights, for people."""
+        return self.dtype if self.quantization.weight_bits is None else self.quantization.name
+
+    @property
+    def attention_quantization(self) -> Quantization:
+        """The format of attention's projections."""
+        return NONE if self.quantization.experts_only else self.quantization
+
     def kv_heads_per_rank(self, tensor_parallel_size: int) -> int:
         """KV heads are split over the ranks, and replicated where there are more ranks than heads."""
         return max(1, self.num_kv_heads // tensor_parallel_size)
 
-    def kv_bytes_per_token(self, tensor_parallel_size: int = 1) -> int:
-        """Bytes of K and V of one token in all layers on one rank: 2·layers·kv_heads/TP·head_dim·bytes."""
-        heads = self.kv_heads_per_rank(tensor_parallel_size)
-        return 2 * self.num_layers * heads * self.head_dim * self.kv_element_bytes
+    @property
+    def num_full_layers(self) -> int:
+        """Layers that attend to all tokens."""
+        return self.num_layers - self.num_sliding_layers
 
-    def attention_parameters(self, tensor_parallel_size: int = 1) -> tuple[int, int]:
-        """Elements of one layer's QKV and output projection on one rank."""
+    def kv_bytes_per_token(self, tensor_parallel_size: int = 1, num_layers: int | None = None) -> int:
+        """Bytes of K and V of one token in `num_layers` layers (None: all) on one rank:
+        2·layers·kv_heads/TP·head_dim·bytes."""
+        num_layers = self.num_layers if num_layers is None else num_layers
+        heads = self.kv_heads_per_rank(tensor_parallel_size)
+        return 2 * num_layers * heads * self.head_dim * self.kv_element_bytes
+
+    @property
+    def rotary_table_bytes(self) -> int:
+        """Bytes of the sines and cosines of all positions, which every rank holds."""
+        return 0 if self.learned_positions else self.max_position_embeddings * self.head_dim * self.dtype_bytes
+
+    def attention_matrices(self, tensor_parallel_size: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(rows, columns) of one layer's QKV and output projection on one rank."""
         heads = self.num_attention_heads // tensor_parallel_size
         qkv_heads = heads + 2 * self.kv_heads_per_rank(tensor_parallel_size)
-        return self.hidden_size * qkv_heads * self.head_dim, heads * self.head_dim * self.hidden_size
+        return (qkv_heads * self.head_dim, self.hidden_size), (self.hidden_size, heads * self.head_dim)
 
-    def mlp_parameters(self) -> tuple[int, int]:
-        """Elements of the gate-and-up and the down projection of one MLP (of one expert, with experts)."""
-        width = self.moe_intermediate_size if self.num_experts else self.intermediate_size
-        return 2 * self.hidden_size * width, width * self.hidden_size
+    def mlp_matrices(self, tensor_parallel_size: int = 1) -> tuple[tuple[int, int], tuple[int, int]]:
+        """(rows, columns) of gate-and-up and down projection of one MLP (of one expert, with experts) on one rank."""
+        width = (self.moe_intermediate_size if self.num_experts else self.intermediate_size) // tensor_parallel_size
+        return (2 * width, self.hidden_size), (self.hidden_size, width)
 
     def weight_bytes(self, tensor_parallel_size: int = 1) -> int:
-        """Bytes of all weights on one rank: sharded matrices, replicated router and norms."""
+        """Bytes of all weights on one rank, scales included: sharded matrices, replicated router and norms."""
         tp = tensor_parallel_size
-        mlp = sum(self.mlp_parameters()) * max(1, self.num_experts) // tp
+
+        def size(matrices: tuple[tuple[int, int], ...], quantization: Quantization) -> float:
+            return sum(quantization.matrix_bytes(*matrix, self.dtype_bytes) for matrix in matrices)
+
+        layer = size(self.attention_matrices(tp), self.attention_quantization)
+        layer += max(1, self.num_experts) * size(self.mlp_matrices(tp), self.quantization)
         router = self.hidden_size * self.num_experts
-        norms = 2 * self.hidden_size + 2 * self.head_dim
-        layer = sum(self.attention_parameters(tp)) + mlp + router + norms
+        norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size // tp
         embeddings += self.learned_positions * self.hidden_size
-        return (self.num_layers * layer + embeddings + self.hidden_size) * self.dtype_bytes
+        others = self.num_layers * (router + norms) + embeddings + self.hidden_size
+        return round(self.num_layers * layer) + others * self.dtype_bytes
 
 
 @dataclass(frozen=True)
@@ -80,8 +110,10 @@ class Device:
     """One accelerator and its link to its peers.
 
     `memory_bandwidth` and `link_bandwidth` (one direction) in bytes/s, `flops` dense operations/s by "bf16" and
-    "fp32". The efficiencies are the shares of these rates that kernels reach; `link_latency_s` the fixed time of an
-    all-reduce, `step_overhead_s` the host time of one engine step, `multiprocessors` their number on a GPU, if known.
+    "fp32", and by "fp8", "int8" and "fp4" where it has them. The efficiencies are the shares of these rates that
+    kernels reach; `link_latency_s` the fixed time of an all-reduce, `step_overhead_s` the host time of one engine step,
+    `multiprocessors` their number on a GPU, if known, `aiconfigurator_system` the name in NVIDIA's database of operator
+    times, if it is in there.
     """
 
     name: str
@@ -94,79 +126,4 @@ class Device:
     link_latency_s: float
     step_overhead_s: float
     multiprocessors: int | None = None
-
-
-@dataclass(frozen=True)
-class KVPool:
-    """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured."""
-
-    num_blocks: int
-    block_size: int
-    block_bytes: int
-    usable_bytes: int = 0
-    weight_bytes: int = 0
-    activation_bytes: int = 0
-
-    def describe(self) -> str:
-        """One line for the log: the number of blocks and the formula it comes from."""
-        line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
-        each = f"{self.block_bytes:,} bytes per block = 2·layers·block_size·kv_heads/TP·head_dim·bytes"
-        if not self.usable_bytes:
-            return f"{line}, as configured; {each}"
-        account = (
-            f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
-            f" - activations {self.activation_bytes / GIB:.2f} GiB)"
-        )
-        return f"{line} from {account}; {each}"
-
-    @property
-    def num_tokens(self) -> int:
-        return self.num_blocks * self.block_size
-
-
-def activation_bytes(
-    model: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
-) -> int:
-    """Peak of the buffers that live at once in the largest step on one rank.
-
-    Per token: the residual and the hidden state, the embeddings of tokens and positions where positions are learned
-    (they stay while the layers run), and the larger of the MLP's gate, up and product or attention's query, key, value
-    and output. Or, if they take more, the logits of all sequences in float32, twice (raw and scaled).
-    """
-    tp = tensor_parallel_size
-    width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
-    heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
-    hidden_states = 4 if model.learned_positions else 2
-    per_token = hidden_states * model.hidden_size + max(3 * width // tp, heads * model.head_dim)
-    logits = 2 * max_num_seqs * model.vocab_size * 4
-    return max(max_num_batched_tokens * per_token * model.dtype_bytes, logits)
-
-
-def size_kv_pool(
-    model: ModelShape,
-    device: Device,
-    *,
-    block_size: int,
-    tensor_parallel_size: int,
-    gpu_memory_utilization: float,
-    max_num_batched_tokens: int,
-    max_num_seqs: int,
-) -> KVPool:
-    """The KV blocks that fit on one rank beside the weights and the largest step's activations.
-
-    Raises:
-        DeviceTooSmallError: not even one block fits.
-    """
-    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size)
-    usable = int(device.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel_size)
-    activations = activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
-    num_blocks = (usable - weights - activations) // block_bytes
-    if num_blocks < 1:
-        raise DeviceTooSmallError(
-            f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
-            f"weights {weights / GIB:.1f} GiB and activations {activations / GIB:.1f} GiB leave no KV block of "
-            f"{block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
-            "a smaller model or a smaller block_size"
-        )
-    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations)
+    aiconfigurator_system: str | None = None

@@ -71,6 +71,8 @@ RANGES = {
     "num_experts_per_token": _EXPERTS,
     "moe_intermediate_size": Range(0, 1 << 24, is_whole=True),
     "learned_positions": _TOKENS_OR_NONE,
+    "sliding_window": _TOKENS_OR_NONE,
+    "num_sliding_layers": Range(0, 10_000, is_whole=True),
     # limits of an engine
     "tensor_parallel_size": Range(1, 1 << 16, is_whole=True),
     "block_size": _COUNT,
@@ -99,10 +101,14 @@ RANGES = {
     # profiles
     "calls": _COUNT,
     "mean_over_median": Range(0.1, 10.0),
+    "eager_step_us": _ADDED_US,
+    "synchronous_step_us": _ADDED_US,
+    "synchronous_sequence_us": _ADDED_US,
     "num_tokens": _TOKENS,
     "num_sequences": _COUNT,
     "prefill_tokens": _TOKENS_OR_NONE,
     "prefill_context": _TOKENS_OR_NONE,
+    "activated_experts": Range(1, 1 << 16, is_whole=True),
     "num_decodes": Range(0, 1 << 20, is_whole=True),
     "decode_context": _TOKENS_OR_NONE,
     "deviation_pct": Range(1, 1_000_000, is_whole=True),

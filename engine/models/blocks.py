@@ -16,8 +16,8 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from engine.models.checkpoint import CheckpointTensor
 from engine.models.layers import (
-    CheckpointTensor,
     ColumnParallelLinear,
     Experts,
     Layer,
@@ -125,8 +125,8 @@ class Attention(nn.Module):
             kv_head_rows(f"{name}.{part}", config.num_kv_heads, config.head_dim, tp) for part in ("k_proj", "v_proj")
         ]
         self.heads = [part.size // config.head_dim for part in parts]
-        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, qkv_bias)
-        self.o_proj = RowParallelLinear(f"{name}.o_proj", q_size, config.hidden_size, tp, output_bias)
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, qkv_bias, config.fp8)
+        self.o_proj = RowParallelLinear(f"{name}.o_proj", q_size, config.hidden_size, tp, output_bias, config.fp8)
         self.q_norm = RMSNorm(f"{name}.q_norm", config.head_dim, config.rms_norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(f"{name}.k_norm", config.head_dim, config.rms_norm_eps) if qk_norm else None
 
@@ -148,8 +148,8 @@ class GatedMLP(nn.Module):
         super().__init__()
         size = config.intermediate_size
         parts = [Rows.shard(f"{name}.{part}", size, tp) for part in ("gate_proj", "up_proj")]
-        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts)
-        self.down_proj = RowParallelLinear(f"{name}.down_proj", size, config.hidden_size, tp)
+        self.gate_up_proj = ColumnParallelLinear(config.hidden_size, parts, fp8=config.fp8)
+        self.down_proj = RowParallelLinear(f"{name}.down_proj", size, config.hidden_size, tp, fp8=config.fp8)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(x)))

@@ -14,6 +14,7 @@ Weights are created on the default device in the default dtype, uninitialised; `
 from __future__ import annotations
 
 import bisect
+import itertools
 from collections import abc
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,27 +24,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor, nn
 
+from engine.models.checkpoint import CheckpointTensor
+from engine.models.fp8 import Fp8Matrix
 from engine.models.parallel import TensorParallel
-
-
-@dataclass(frozen=True)
-class CheckpointTensor:
-    """A tensor of a checkpoint, and the slice of it that this rank holds.
-
-    Attributes:
-        name: the tensor's name in Hugging Face's checkpoints.
-        shape: shape of the full tensor.
-        index: for every dimension, the slice that this rank reads.
-        target: the part of a parameter that the slice is copied to.
-        is_norm: whether the tensor is a norm's weight, which is all ones in a model with random weights.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    index: tuple[slice, ...]
-    target: Tensor
-    is_norm: bool = False
-
+from engine.models.quantization import Fp8Weights
 
 # Numbers of tokens that oneDNN's kernels are compiled for; see `_packed_linear`.
 PACKED_ROWS = (*range(1, 33), *range(40, 129, 8), *range(160, 513, 32), *range(576, 1025, 64))
@@ -92,8 +76,16 @@ def parameter(*shape: int) -> nn.Parameter:
     return nn.Parameter(torch.empty(*shape), requires_grad=False)
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def matrix(rows: int, columns: int, fp8: Fp8Weights | None) -> nn.Parameter | Fp8Matrix:
+    """Uninitialised weights `[rows, columns]`."""
+    return parameter(rows, columns) if fp8 is None else Fp8Matrix(rows, columns, fp8)
+
+
+def linear(x: Tensor, weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Tensor:
     """`x @ weight.T + bias`, `[T, I] -> [T, O]`; the weight is `[O, I]` or comes from `packed`."""
+    if isinstance(weight, Fp8Matrix):
+        y: Tensor = weight(x, bias)
+        return y
     if weight.is_mkldnn:
         pieces = [_packed_linear(piece, weight, bias) for piece in x.split(PACKED_ROWS[-1])]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
@@ -125,19 +117,28 @@ def packed(weight: Tensor) -> nn.Parameter:
 class ColumnParallelLinear(Layer):
     """`[T, in_features] -> [T, sum of the parts' rows]`; the weight stacks the rows of `parts` in their order."""
 
-    def __init__(self, in_features: int, parts: abc.Sequence[Rows], bias: bool = False) -> None:
+    def __init__(
+        self, in_features: int, parts: abc.Sequence[Rows], bias: bool = False, fp8: Fp8Weights | None = None
+    ) -> None:
         super().__init__()
         self.parts = parts
-        self.weight = parameter(sum(part.size for part in parts), in_features)
-        self.bias = parameter(self.weight.shape[0]) if bias else None
+        self.columns = in_features
+        rows = sum(part.size for part in parts)
+        self.weight = matrix(rows, in_features, fp8)
+        self.bias = parameter(rows) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
         return linear(x, self.weight, self.bias)
 
     def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
         sizes = [part.size for part in self.parts]
-        for part, target in zip(self.parts, self.weight.split(sizes), strict=True):
-            yield part.checkpoint_tensor(target)
+        if isinstance(self.weight, Fp8Matrix):
+            for part, first_row in zip(self.parts, itertools.accumulate(sizes, initial=0), strict=False):
+                index = (slice(part.start, part.start + part.size), slice(0, self.columns))
+                yield from self.weight.checkpoint_tensors(part.name, (part.total, self.columns), index, first_row)
+        else:
+            for part, target in zip(self.parts, self.weight.split(sizes), strict=True):
+                yield part.checkpoint_tensor(target)
         if self.bias is not None:
             for part, target in zip(self.parts, self.bias.split(sizes), strict=True):
                 yield part.checkpoint_tensor(target, "bias")
@@ -146,12 +147,21 @@ class ColumnParallelLinear(Layer):
 class RowParallelLinear(Layer):
     """`[T, in_features / ranks] -> [T, out_features]`, summed over the ranks."""
 
-    def __init__(self, name: str, in_features: int, out_features: int, tp: TensorParallel, bias: bool = False) -> None:
+    def __init__(
+        self,
+        name: str,
+        in_features: int,
+        out_features: int,
+        tp: TensorParallel,
+        bias: bool = False,
+        fp8: Fp8Weights | None = None,
+    ) -> None:
         super().__init__()
         self.tp = tp
         self.name = name
         self.columns = in_features // tp.size
-        self.weight = parameter(out_features, self.columns)
+        self.rows = out_features
+        self.weight = matrix(out_features, self.columns, fp8)
         self.bias = parameter(out_features) if bias else None
 
     def forward(self, x: Tensor) -> Tensor:
@@ -159,11 +169,15 @@ class RowParallelLinear(Layer):
         return y if self.bias is None else y + self.bias
 
     def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
-        rows, start = self.weight.shape[0], self.tp.rank * self.columns
-        index = (slice(None), slice(start, start + self.columns))
-        yield CheckpointTensor(f"{self.name}.weight", (rows, self.columns * self.tp.size), index, self.weight)
+        start = self.tp.rank * self.columns
+        shape = (self.rows, self.columns * self.tp.size)
+        index = (slice(0, self.rows), slice(start, start + self.columns))
+        if isinstance(self.weight, Fp8Matrix):
+            yield from self.weight.checkpoint_tensors(self.name, shape, index)
+        else:
+            yield CheckpointTensor(f"{self.name}.weight", shape, index, self.weight)
         if self.bias is not None:
-            yield CheckpointTensor(f"{self.name}.bias", (rows,), index[:1], self.bias)
+            yield CheckpointTensor(f"{self.name}.bias", shape[:1], index[:1], self.bias)
 
 
 def vocabulary_rows(name: str, vocab_size: int, tp: TensorParallel) -> Rows:

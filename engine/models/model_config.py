@@ -7,8 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from engine.models.json_file import Fields, read_json, shown
-from engine.models.json_file import ModelError as ModelError  # also imported from here
+from engine.json_file import Fields, read_json, shown
+from engine.json_file import ModelError as ModelError  # also imported from here
+from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts, read_sizes
+from engine.models.quantization import Fp8Weights, read_quantization
 
 Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama"]
 Dtype = Literal["float32", "bfloat16", "float16"]
@@ -25,17 +27,7 @@ _FIXED_VALUES: dict[str, Any] = {
     "mlp_bias": False,
     "use_sliding_window": False,
     "partial_rotary_factor": 1.0,
-    "quantization_config": None,
 }
-
-
-# Largest sizes that are read, far above those of any model.
-_MOST_LAYERS = 1024
-_MOST_HEADS = 1 << 14
-_MOST_HEAD_DIM = 1 << 14
-_MOST_WIDTH = 1 << 20
-_MOST_TOKENS = 1 << 24  # of the vocabulary, and of a sequence
-_MOST_EXPERTS = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -61,6 +53,7 @@ class ModelConfig:
         initializer_range: standard deviation of random weights.
         dtype: dtype of the checkpoint; `EngineConfig.dtype` may choose another one for the engine.
         eos_token_ids: tokens that end an answer; empty if the model has none.
+        fp8: float8 weights of attention's projections and of the MLPs; None: they are in `dtype`.
     """
 
     family: Family
@@ -86,6 +79,12 @@ class ModelConfig:
     norm_topk_prob: bool = False
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
+    fp8: Fp8Weights | None = None
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head of query and key is normed."""
+        return self.family in ("qwen3", "qwen3_moe")
 
     def has_experts(self, layer: int) -> bool:
         """Whether the MLP of a layer (counted from 0) is a mixture of experts."""
@@ -123,30 +122,17 @@ class ModelConfig:
         for key, supported in _FIXED_VALUES.items():
             if data.get(key, supported) not in (supported, None):
                 raise ModelError(f"config.json: {key}={shown(data[key])} is not supported, only {supported!r}")
-        hidden_size = fields.count("hidden_size", most=_MOST_WIDTH)
-        heads = fields.count("num_attention_heads", most=_MOST_HEADS)
-        kv_heads = fields.count("num_key_value_heads", heads, most=heads)
-        if heads % kv_heads:
-            raise ModelError(f"config.json: num_key_value_heads={kv_heads} does not divide {heads} heads")
-        positions = fields.count("max_position_embeddings", most=_MOST_TOKENS)
         return cls(
             family=family,
-            num_layers=fields.count("num_hidden_layers", most=_MOST_LAYERS),
-            hidden_size=hidden_size,
-            num_attention_heads=heads,
-            num_kv_heads=kv_heads,
-            head_dim=_head_dim(fields, 128 if family == "qwen3" else hidden_size // heads),
-            intermediate_size=fields.count("intermediate_size", most=_MOST_WIDTH),
-            vocab_size=fields.count("vocab_size", most=_MOST_TOKENS),
-            max_position_embeddings=positions,
+            **read_sizes(fields, 128 if family == "qwen3" else None)._asdict(),
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-30, most=1.0),
             rope_theta=_rope_theta(fields),
             rope_scaling=_rope_scaling(_rope(fields)),
-            tie_word_embeddings=fields.flag("tie_word_embeddings"),
             attention_bias=fields.flag("attention_bias"),
             dtype=_dtype_of(fields),
             initializer_range=fields.number("initializer_range", 0.02, least=0.0, most=1e3),
             eos_token_ids=_eos_token_ids(fields),
+            fp8=read_quantization(fields),
             **(_expert_fields(fields) if family == "qwen3_moe" else {}),
         )
 
@@ -161,21 +147,22 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
 
     The file states shapes only; all other values are those of the family's published models. The model has no EOS
     token, because a random one would end answers at random. The family is the optional field `family`; without it, the
-    family is guessed from `name`.
+    family is guessed from `name`, and for other names from `qk_norm`.
 
     Raises:
-        ModelError: a field is missing, the family is not supported, or the model has learned positions.
+        ModelError: a field is missing, the family is not supported, or the model has learned positions or windows.
     """
     fields = Fields(model, "model")
     family = model.get("family") or _guess_family(model)
     if family not in get_args(Family):
         raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
-    if positions := model.get("learned_positions"):
-        raise ModelError(f"learned_positions={positions} is not supported by the real engine; use engine=sim")
+    for key in ("learned_positions", "sliding_window"):
+        if model.get(key):
+            raise ModelError(f"{key}={model[key]} is not supported by the real engine; use engine=sim")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
     if family == "llama":
         rope = {"rope_type": "default", "rope_theta": 500_000.0}
-        if fields.count("max_position_embeddings", most=_MOST_TOKENS) > 8192:  # Llama 3.1 and later
+        if fields.count("max_position_embeddings", most=MOST_TOKENS) > 8192:  # Llama 3.1 and later
             scaling = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
             rope |= {"rope_type": "llama3", "original_max_position_embeddings": 8192, **scaling}
     config = {
@@ -205,7 +192,12 @@ def _guess_family(model: Mapping[str, Any]) -> str:
         return "llama"
     if "qwen2" in name:
         return "qwen2"
-    return "qwen3_moe" if model.get("num_experts") else "qwen3"
+    is_normed = model.get("qk_norm", True)
+    if not model.get("num_experts"):
+        return "qwen3" if is_normed else "llama"
+    if not is_normed:
+        raise ModelError("experts with qk_norm=false are not supported by the real engine; use engine=sim")
+    return "qwen3_moe"
 
 
 def check_folder(folder: Path) -> None:
@@ -224,16 +216,6 @@ def _family_of(fields: Fields) -> Family:
         if name in _ARCHITECTURES:
             return _ARCHITECTURES[name]
     raise ModelError(f"config.json: architecture {shown(names)} is not supported, only {', '.join(_ARCHITECTURES)}")
-
-
-def _head_dim(fields: Fields, default: int) -> int:
-    """Size of an attention head; even, because the rotary embedding turns pairs of elements."""
-    if (head_dim := fields.data.get("head_dim")) is None and default < 2:
-        raise ModelError("config.json: hidden_size leaves no two elements for each of num_attention_heads")
-    head_dim = fields.count("head_dim", default, least=2, most=_MOST_HEAD_DIM)
-    if head_dim % 2:
-        raise ModelError(f"config.json: head_dim={head_dim}: must be even")
-    return head_dim
 
 
 def _rope(fields: Fields) -> Fields:
@@ -261,7 +243,7 @@ def _rope_scaling(rope: Fields) -> Llama3RopeScaling | None:
         factor=rope.number("factor", least=1.0, most=1e6),
         low_freq_factor=low,
         high_freq_factor=high,
-        original_max_position_embeddings=rope.count("original_max_position_embeddings", most=_MOST_TOKENS),
+        original_max_position_embeddings=rope.count("original_max_position_embeddings", most=MOST_TOKENS),
     )
 
 
@@ -274,18 +256,16 @@ def _dtype_of(fields: Fields) -> Dtype:
 
 
 def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
-    return fields.counts("eos_token_id", most=_MOST_TOKENS, most_values=1000)
+    return fields.counts("eos_token_id", most=MOST_TOKENS, most_values=1000)
 
 
 def _expert_fields(fields: Fields) -> dict[str, Any]:
-    other_name = fields.data.get("num_experts") is None and fields.data.get("num_local_experts") is not None
-    name = "num_local_experts" if other_name else "num_experts"  # transformers 5 writes the first one
-    num_experts = fields.count(name, most=_MOST_EXPERTS)
+    num_experts, num_experts_per_token = read_num_experts(fields)
     return {
         "num_experts": num_experts,
-        "num_experts_per_token": fields.count("num_experts_per_tok", most=num_experts),
-        "moe_intermediate_size": fields.count("moe_intermediate_size", most=_MOST_WIDTH),
+        "num_experts_per_token": num_experts_per_token,
+        "moe_intermediate_size": fields.count("moe_intermediate_size", most=MOST_WIDTH),
         "norm_topk_prob": fields.flag("norm_topk_prob"),
-        "decoder_sparse_step": fields.count("decoder_sparse_step", 1, most=_MOST_LAYERS),
-        "mlp_only_layers": fields.counts("mlp_only_layers", most=_MOST_LAYERS, most_values=_MOST_LAYERS),
+        "decoder_sparse_step": fields.count("decoder_sparse_step", 1, most=MOST_LAYERS),
+        "mlp_only_layers": fields.counts("mlp_only_layers", most=MOST_LAYERS, most_values=MOST_LAYERS),
     }

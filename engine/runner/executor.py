@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -12,7 +13,8 @@ from engine.models import build_model
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig, ModelError
 from engine.models.parallel import TensorParallel
-from engine.models.weights import load_random, load_safetensors, pack_for_cpu
+from engine.models.quantization import chosen
+from engine.models.weights import dequantize_for_cpu, load_random, load_safetensors, pack_for_cpu
 from engine.runner import kv_cache
 from engine.runner.cuda_graphs import make_capture, uses_graphs
 from engine.runner.kv_quantization import measure_scales
@@ -32,7 +34,8 @@ class Rank:
         tp: the rank and its group; None for a single rank.
 
     Raises:
-        ModelError: the weights are missing or do not fit the shape, or the rank has no CUDA device.
+        ModelError: the weights are missing, do not fit the shape or have another format than `config.quantization`, or
+            the rank has no CUDA device.
         BackendUnavailableError: the configured attention backend cannot run here.
     """
 
@@ -43,6 +46,8 @@ class Rank:
         if config.device == "cuda" and tp.rank >= torch.cuda.device_count():
             count = torch.cuda.device_count()
             raise ModelError(f"device='cuda': rank {tp.rank} of {tp.size} has no device, torch finds {count}")
+        fp8 = chosen(model_config.fp8, config.quantization, is_random=config.load_format == "random")
+        model_config = replace(model_config, fp8=fp8)
         self._config = config
         self._tp = tp
         self._device = torch.device("cuda", tp.rank) if config.device == "cuda" else torch.device("cpu")
@@ -62,6 +67,7 @@ class Rank:
             raise ModelError("load_format='auto' needs a model folder; load_format='random' makes weights")
         else:
             load_safetensors(self._model, folder)
+        dequantize_for_cpu(self._model)
         pack_for_cpu(self._model)
         if config.kv_cache_dtype == "fp8":
             measure_scales(self._model, self._max_model_len, config.block_size, config.seed)

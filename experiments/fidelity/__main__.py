@@ -1,6 +1,7 @@
 """How far off is the simulator? Makes every table of docs/fidelity.md, from measured runs.
 
     python -m experiments.fidelity vllm --data ../shared/ground_truth        vLLM 0.19 on RTX PRO 6000, two models
+    python -m experiments.fidelity database --data ../shared/ground_truth    the same runs, by NVIDIA's operator times
     python -m experiments.fidelity distserve --data ../shared/ground_truth   an early vLLM on A100, four rates
     python -m experiments.fidelity cpu --traces ../shared/traces             our own engine on this machine
     python -m experiments.fidelity gpu --device h200                         our own engine on an H200
@@ -22,6 +23,7 @@ import os
 from pathlib import Path
 
 from experiments import ROOT
+from experiments.fidelity.database import database
 from experiments.fidelity.distserve import distserve
 from experiments.fidelity.lab import Lab
 from experiments.fidelity.own_engine import GPU_RATES, cpu, gpu
@@ -31,8 +33,9 @@ from harness.results.environment import cpu_model, slug
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=("vllm", "distserve", "cpu", "gpu"))
+    parser.add_argument("case", choices=("vllm", "database", "distserve", "cpu", "gpu"))
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth"))
+    parser.add_argument("--profile", default="aiconfigurator:rtx_pro_6000_server", help="database: as cost.profile")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--turns", type=int, default=20)
@@ -50,6 +53,8 @@ def main() -> None:
     lab = Lab(_name(args), keep=args.resume)
     if args.case == "vllm":
         vllm(lab, args.data)
+    elif args.case == "database":
+        database(lab, args.data, args.profile)
     elif args.case == "distserve":
         distserve(lab, args.data)
     elif args.case == "cpu":

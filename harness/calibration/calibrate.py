@@ -31,6 +31,7 @@ from harness.validation.simulation import load_run, simulation_config
 from simulator.costs.constants import Constant
 from simulator.costs.profiled import ProfiledCost
 
+_AT_LIMIT = 1e-3  # of a constant's range
 _PRIOR = 3e-3  # a constant one width from its default must reduce the misfit by this much
 
 
@@ -67,6 +68,7 @@ def fit_constants(
         fit = minimise(_with_prior(objective.misfit, _known(system, config.calibration)), constants, limit, report)
     before = objective.misfit({name: constant.default for name, constant in constants.items()})
     after = objective.misfit(fit.values)
+    limits = at_limits(constants, fit.values)
     document = {
         "constants": (dict(earlier.constants) if earlier else {}) | fit.values,
         "cost": system.cost.kind,
@@ -78,6 +80,7 @@ def fit_constants(
         "objective": {
             "minimised": f"{objective.what}, in quadrature with the prior of the constants",
             "widths": {name: constant.width for name, constant in constants.items()},
+            "at_limit": limits,
             "before": before,
             "after": after,
             "evaluations": fit.num_evaluations,
@@ -86,7 +89,7 @@ def fit_constants(
         "command": command,
     }
     fitted.write(output_dir / CALIBRATION, document)
-    _print(console, constants, fit)
+    _print(console, constants, fit, limits)
     text = f"\n{objective.what}: {before:.2%} before, {after:.2%} after {fit.num_evaluations} evaluations"
     console.print(Text(text), soft_wrap=True)
     console.print(f"constants: {output_dir / CALIBRATION}", highlight=False, soft_wrap=True)
@@ -180,14 +183,24 @@ def _progress(console: Console, limit: int, *, is_shown: bool) -> Iterator[Calla
         yield lambda count, best: bar.update(task, completed=count, best=f"lowest error {best:.3%}")
 
 
-def _print(console: Console, constants: Mapping[str, Constant], fit: Fit) -> None:
+def at_limits(constants: Mapping[str, Constant], values: Mapping[str, float]) -> dict[str, str]:
+    """The constants that ended within a thousandth of the range of a limit, each with the limit in words."""
+    found = {}
+    for name, (default, low, high, _) in constants.items():
+        for side, limit in (("lower", low), ("upper", high)):
+            if abs(values[name] - limit) < _AT_LIMIT * (high - low):
+                began = ", where the fit began" if abs(default - limit) < _AT_LIMIT * (high - low) else ""
+                found[name] = f"{side} limit {limit:g}{began}"
+    return found
+
+
+def _print(console: Console, constants: Mapping[str, Constant], fit: Fit, limits: Mapping[str, str]) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in ("constant", "before", "fitted", "limits"):
         table.add_column(name, justify="left" if name == "constant" else "right", no_wrap=True)
     for name, (default, low, high, _) in constants.items():
         table.add_row(name, f"{default:.4g}", f"{fit.values[name]:.4g}", f"{low:g} to {high:g}")
     console.print(table)
-    for name, (default, low, high, _) in constants.items():
-        distance = min(abs(fit.values[name] - limit) for limit in (low, high) if limit != default)
-        if distance < 1e-3 * (high - low):
-            console.print(Text(f"! {name} is at its limit", style="yellow"), soft_wrap=True)
+    for name, limit in limits.items():
+        text = f"! {name} is at its {limit}: the cost model has no value that fits better, or the run does not tell it"
+        console.print(Text(text, style="yellow"), soft_wrap=True)

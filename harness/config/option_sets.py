@@ -16,12 +16,13 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from pydantic import BaseModel
 
-from harness.config.system import RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.workload import FileTrace, ShareGptTrace
 
 _GROUP = "schema"
 # By name, with where the keys stand in a configuration.
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
+    "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),

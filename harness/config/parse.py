@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from engine.documents import DocumentError, read_yaml, yaml_text
+from harness.config.huggingface import resolve_model
 from harness.config.run import RunConfig
 from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
 from harness.errors import ConfigError
@@ -29,6 +30,8 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: missing; give it as {error.full_key}=...") from None
     except OmegaConfBaseException as error:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
+    if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
+        values = {**values, "model": resolve_model(model)}
     return _validated(values)
 
 
@@ -69,6 +72,8 @@ def _validated(values: Any) -> RunConfig:
 
 def explain_override(key: str) -> str | None:
     """One line about a dotted key that the schema lacks; None when it has the key, or the key is Hydra's own."""
+    if key == "model.config":
+        return "model.config: belongs to model=hf only"
     return None if key.split(".")[0] == "hydra" else unknown_key([RunConfig], key.split("."))
 
 

@@ -6,20 +6,32 @@ from pydantic import Field, model_validator
 
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
-from harness.config.system import CostConfig, DeviceConfig, EngineConfig, MetricsConfig, ModelConfig, SchedulerConfig
+from harness.config.system import (
+    CostConfig,
+    DeviceConfig,
+    EngineConfig,
+    MetricsConfig,
+    ModelConfig,
+    SchedulerConfig,
+    WeightFormat,
+)
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
+
+_REAL_FORMATS = ("none", "fp8", "fp8_block")
 
 
 class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
-    `max_model_len=None` takes the model's own limit; `results` are the folders that `task=report` compares."""
+    `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
+    folders that `task=report` compares."""
 
-    task: Literal["run", "report", "profile", "validate", "calibrate", "retime"] = "run"
+    task: Literal["run", "report", "profile", "import", "validate", "calibrate", "retime"] = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
     model: ModelConfig
+    quantization: WeightFormat | None = None
     device: DeviceConfig
     scheduler: SchedulerConfig
     cost: CostConfig
@@ -39,6 +51,11 @@ class RunConfig(ConfigModel):
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     retiming: RetimingConfig = RetimingConfig()
+
+    @property
+    def weight_format(self) -> WeightFormat:
+        """The format of the weights of attention and MLPs."""
+        return self.quantization or self.model.quantization
 
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
@@ -89,6 +106,23 @@ class RunConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
+    def _check_quantization(self) -> Self:
+        if self.weight_format == "mxfp4" and not self.model.num_experts:
+            raise ValueError(
+                f"quantization=mxfp4: quantises experts only, and {self.model.name} has none; use fp8, int4 or nvfp4"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_real_quantization(self) -> Self:
+        if self.engine.kind != "sim" and self.weight_format not in _REAL_FORMATS:
+            raise ValueError(
+                f"quantization={self.weight_format}: engine={self.engine.kind} has {', '.join(_REAL_FORMATS)}; use one "
+                "of these or engine=sim"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _check_results(self) -> Self:
         if self.task == "report" and not self.results:
             raise ValueError(
@@ -102,8 +136,14 @@ class RunConfig(ConfigModel):
     def _check_profile(self) -> Self:
         if self.task == "profile" and self.engine.kind == "sim":
             raise ValueError("engine=sim: task=profile measures the real engine; use engine=cpu or engine=gpu")
-        if self.task != "profile" and (key := _changed(self.profile)):
-            raise ValueError(f"profile.{key}: read by task=profile only; a simulation reads a profile as cost.profile")
+        if self.task == "import" and ":" not in (getattr(self.cost, "profile", None) or ""):
+            raise ValueError(
+                "cost.profile: task=import needs a profile that another tool measured, such as "
+                "cost=profiled cost.profile=aiconfigurator:h100_sxm"
+            )
+        but = "out" if self.task == "import" else None
+        if self.task != "profile" and (key := _changed(self.profile, but=but)):
+            raise ValueError(f"profile.{key}: task={self.task} does not read it; a simulation reads cost.profile")
         return self
 
     @model_validator(mode="after")

@@ -14,6 +14,8 @@ from harness.config.base import (
 )
 
 Dtype = Literal["float32", "bfloat16", "float16"]
+WeightFormat = Literal["none", "fp8", "fp8_block", "int8", "int4", "nvfp4", "mxfp4"]
+AUTO = "auto"  # as cost.profile: the profile of the run's model and device that comes with the project
 
 
 class SimEngine(ConfigModel):
@@ -24,6 +26,8 @@ class SimEngine(ConfigModel):
         cache_outputs: blocks of generated tokens enter the prefix cache, as in the real engine; slower.
         kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (fp8).
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
+        memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
+            (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0).
     """
 
     kind: Literal["sim"] = "sim"
@@ -31,6 +35,7 @@ class SimEngine(ConfigModel):
     cache_outputs: bool = False
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
+    memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] = "vllm"
 
 
 class RealEngineConfig(ConfigModel, ExecutionOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
@@ -73,9 +78,19 @@ EngineConfig = Annotated[SimEngine | GpuEngine | CpuEngine, Field(discriminator=
 class ModelConfig(ConfigModel):
     """Shape of a decoder-only transformer with grouped-query attention and a gated MLP, dense or mixture of experts.
 
-    Sizes are counts of elements; `num_experts=0` means a dense MLP of `intermediate_size`, and with experts every
-    layer's MLP is `num_experts` gated MLPs of `moe_intermediate_size`. Weights and KV cache are both in `dtype`.
-    `learned_positions` is the length of a table of position embeddings; only the simulator knows such models.
+    Sizes are counts of elements.
+
+    Attributes:
+        dtype: of weights, activations and KV cache.
+        num_experts: 0 means a dense MLP of intermediate_size; with experts every layer's MLP is this many gated MLPs.
+        num_experts_per_token: experts that a token uses.
+        moe_intermediate_size: width of an expert.
+        learned_positions: length of a table of position embeddings; in simulation only.
+        sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
+        num_sliding_layers: layers that attend to sliding_window tokens.
+        qk_norm: whether each head of query and key is normed.
+        quantization: format of the published weights (simulator/quantization.py); the top-level key of that name can
+            ask for another one.
     """
 
     name: Text
@@ -93,6 +108,10 @@ class ModelConfig(ConfigModel):
     num_experts_per_token: Annotated[int, within("num_experts_per_token")] = 0
     moe_intermediate_size: Annotated[int, within("moe_intermediate_size")] = 0
     learned_positions: Annotated[int, within("learned_positions")] = 0
+    sliding_window: Annotated[int, within("sliding_window")] = 0
+    num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
+    qk_norm: bool = False
+    quantization: WeightFormat = "none"
 
     @property
     def dtype_bytes(self) -> int:
@@ -121,27 +140,40 @@ class ModelConfig(ConfigModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_windows(self) -> Self:
+        if bool(self.sliding_window) != bool(self.num_sliding_layers) or self.num_sliding_layers > self.num_layers:
+            raise ValueError(
+                f"num_sliding_layers={self.num_sliding_layers}: must be from 1 to num_layers={self.num_layers} with a "
+                "sliding_window, and 0 without"
+            )
+        return self
+
 
 class DeviceConfig(ConfigModel):
     """One accelerator (or CPU) and its link to its peers.
 
     `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
-    bytes/s; `flops` in dense floating-point operations/s by format (bf16 also prices float16; fp8 only where the
-    device has it). The efficiencies are the fractions of the datasheet rates that kernels reach; `link_latency_s`
-    is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step. `multiprocessors` is how
-    many streaming multiprocessors a GPU has, for imported profiles whose attention times depend on it.
+    bytes/s; `flops` in dense operations/s by format (bf16 also prices float16; fp8, int8 and fp4 only where the device
+    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach;
+    `link_latency_s` is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
+    `multiprocessors` is how many streaming multiprocessors a GPU has, for imported profiles whose attention times
+    depend on it.
+    `aiconfigurator_system` is the device's name in NVIDIA's database of operator times, from which the profiles that
+    come with the project are compiled; null where it is not in there.
     """
 
     name: Text
     memory_bytes: Annotated[int, within("memory_bytes")]
     memory_bandwidth: Annotated[float, within("memory_bandwidth")]
-    flops: dict[Literal["bf16", "fp8", "fp32"], Annotated[float, within("flops")]]
+    flops: dict[Literal["bf16", "fp8", "int8", "fp4", "fp32"], Annotated[float, within("flops")]]
     memory_efficiency: Annotated[float, within("memory_efficiency")]
     flops_efficiency: Annotated[float, within("flops_efficiency")]
     link_bandwidth: Annotated[float, within("link_bandwidth")]
     link_latency_s: Annotated[float, within("link_latency_s")]
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
+    aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:
@@ -162,20 +194,27 @@ class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # f
 
 
 class RooflineCost(ConfigModel):
-    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file."""
+    """Step times from the device's datasheet rates and efficiencies, or from those in a `calibration` file, which may
+    be of another device only with `other_device`."""
 
     kind: Literal["roofline"] = "roofline"
     calibration: Text | None = None
+    other_device: bool = False
 
 
 class ProfiledCost(ConfigModel):
-    """Step times from measured kernel times; `profile` is the profile's folder, or `<tool>:<folder>` for one that
-    another tool measured; `calibration` a file with fitted constants. `statistic=mean` prices decode steps at their
-    mean, which is what latencies add up; `median` prices all steps at their median."""
+    """Step times from measured kernel times.
+
+    `profile` is the profile's folder, `<tool>:<folder>` for one that another tool measured, or "auto" for one that
+    comes with the project; where none does, `roofline` prices. `calibration` is a file with fitted constants,
+    `other_device` as for roofline. `statistic=mean` prices decode steps at their mean, which is what latencies add up;
+    `median` prices all steps at their median.
+    """
 
     kind: Literal["profiled"] = "profiled"
-    profile: Text
+    profile: Text = AUTO
     calibration: Text | None = None
+    other_device: bool = False
     statistic: Literal["mean", "median"] = "mean"
 
 
@@ -185,6 +224,7 @@ class LinearCost(ConfigModel):
 
     kind: Literal["linear"] = "linear"
     calibration: Text | None = None
+    other_device: bool = False
 
 
 CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]

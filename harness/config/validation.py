@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from harness.config.base import ConfigModel, PositiveFloat, Text, within
+from harness.config.base import ConfigModel, Fraction, PositiveFloat, Text, within
 
 Part = Literal["all", "first_half", "second_half"]
 LatencyFrom = Literal["arrival", "queued"]
@@ -19,6 +19,9 @@ class ValidationConfig(ConfigModel):
     `score` selects the requests to compare, by order of arrival. `step_times=median` computes the run's latencies as if
     each step had taken the median of its executions. `latency_from` is where TTFT and E2EL start: at the arrival, or
     when the scheduler first saw the request.
+
+    For public measurements (`inferencex:`): `select` has the values that columns of the file must have; each client
+    sends `requests_per_client` requests, with lengths drawn from `length_ratio` times the stated length to that length.
     """
 
     measured: Text | None = None
@@ -28,6 +31,9 @@ class ValidationConfig(ConfigModel):
     score: Part = "all"
     step_times: Literal["measured", "median"] = "measured"
     latency_from: LatencyFrom = "arrival"
+    select: dict[str, str] = {}
+    length_ratio: Fraction = 0.8
+    requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
 
 
 class RetimingConfig(ConfigModel):

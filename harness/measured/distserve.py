@@ -59,7 +59,10 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         trace=trace_of(path.stem, str(path), requests),
         requests=requests,
         series=series_table({}),
-        notes=("queue times, preemptions, cache hits and the state over time are not in this format",),
+        notes=(
+            "queue times, preemptions, cache hits and the state over time are not in this format",
+            "the record does not tell which GPUs served it: data or expert parallelism would go unnoticed",
+        ),
     )
 
 

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from harness.errors import MeasuredRunError
+from harness.measured.logged_pool import logged_pool
 from harness.measured.measured_run import (
     MAX_SPAN_S,
     MeasuredRun,
@@ -30,6 +31,7 @@ from harness.measured.measured_run import (
     series_table,
     trace_of,
 )
+from harness.measured.parallelism import check_parallelism
 from harness.measured.records import check_lengths, number_columns, read_json, read_json_lines, read_text
 
 _FIELDS = (
@@ -67,6 +69,8 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     meta = read_json(path / "meta.json")
     if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs") or {}, dict):
         raise MeasuredRunError(f"{path / 'meta.json'}: it, or engine_kwargs in it, is not a JSON object")
+    settings = {"model": meta.get("model"), **(meta.get("engine_kwargs") or {})}
+    check_parallelism(path / "meta.json", settings)
     tokens = None if workload is None else _tokens(workload, requests)
     notes = [f"clocks: engine - client = {offset:.6f} s, the least queued_ts - arrival_time of all requests"]
     if tokens is None:
@@ -80,8 +84,9 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         trace=trace_of(path.name, str(path), requests, tokens),
         requests=requests,
         series=series,
-        settings={"model": meta.get("model"), **(meta.get("engine_kwargs") or {})},
+        settings=settings,
         notes=(*notes, *more),
+        kv_tokens=logged_pool(settings, list(path.glob("*.log"))),
     )
 
 

@@ -24,6 +24,8 @@ TIMES = ("arrival_time", "queued_time", "first_scheduled_time", "first_token_tim
 _SERIES = ("num_running", "num_waiting", "kv_cache_usage")
 _CHUNK = 1 << 20
 MAX_SPAN_S = 1e9  # of a run: 31 years
+# Unix times of this century are multiples of 2.4e-7 s; adding and subtracting them may be off by two of these.
+_CLOCK_S = 2 * float(np.spacing(1.8e9))
 _NS_DIGITS = 9  # times in s are exact to the ns: rounding keeps equal times equal after arithmetic
 
 
@@ -46,6 +48,7 @@ class MeasuredRun:
         settings: settings of the engine that the format records.
         notes: what a reader of the comparison must know.
         own: configuration and tables of a run of this project's own engine; None for other engines.
+        kv_tokens: tokens that the KV pool of another engine's run held, where its record tells.
     """
 
     kind: str
@@ -58,6 +61,7 @@ class MeasuredRun:
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     own: OwnRun | None = None
+    kv_tokens: int | None = None
 
     def data_sha256(self) -> str:
         """Hash of the files that the requests were read from."""
@@ -105,7 +109,8 @@ def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
     """Assemble `MeasuredRun.requests` from columns with times in s from any origin and requests in any order.
 
     `arrival_time`, `first_token_time`, `finish_time`, `num_prompt_tokens` and `num_output_tokens` are required. The
-    returned rows are in order of arrival; `row` is their position in the input.
+    returned rows are in order of arrival; `row` is their position in the input. A time that precedes the one before it
+    by no more than the resolution of a log's clock is that time.
     """
     arrival = np.asarray(columns["arrival_time"], dtype=np.float64)
     order = np.argsort(arrival, kind="stable")
@@ -114,12 +119,22 @@ def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:
     for name in TIMES:
         values = np.asarray(columns.get(name, np.full(len(order), np.nan)), dtype=np.float64)
         table[name] = (values - arrival[order[0]])[order].round(_NS_DIGITS)
+    _absorb_rounding(table)
     for name in ("num_prompt_tokens", "num_output_tokens"):
         table[name] = np.asarray(columns[name], dtype=np.int64)[order]
     table["num_requested_tokens"] = table["num_output_tokens"]
     for name in ("num_cached_tokens", "num_preemptions"):
         table[name] = np.asarray(columns.get(name, np.full(len(order), np.nan)), dtype=np.float64)[order]
     return with_latencies(table, "arrival")
+
+
+def _absorb_rounding(table: pd.DataFrame) -> None:
+    """Lift times that precede the known one before them by rounding alone, in place."""
+    before = table[TIMES[0]]
+    for name in TIMES[1:]:
+        is_rounded = (table[name] < before) & (before - table[name] <= _CLOCK_S)
+        table[name] = table[name].where(~is_rounded, before)
+        before = table[name].fillna(before)
 
 
 def with_latencies(requests: pd.DataFrame, latency_from: str) -> pd.DataFrame:

@@ -218,7 +218,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         trace=_trace(path, config, requests, rows, len(result.requests)),
         requests=requests,
         series=_series(result.steps, result.num_blocks, float(arrival.min())),
-        settings={"model": config.model.name, "num_blocks": result.num_blocks},
+        settings={"model": config.model.name, "quantization": config.weight_format, "num_blocks": result.num_blocks},
         notes=tuple(notes),
         own=OwnRun(config, result, rows),
     )

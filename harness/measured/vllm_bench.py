@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from harness.errors import MeasuredRunError
+from harness.measured.logged_pool import logged_pool
 from harness.measured.measured_run import (
     MeasuredRun,
     check_order,
@@ -24,11 +25,20 @@ from harness.measured.measured_run import (
     series_table,
     trace_of,
 )
+from harness.measured.parallelism import check_parallelism
 from harness.measured.records import as_number, check_lengths, number_columns, read_json
 from harness.results.tables import Floats
 
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
-_SETTINGS = ("model_id", "tokenizer_id", "request_rate", "burstiness", "max_concurrency", "num_prompts")
+_SETTINGS = (
+    "model_id",
+    "tokenizer_id",
+    "request_rate",
+    "burstiness",
+    "max_concurrency",
+    "num_prompts",
+    "tensor_parallel_size",
+)
 
 
 def read(path: Path, workload: Path | None) -> MeasuredRun:
@@ -42,6 +52,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     document = read_json(path)
     if not isinstance(document, dict):
         raise MeasuredRunError(f"{path}: not a JSON object, as `vllm bench serve` writes")
+    check_parallelism(path, document)  # what --metadata key=value adds
     details = _details(path, document)
     number_fields = ("input_lens", "output_lens", "ttfts", "start_times")
     records = [
@@ -65,6 +76,8 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     at_once = _count_at_once(path, fields["output_lens"], details["itls"])
     if at_once:
         notes.append(f"{at_once} requests with several output tokens came in one piece: their TPOT counts as 0")
+    if "tensor_parallel_size" not in document:
+        notes.append("the record does not tell which GPUs served it: data or expert parallelism would go unnoticed")
     if document.get("max_concurrency"):
         notes.append(f"the client held requests back (max_concurrency={document['max_concurrency']})")
     return MeasuredRun(
@@ -77,6 +90,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         series=series_table({}),
         settings={key: document[key] for key in _SETTINGS if key in document},
         notes=tuple(notes),
+        kv_tokens=logged_pool(document, [log] if (log := path.with_suffix(".log")).is_file() else []),
     )
 
 

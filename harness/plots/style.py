@@ -118,9 +118,9 @@ def comparison_subtitle(runs: pd.DataFrame, *notes: str) -> str:
         else "all MEASURED"
     )
     parts = [f"{len(alive)} run{'s' if len(alive) != 1 else ''}, {kinds}"]
-    for key in ("model", "device", "trace", "arrival", "policy"):
+    for key in ("model", "quantization", "device", "trace", "arrival", "policy"):
         values = alive[key].dropna().unique() if key in alive else np.array([])
-        if len(values) == 1:
+        if len(values) == 1 and values[0] != "none":
             parts.append(f"{key} {values[0]}")
     for status, word in (("failed", "failed, not drawn"), ("interrupted", "interrupted before the end")):
         count = int((runs["status"] == status).sum())

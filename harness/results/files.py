@@ -32,7 +32,10 @@ RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated"}, {"block_size", "num_blocks"}
 _NESTED = {"trace_file", "bad_rows", "notes", "config", "environment"}
-_TEXTS = {"engine", "model", "device", "trace", "trace_source", "arrival", "policy", "kv_pool", "ended_early"}
+_TEXTS = {
+    "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
+    "kv_pool", "ended_early",
+}  # fmt: skip
 
 
 def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> None:

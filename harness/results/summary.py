@@ -27,6 +27,8 @@ def _headline(summary: Mapping[str, Any]) -> Text:
     simulated = summary["simulated"]
     kind = ("SIMULATED", "bold cyan") if simulated else ("MEASURED", "bold green")
     known = [str(summary[key]) for key in ("model", "device", "trace", "arrival", "policy") if summary.get(key)]
+    if summary.get("quantization") not in (None, "none"):
+        known.insert(1, f"{summary['quantization']} weights")
     blocks = f"{summary['num_blocks']:,} blocks of {summary['block_size']}"
     text = Text.assemble(kind, f"  {' · '.join([*known, blocks])}")
     if not summary["complete"]:

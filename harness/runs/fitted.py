@@ -5,7 +5,8 @@ cost          the cost model to which the constants belong
 fitted_on     the measured run, hashes of its data and of its requests' lengths, part, number of requests and of steps;
               the simulated model, device, profile and number of ranks
 kept          `fitted_on` of earlier fits whose constants were kept
-objective     what was minimised, its value before and after, number of evaluations; widths of the constants
+objective     what was minimised, its value before and after, number of evaluations; widths of the constants, and which
+              of them ended at a limit
 date, command
 """
 
@@ -74,6 +75,16 @@ class Calibration:
                 what = ", ".join(f"{name}={value}" for name, value in here.items())
                 lines.append(f"{self.path}: fitted with {there}; simulated here: {what}")
         return lines
+
+    def check_device(self, device: str) -> None:
+        """Raises ConfigError where a constant was fitted on another device, of whose machine it is a correction."""
+        for data in self._fits:
+            if "device" in data and not same_setting("device", data["device"], device):
+                raise ConfigError(
+                    f"cost.calibration={str(self.path)!r}: fitted on {data['device']}, simulated is {device}; fitted "
+                    "constants correct one machine, and on another may be worse than none: fit there (task=calibrate), "
+                    "leave them out, or take them with cost.other_device=true"
+                )
 
     def check(self, kind: str, known: Iterable[str]) -> None:
         """Raises ConfigError unless it belongs to the cost model `kind`, which has constants of the names `known`, and
@@ -155,4 +166,6 @@ def _plain(name: str, value: Any) -> Any:
         return _DTYPES.get(dtype, dtype)
     if name == "kv_cache_dtype":  # fp8_e4m3 and fp8_e5m2 take as much memory as fp8; any other value is the model's own
         return str(value).startswith("fp8")
+    if name == "quantization":  # a log of vLLM calls both fp8
+        return str(value).removesuffix("_block")
     return value

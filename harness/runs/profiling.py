@@ -66,7 +66,7 @@ def _job(config: RunConfig, setup: Setup) -> Job:
     return Job(
         engine=setup.engine,
         model_config=setup.model,
-        shape=model_shape(config.model, setup.engine.kv_cache_dtype),
+        shape=model_shape(config.model, config.weight_format, setup.engine.kv_cache_dtype),
         weights=setup.weights,
         temperature=setup.temperature,
         num_threads=setup.num_threads,
@@ -91,9 +91,8 @@ def _check_overwrite(config: RunConfig, folder: Path) -> None:
     ):
         return
     try:
-        check_fits(
-            load_profile(folder), model_shape(config.model, config.engine.kv_cache_dtype), config.tensor_parallel_size
-        )
+        shape = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+        check_fits(load_profile(folder), shape, config.tensor_parallel_size)
     except ProfileError as error:
         raise ConfigError(
             f"profile.out={str(folder)!r}: holds another profile ({error}); choose another folder or "

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from engine.core.sequence import Request
-from engine.engine_config import EngineConfig, ExecutionOptions
+from engine.engine_config import EngineConfig, ExecutionOptions, Quantized
 from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
@@ -163,6 +163,7 @@ def resolve_real(config: RunConfig) -> Setup:
     engine = EngineConfig(
         device="cuda" if settings.kind == "gpu" else "cpu",
         dtype=config.model.dtype,
+        quantization=_weight_format(config),
         block_size=config.block_size,
         num_blocks=config.num_blocks,
         gpu_memory_utilization=config.gpu_memory_utilization,
@@ -189,6 +190,12 @@ def resolve_real(config: RunConfig) -> Setup:
     )
 
 
+def _weight_format(config: RunConfig) -> Quantized:
+    name = config.weight_format
+    assert name == "none" or name == "fp8" or name == "fp8_block", "the configuration refuses other formats"
+    return name
+
+
 def _name(engine: EngineConfig) -> str:
     return "engine=gpu" if engine.device == "cuda" else "engine=cpu"
 
@@ -199,15 +206,19 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
         _check_sizes(config.model, settings.weights, model)
         return model
     if settings.kind == "cpu":
-        _check_memory(model_shape(config.model))
+        # On the CPU, float8 weights are kept in the model's dtype.
+        _check_memory(model_shape(config.model, "none", settings.kv_cache_dtype))
     return ModelConfig.from_shape(config.model.model_dump())
+
+
+# Values of keys that only simulated models have otherwise.
+_SIMULATED_ONLY = {"learned_positions": 0, "sliding_window": 0, "num_sliding_layers": 0}
 
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
-    ours = configured.model_dump(exclude={"name", "dtype"})
-    known = {name: getattr(model, name) for name in ours if name != "learned_positions"}  # it has no such models
-    known["learned_positions"] = 0
+    ours = configured.model_dump(exclude={"name", "dtype", "quantization"})
+    known = {name: getattr(model, name) for name in ours if name not in _SIMULATED_ONLY} | _SIMULATED_ONLY
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:
         what = ", ".join(f"{name} is {value} and not {ours[name]}" for name, value in theirs.items())

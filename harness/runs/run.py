@@ -182,6 +182,8 @@ def _collect(
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
         "model": config.model.name,
+        "quantization": config.weight_format,
+        "kv_cache_dtype": config.engine.kv_cache_dtype,
         "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
         "trace": trace.name,

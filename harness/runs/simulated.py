@@ -98,7 +98,8 @@ class SimulatedEngine:
         """Why the step times may be wrong, a line each: constants that were fitted to another system, settings that the
         profile was not measured with, and steps beyond the ranges of the profile."""
         system = self._system
-        found = system.calibration.other_systems(system.fitted_for()) if system.calibration else []
+        found = list(system.notes)
+        found += system.calibration.other_systems(system.fitted_for()) if system.calibration else []
         if not isinstance(self._cost, ProfiledCost):
             return found
         found += differences(self._cost.profile, system.model, system.device, system.block_size)

@@ -10,6 +10,8 @@ from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
+from harness.config.system import AUTO
+from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
@@ -17,11 +19,14 @@ from simulator.costs import linear, profiled
 from simulator.costs.constants import Constant, profiled_constants
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import Device, DeviceTooSmallError, KVPool, ModelShape, size_kv_pool
+from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
+from simulator.memory import DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
 from simulator.quantities import MAX_BLOCKS, RANGES
+from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,6 +43,7 @@ class System:
         cost: which cost model prices the steps.
         profile: the measured times for it, None without any.
         calibration: the fitted constants of that cost model, None without any.
+        notes: what a reader of the results must know about the cost model.
     """
 
     model: ModelShape
@@ -53,11 +59,13 @@ class System:
     cost: CostConfig
     profile: Profile | None = None
     calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
 
     def fitted_for(self) -> dict[str, Any]:
         """What the fitted constants of a cost model hold for."""
         return {
             "model": self.model.name,
+            "quantization": self.model.quantization.name,
             "device": self.device.name,
             "profile": getattr(self.cost, "profile", None),
             "statistic": getattr(self.cost, "statistic", None),
@@ -118,7 +126,12 @@ class System:
         of_means = cost.statistic == "mean"
         with _errors_of(cost):
             model = profiled.ProfiledCost(
-                self.profile, self.model, self.tensor_parallel_size, values, of_means=of_means
+                self.profile,
+                self.model,
+                self.tensor_parallel_size,
+                values,
+                of_means=of_means,
+                is_async=self.scheduler.async_scheduling,
             )
             check_units(self.profile, self.model, self.device)
         return model
@@ -137,10 +150,12 @@ def resolve(config: RunConfig) -> System:
     """The system that `config` simulates; its profile and its calibration file are read here.
 
     Raises:
-        ConfigError: the model does not fit on the device, or the profile or the calibration file cannot be used.
+        ConfigError: the model does not fit on the device, the device has no arithmetic for its weights, or the profile
+            or the calibration file cannot be used.
     """
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
-    model, device = model_shape(config.model, config.engine.kv_cache_dtype), device_rates(config.device)
+    model = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+    device = device_rates(config.device)
     system = System(
         model=model,
         device=device,
@@ -155,22 +170,53 @@ def resolve(config: RunConfig) -> System:
         cost=config.cost,
     )
     if isinstance(config.cost, ProfiledCost):
-        with _errors_of(config.cost):
-            profile = open_profile(config.cost.profile, model, config.tensor_parallel_size, config.max_num_seqs, device)
-        system = replace(system, profile=profile)
+        system = _with_profile(system, config.cost)
+    _check_arithmetic(system)
     if config.cost.calibration is None:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
-    calibration.check(config.cost.kind, system.constants())
+    calibration.check(system.cost.kind, system.constants())
+    if not config.cost.other_device:
+        calibration.check_device(system.device.name)
     return replace(system, calibration=calibration)
 
 
-def model_shape(model: ModelConfig, kv_cache_dtype: str = "auto") -> ModelShape:
-    """A model of the configuration as the simulator sees it."""
+def _with_profile(system: System, cost: ProfiledCost) -> System:
+    """`system` with its profile; with `profile=auto` and none in the project, priced by the roofline instead."""
+    model, device, ranks = system.model, system.device, system.tensor_parallel_size
+    with _errors_of(cost):
+        if cost.profile != AUTO:
+            profile = open_profile(cost.profile, model, ranks, system.max_num_seqs, device)
+            return replace(system, profile=profile)
+        gpu = device.aiconfigurator_system
+        found = find_profile(gpu, model, ranks, system.max_num_seqs) if gpu else None
+    if found is not None:
+        return replace(system, profile=found)
+    note = (
+        f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
+        "project: step times are from the roofline of the device's rates"
+    )
+    return replace(system, cost=RooflineConfig(), notes=(note,))
+
+
+def _check_arithmetic(system: System) -> None:
+    """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
+    if system.cost.kind == "profiled":
+        return
+    try:
+        for quantization in (system.model.attention_quantization, system.model.quantization):
+            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+    except UnsupportedQuantizationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: str) -> ModelShape:
+    """A model of the configuration, with weights of a format, as the simulator sees it."""
     fields = model.model_dump() | {
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
         "kv_dtype_bytes": 1 if kv_cache_dtype == "fp8" else None,
+        "quantization": QUANTIZATIONS[weight_format],
     }
     return ModelShape(**fields)
 
@@ -185,6 +231,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
     if config.num_blocks is not None:
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         return KVPool(config.num_blocks, config.block_size, block_bytes)
+    assert isinstance(config.engine, SimEngine), "the other engines are measured"
     try:
         pool = size_kv_pool(
             model,
@@ -194,6 +241,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
             gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
+            memory_account=config.engine.memory_account,
         )
     except DeviceTooSmallError as error:
         raise ConfigError(f"device={config.device.name}: {error}") from error

@@ -14,7 +14,7 @@ from harness.measured.measured_run import with_latencies
 from harness.measured.own_run import SAMPLES, sample_steps
 from harness.results.tables import Floats, Ints, RunResult
 from harness.runs.fitted import Calibration
-from harness.validation.metrics import align, comparison, part_of, statistics
+from harness.validation.metrics import align, comparison, part_of, statistics, with_request_errors
 from harness.validation.simulation import simulated_requests
 from harness.validation.steps import StepReplay
 
@@ -84,6 +84,7 @@ def compare(
     others = [statistics(table) for table in tables[1:]]
     are_parts = settings.step_times == "median"
     errors = comparison(statistics(measured), statistics(scored), others, are_parts=are_parts)
+    errors = with_request_errors(errors, measured, scored, tables[1:])
     measured_levels = _levels(run)
     if settings.score != "all":
         first, last = measured["arrival_time"].min(), measured["arrival_time"].max()

@@ -12,6 +12,8 @@ from harness.config.validation import Part
 from harness.results.metrics import LATENCIES
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
+PER_REQUEST = ("ttft", "e2el")  # latencies whose error is also taken request by request
+REQUEST_STATISTICS = ("request_mape", "request_p99")  # mean and 99th percentile of each request's absolute error
 UNITS = {
     **dict.fromkeys(LATENCIES, "ms"),
     "duration": "s",
@@ -78,6 +80,39 @@ def comparison(
             }
         )
     return pd.DataFrame(rows)
+
+
+def with_request_errors(
+    errors: pd.DataFrame, measured: pd.DataFrame, simulated: pd.DataFrame, repeats: Sequence[pd.DataFrame] = ()
+) -> pd.DataFrame:
+    """`errors`, as of `comparison`, with the rows `REQUEST_STATISTICS` after those of each latency of `PER_REQUEST`.
+
+    Their error_pct is of the absolute errors of single requests, of which aggregates compensate many; their
+    noise_floor_pct is the largest of the same between a repeat and `measured`. The tables have the same requests in the
+    same order, as `MeasuredRun.requests`.
+    """
+    groups = []
+    for metric, rows in errors.groupby("metric", sort=False):
+        groups.append(rows)
+        if metric in PER_REQUEST:
+            found, *others = (_request_errors(measured, each, str(metric)) for each in (simulated, *repeats))
+            noise = np.max(others, axis=0) if others else np.full(len(found), math.nan)
+            names = {"metric": metric, "unit": UNITS[str(metric)], "measured": math.nan, "simulated": math.nan}
+            for statistic, error, floor in zip(REQUEST_STATISTICS, found, noise.tolist(), strict=True):
+                values = {**names, "statistic": statistic, "error_pct": error, "noise_floor_pct": floor}
+                groups.append(pd.DataFrame([values])[errors.columns])
+    return pd.concat(groups, ignore_index=True)
+
+
+def _request_errors(measured: pd.DataFrame, other: pd.DataFrame, metric: str) -> list[float]:
+    """`REQUEST_STATISTICS` of a latency over the requests that finished in both tables, in percent."""
+    reference, value = (table[metric].to_numpy(dtype=np.float64) for table in (measured, other))
+    finished = [(table["status"] == "finished").to_numpy() for table in (measured, other)]
+    known = finished[0] & finished[1] & (reference > 0) & ~np.isnan(value)
+    if not known.any():
+        return [math.nan, math.nan]
+    errors = 100 * np.abs(value[known] / reference[known] - 1)
+    return [float(errors.mean()), float(np.percentile(errors, 99))]
 
 
 def align(measured: pd.DataFrame, simulated: pd.DataFrame) -> dict[str, dict[str, float]]:

@@ -18,6 +18,7 @@ from harness.results.files import ERRORS, VALIDATION, write_whole
 from harness.results.metrics import LATENCIES, json_ready
 from harness.validation.comparison import Validation
 
+_STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}
 _SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")
 
 
@@ -104,7 +105,7 @@ def _error_table(errors: pd.DataFrame) -> Table:
             table.add_row()
         name = "" if metric == last else _label(metric, row["unit"])
         last = metric
-        statistic = {"median": "p50", "total": ""}.get(statistic, statistic)
+        statistic = _STATISTICS.get(statistic, statistic)
         cells = [_value(metric, row["measured"]), _value(metric, row["simulated"]), _error(row["error_pct"])]
         table.add_row(name, statistic, *cells, *([_unsigned(row["noise_floor_pct"])] if repeated else []))
     return table

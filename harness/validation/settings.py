@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harness.results.environment import cpu_with_threads
 from harness.runs.fitted import same_setting
 from simulator.profile.profile import Profile
+from simulator.quantization import QUANTIZATIONS
 
 if TYPE_CHECKING:
     from harness.config import RunConfig
@@ -20,6 +21,7 @@ def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[s
     simulated = {
         "model": config.model.name,
         "dtype": config.model.dtype,
+        "quantization": config.weight_format,
         "kv_cache_dtype": config.engine.kv_cache_dtype,
         "max_model_len": config.max_model_len or config.model.max_position_embeddings,
         **{name: getattr(config, name) for name in _TOP_LEVEL},
@@ -27,6 +29,8 @@ def different_settings(settings: Mapping[str, Any], config: RunConfig) -> list[s
     recorded = {"model": settings.get("model_id"), **settings}
     if recorded.get("dtype") == "auto":  # the dtype of the checkpoint, which is not recorded
         del recorded["dtype"]
+    if recorded.get("quantization") not in QUANTIZATIONS:  # such as compressed-tensors, which has several formats
+        recorded["quantization"] = None
     return [
         f"{name}={value} simulated, {recorded[name]} measured"
         for name, value in simulated.items()

@@ -9,10 +9,13 @@ import pandas as pd
 
 from harness.config import RunConfig, TraceArrival
 from harness.config.validation import LatencyFrom, ValidationConfig
-from harness.errors import MeasuredRunError
+from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.measured.own_run import with_retimed
+from harness.runs.system import resolve
+
+_POOL_TOLERANCE_PCT = 1.0
 
 
 def load_run(settings: ValidationConfig) -> MeasuredRun:
@@ -31,11 +34,14 @@ def load_run(settings: ValidationConfig) -> MeasuredRun:
 def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     """The configuration of the simulation of `run`.
 
-    For another engine's run it is `config` with the measured arrivals. For a run of our own engine it is the
-    configuration and KV pool of that run, with the cost model and device of `config`.
+    For another engine's run it is `config` with the measured arrivals, and with the KV pool that the record tells
+    unless `num_blocks` is configured. For a run of our own engine it is the configuration and KV pool of that run, with
+    the cost model and device of `config`.
     """
     if run.own is None:
-        return config.model_copy(update={"arrival": TraceArrival()})
+        told = None if run.kv_tokens is None else max(1, run.kv_tokens // config.block_size)
+        num_blocks = config.num_blocks if config.num_blocks is not None else told
+        return config.model_copy(update={"arrival": TraceArrival(), "num_blocks": num_blocks})
     taken = ("task", "engine", "cost", "device", "validation", "calibration", "progress", "plots")
     update = {name: getattr(config, name) for name in taken}
     update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
@@ -44,6 +50,24 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     of_run = {"cache_outputs": True, **{name: getattr(run.own.config.engine, name) for name in shared}}
     update["engine"] = config.engine.model_copy(update=of_run)
     return run.own.config.model_copy(update=update)
+
+
+def different_pool(config: RunConfig, run: MeasuredRun) -> list[str]:
+    """A line where the pool of `config`, before `simulation_config`, is not the one that the record tells."""
+    if run.own is not None or run.kv_tokens is None:
+        return []
+    if config.num_blocks is not None:
+        simulated, how = config.num_blocks * config.block_size, "configured"
+    else:
+        try:
+            simulated, how = resolve(config).pool.num_tokens, "by the memory formula"
+        except ConfigError as error:
+            return [f"the measured KV pool held {run.kv_tokens:,} tokens; by the memory formula, {error}"]
+    off = 100 * (simulated / run.kv_tokens - 1)
+    if abs(off) <= _POOL_TOLERANCE_PCT:
+        return []
+    used = "which is simulated" if config.num_blocks is not None else "the measured one is simulated"
+    return [f"KV pool: {simulated:,} tokens {how}, {run.kv_tokens:,} measured ({off:+.1f} %); {used}"]
 
 
 def priced_at_medians(config: RunConfig) -> RunConfig:

@@ -17,10 +17,11 @@ from harness.results.tables import RunResult
 from harness.runs.fitted import Calibration
 from harness.runs.run import serve
 from harness.runs.system import resolve
+from harness.validation.closed_loops import KIND, validate_rows
 from harness.validation.comparison import Validation, compare
 from harness.validation.report import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
-from harness.validation.simulation import load_run, priced_at_medians, simulation_config
+from harness.validation.simulation import different_pool, load_run, priced_at_medians, simulation_config
 from harness.validation.steps import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
 from simulator.costs.cost import CostModel
@@ -38,10 +39,13 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     """
     console = Console()
     settings = config.validation
+    if settings.measured and settings.measured.startswith(f"{KIND}:"):
+        return validate_rows(config, output_dir, console)
     run = load_run(settings)
     repeats = [load_measured(name, settings.workload) for name in settings.repeats]
     for repeat in repeats:
         _check_repeat(run, repeat)
+    pool_warnings = different_pool(config, run)
     config = simulation_config(config, run)
     priced_config = priced_at_medians(config)
     compared, others = run, repeats
@@ -54,7 +58,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     served.check(output_dir)
     priced = resolve(priced_config).cost_model() if run.own else None
     steps = [] if priced is None else _replays(config, [run, *repeats], priced)
-    warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config)]
+    warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config), *pool_warnings]
     warnings += _profile_warnings(run, priced)
     warnings += _service_warnings(run, served.result)
     warnings += _fit_warnings(run, fitted, settings.score)

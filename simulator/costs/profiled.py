@@ -55,6 +55,7 @@ class ProfiledCost:
     Args:
         values: the value of each of `simulator.costs.constants.profiled_constants`.
         of_means: price decode steps at their mean instead of their median.
+        is_async: whether the next step is planned while a step runs.
 
     Attributes:
         profile: where the times are from.
@@ -74,6 +75,7 @@ class ProfiledCost:
         values: Mapping[str, float],
         *,
         of_means: bool = True,
+        is_async: bool = True,
     ) -> None:
         check_fits(profile, model, tensor_parallel_size)
         self.profile = profile
@@ -94,7 +96,10 @@ class ProfiledCost:
         self._rest_end = {kind: curve.end for kind, curve in (self._rest or {}).items() if len(curve.xs) > 1}
         rest_ends = (self._rest_end.get(kind, math.inf) for kind in ("prefill", "mixed"))
         self._tokens_end = min(self._tokens.end, self._reduced_end, *rest_ends)  # for steps with prompts
-        self._step_ns = values["step_overhead_us"] * _US
+        host = (0.0, 0.0) if is_async else (profile.meta.synchronous_step_us, profile.meta.synchronous_sequence_us)
+        self._step_ns = (values["step_overhead_us"] + host[0]) * _US
+        self._sequence_ns = host[1] * _US
+        self._eager_ns = profile.meta.eager_step_us * _US
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers
         self._tokens_ns: dict[int, float] = {}
         self._heads_ns: dict[int, float] = {}
@@ -145,7 +150,7 @@ class ProfiledCost:
         num_tokens = num_decodes * tokens_per_decode
         padded = self._padded(num_tokens, is_decode=True)
         heads = padded if self._meta.padded_heads else num_tokens
-        base = self._layers(padded) + self._heads(heads) + self._step_ns
+        base = self._layers(padded) + self._heads(heads) + self._step_ns + num_decodes * self._sequence_ns
         base += self._rest["decode"](num_tokens) if self._rest else 0.0
         curve = self._attention.decode.at(num_decodes)
         outside = (
@@ -165,7 +170,8 @@ class ProfiledCost:
     def _with_prefills(self, work: StepWork) -> float:
         attention, num_decodes = self._attention, work.num_decodes
         num_decode_tokens = num_decodes * work.tokens_per_decode
-        num_prefill_tokens, num_sampled, time = 0, num_decode_tokens, self._step_ns
+        num_prefill_tokens, num_sampled = 0, num_decode_tokens
+        time = self._step_ns + num_decodes * self._sequence_ns
         farthest = longest = 0.0
         for start, chunk, is_last in work.chunks:
             num_prefill_tokens += chunk
@@ -189,13 +195,15 @@ class ProfiledCost:
         kind = "mixed" if num_decodes else "prefill"
         num_tokens = num_prefill_tokens + num_decode_tokens
         padded = self._padded(num_tokens, is_decode=False)
+        least = 0.0
         if not self._is_captured(num_tokens):
             time += self._prefill_layers_ns
+            least = self._eager_ns
         if padded > self._tokens_end or num_sampled > self._sequences.end:
             self._note(*self._beyond(kind, num_tokens, padded, num_sampled))
         if self._rest:
             time += self._rest[kind](num_tokens)
-        return time + self._layers(padded) + self._heads(num_sampled)
+        return max(least, time + self._layers(padded) + self._heads(num_sampled))
 
     def _padded(self, num_tokens: int, *, is_decode: bool) -> int:
         if not self._is_captured(num_tokens, is_decode=is_decode):

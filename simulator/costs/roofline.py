@@ -3,10 +3,13 @@
 Operators run one after the other, so their times add up (Williams, Waterman and Patterson, "Roofline", CACM 2009,
 applied per operator). With the rates scaled by the device's efficiency factors:
 
-    linear layer      max(weight bytes / bandwidth, 2·tokens·parameters / flops)
+    linear layer      max(weight bytes / bandwidth, 2·tokens·parameters / flops); both by the format of the weights
+    quantisation      of a linear layer's input, where the format has one: bytes read and written / bandwidth
     mixture of experts  weights of the experts that are hit, E·(1 - (1 - k/E)^tokens) of E in expectation
     decode attention  max(KV bytes of the contexts / bandwidth, 4·context·heads·head_dim·tokens per decode / flops)
     prefill attention the same, with chunk·start + chunk·(chunk+1)/2 pairs and the chunk's whole context read once
+    sliding window    tokens count up to the window: for chunks exactly, for decodes by min(mean context, window), which
+                      is too many where some contexts are shorter than the window and others longer
     elementwise       norms, rotary, activation, KV store: bytes / bandwidth
     all-reduce        2 per layer and 1 of the embedding: latency + 2·(TP-1)/TP·bytes / link bandwidth (ring)
     step              the host's overhead
@@ -17,30 +20,51 @@ the sampler, and all of them attend to the context, whose KV is read once.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.hardware import Device, ModelShape
+from simulator.quantization import NONE, Quantization
 
 _NS = 1e9
 
 
+class _Products(NamedTuple):
+    """How products with weights of a format are priced: operations/ns, and ns to quantise an element of the input."""
+
+    quantization: Quantization
+    flops_per_ns: float
+    input_element_ns: float
+
+
 class RooflineCost:
-    """Cost model of `model` on `tensor_parallel_size` devices of one kind."""
+    """Cost model of `model` on `tensor_parallel_size` devices of one kind.
+
+    Raises:
+        UnsupportedQuantizationError: the device has no arithmetic for the model's weights.
+    """
 
     def __init__(self, model: ModelShape, device: Device, tensor_parallel_size: int = 1) -> None:
         self._model = model
         self._tp = tensor_parallel_size
         self._bytes_per_ns = device.memory_bandwidth * device.memory_efficiency / _NS
-        self._flops_per_ns = device.flops[model.dtype] * device.flops_efficiency / _NS
+        self._plain = self._products(NONE, device)
+        self._attention_products = self._products(model.attention_quantization, device)
+        self._mlp_products = self._products(model.quantization, device)
         self._link_bytes_per_ns = device.link_bandwidth / _NS
         self._link_latency_ns = device.link_latency_s * _NS
         self._overhead_ns = device.step_overhead_s * _NS
         heads = model.num_attention_heads // tensor_parallel_size
-        self._pair_ns = model.num_layers * 4 * heads * model.head_dim / self._flops_per_ns
-        self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size) / self._bytes_per_ns
+        self._pair_ns = model.num_full_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
+        self._kv_token_ns = model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) / self._bytes_per_ns
         self._context_token_ns = max(self._pair_ns, self._kv_token_ns)  # with one token per decode
+        self._window = model.sliding_window
+        self._window_pair_ns = model.num_sliding_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
+        windowed_bytes = model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
+        self._window_token_ns = windowed_bytes / self._bytes_per_ns
         self._layers_ns: dict[int, float] = {}
         self._head_ns: dict[int, float] = {}
         self._decode_base_ns: dict[int, float] = {}
@@ -51,6 +75,8 @@ class RooflineCost:
         decoding = work.num_context_tokens * (
             self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
         )
+        if self._window:
+            decoding += min(work.num_context_tokens, work.num_decodes * self._window) * self._windowed_ns(per_decode)
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding
@@ -59,17 +85,34 @@ class RooflineCost:
             num_sampled += is_last
             pairs = chunk * start + chunk * (chunk + 1) / 2
             total += max(self._pair_ns * pairs, self._kv_token_ns * (start + chunk))
+            if self._window:
+                total += self._windowed_chunk_ns(start, chunk)
         return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
 
     def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
         per_decode = work.tokens_per_decode
         context_token_ns = self._context_token_ns if per_decode == 1 else self._speculative_ns(per_decode)
-        times = self._decode_base(work.num_decodes * per_decode) + context_token_ns * work.contexts(num_steps)
+        contexts = work.contexts(num_steps)
+        attention = context_token_ns * contexts
+        if self._window:
+            attention += np.minimum(contexts, work.num_decodes * self._window) * self._windowed_ns(per_decode)
+        times = self._decode_base(work.num_decodes * per_decode) + attention
         return np.maximum(np.rint(times), 1).astype(np.int64)
 
     def _speculative_ns(self, tokens_per_decode: int) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens."""
         return max(tokens_per_decode * self._pair_ns, self._kv_token_ns)
+
+    def _windowed_ns(self, tokens_per_decode: int) -> float:
+        """The same in the layers with a sliding window."""
+        return max(tokens_per_decode * self._window_pair_ns, self._window_token_ns)
+
+    def _windowed_chunk_ns(self, start: int, chunk: int) -> float:
+        """Prefill attention of a chunk in the layers with a sliding window: token i of a prompt attends to
+        min(i, window) tokens."""
+        growing = min(max(self._window - start, 0), chunk)  # tokens that attend to all before them
+        pairs = growing * start + growing * (growing + 1) / 2 + (chunk - growing) * self._window
+        return max(self._window_pair_ns * pairs, self._window_token_ns * min(start + chunk, self._window + chunk))
 
     def _decode_base(self, num_tokens: int) -> float:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""
@@ -83,7 +126,8 @@ class RooflineCost:
         """All layers but attention itself, for `num_tokens` tokens."""
         time = self._layers_ns.get(num_tokens)
         if time is None:
-            layer = sum(self._linear(size, num_tokens) for size in self._model.attention_parameters(self._tp))
+            matrices = self._model.attention_matrices(self._tp)
+            layer = sum(self._linear(*matrix, num_tokens, self._attention_products) for matrix in matrices)
             all_reduce = self._all_reduce(num_tokens)
             layer += self._mlp(num_tokens) + self._elementwise(num_tokens) + 2 * all_reduce
             time = self._layers_ns[num_tokens] = self._model.num_layers * layer + all_reduce
@@ -97,24 +141,34 @@ class RooflineCost:
         if time is None:
             model = self._model
             logits_bytes = 3 * 4 * num_sampled * model.vocab_size / self._tp
-            time = self._linear(model.hidden_size * model.vocab_size // self._tp, num_sampled)
+            time = self._linear(model.vocab_size // self._tp, model.hidden_size, num_sampled, self._plain)
             time += logits_bytes / self._bytes_per_ns
             self._head_ns[num_sampled] = time
         return time
 
-    def _linear(self, parameters: float, num_tokens: float) -> float:
-        weights = parameters * self._model.dtype_bytes / self._bytes_per_ns
-        return max(weights, 2 * parameters * num_tokens / self._flops_per_ns)
+    def _products(self, quantization: Quantization, device: Device) -> _Products:
+        flops, input_bytes = quantization.products(self._model.dtype, device.flops, device.name)
+        quantising = (self._model.dtype_bytes + input_bytes) / self._bytes_per_ns if input_bytes else 0.0
+        return _Products(quantization, flops * device.flops_efficiency / _NS, quantising)
+
+    def _linear(
+        self, rows: int, columns: int, num_tokens: float, products: _Products, num_matrices: float = 1.0
+    ) -> float:
+        """`num_matrices` weight matrices, each with its share of `num_tokens` tokens."""
+        size = products.quantization.matrix_bytes(rows, columns, self._model.dtype_bytes)
+        multiplying = 2 * rows * columns * num_tokens / products.flops_per_ns
+        quantising = num_tokens * columns * products.input_element_ns
+        return max(num_matrices * size / self._bytes_per_ns, multiplying) + quantising
 
     def _mlp(self, num_tokens: int) -> float:
-        model = self._model
-        sizes = [size / self._tp for size in model.mlp_parameters()]
+        model, products = self._model, self._mlp_products
+        matrices = model.mlp_matrices(self._tp)
         if not model.num_experts:
-            return sum(self._linear(size, num_tokens) for size in sizes)
+            return sum(self._linear(*matrix, num_tokens, products) for matrix in matrices)
         experts, used = model.num_experts, model.num_experts_per_token
         hit = experts * (1 - (1 - used / experts) ** num_tokens)
-        router = self._linear(model.hidden_size * experts, num_tokens)
-        return router + sum(self._linear(hit * size, num_tokens * used / hit) for size in sizes)
+        router = self._linear(experts, model.hidden_size, num_tokens, self._plain)
+        return router + sum(self._linear(*matrix, num_tokens * used, products, hit) for matrix in matrices)
 
     def _elementwise(self, num_tokens: int) -> float:
         """Two fused norms (read and write hidden state and residual), rotary, activation and KV store of a layer."""

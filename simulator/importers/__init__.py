@@ -6,27 +6,33 @@ from collections.abc import Callable
 from pathlib import Path
 
 from simulator.hardware import Device, ModelShape
+from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
 from simulator.profile.files import load_profile, rank_folder
 from simulator.profile.profile import Profile, ProfileError
 
 Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
-IMPORTERS: dict[str, Importer] = {"llmservingsim": read_bundle, "vidur": read_profiling}
+IMPORTERS: dict[str, Importer] = {
+    "aiconfigurator": compile_profile,
+    "llmservingsim": read_bundle,
+    "vidur": read_profiling,
+}
 
 
 def open_profile(name: str, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device) -> Profile:
     """The profile `name` of a model on `tensor_parallel_size` ranks.
 
-    `name` is a folder of ours, either `tp<N>` itself or the one above it, or `<tool>:<folder>`. Importers take the
-    sizes of CUDA graphs from `max_num_seqs`, and how kernels split their work from the device to simulate.
+    `name` is a folder of ours, either `tp<N>` itself or the one above it, `<tool>:<folder>`, or for NVIDIA's database
+    `aiconfigurator:<system>/<backend>/<version>`. Importers take the sizes of CUDA graphs from `max_num_seqs`, and how
+    kernels split their work from the device to simulate.
 
     Raises:
         ProfileError: it is not there, was not measured for these ranks, or cannot be read.
     """
     tool, separator, rest = name.partition(":")
     if separator and tool in IMPORTERS:
-        if not Path(rest).is_dir():
+        if tool != "aiconfigurator" and not Path(rest).is_dir():
             raise ProfileError(f"no folder {rest!r}")
         return IMPORTERS[tool](Path(rest), model, tensor_parallel_size, max_num_seqs, device)
     if separator and not Path(name).is_dir():

@@ -4,7 +4,9 @@
     tp<N>/dense.csv           layer,tokens,time_us
     tp<N>/per_sequence.csv    layer,sequences,time_us
     tp<N>/attention.csv       prefill_chunk,kv_prefill,n_decode,kv_decode,time_us     one layer
-    tp<N>/skew.csv            a batch with all contexts at their mean, all at their maximum, and uneven (optional)
+    tp1/moe.csv               tokens,activated_experts,time_us     router and experts of one layer
+    tp<N>/skew.csv            a batch with all contexts at their mean, all at their maximum, and uneven (optional;
+                              unused if meta.yaml says skew_profile: enabled: false)
 
 Sizes of matrix products were measured in strides of a tile or less, so a size in between takes the time of the next
 larger one. vLLM pads steps to the sizes of its CUDA graphs, decode steps and mixed steps alike.
@@ -15,10 +17,15 @@ matter; without splits, the thread blocks of the longest context go on alone. Ba
 gains are not interpolated linearly between the last batch with splits and the first without. That is done only if the
 number of multiprocessors is known, the bundle is of the device to simulate, and gains rise the most just there, as
 otherwise other kernels were measured.
+
+Experts were timed by how many of them the tokens of a step use. Tokens choose independently and evenly here, so that n
+tokens use E·(1 - (1 - k/E)^n) of E experts in expectation, as in the roofline. Only one rank was measured: experts that
+several ranks share are refused.
 """
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,6 +48,7 @@ _ATTENTION = {
 }
 _PER_LAYER = {"layernorm": 2}  # calls per layer; other operators are called once
 _PER_STEP = ("embedding", "final_layernorm", "lm_head", "sampler")
+_EXPERTS = {"tokens": "num_tokens", "activated_experts": "activated_experts", "time_us": "time_us"}
 _SKEW = {
     "n": "num_decodes",
     "nb": "num_decodes",
@@ -75,12 +83,14 @@ def read_bundle(
     dense = _read(ranks / "dense.csv", {"tokens": "num_tokens", "time_us": "time_us"}, "layer")
     heads = _read(ranks / "per_sequence.csv", {"sequences": "num_sequences", "time_us": "time_us"}, "layer")
     attention = _read(ranks / "attention.csv", {**_ATTENTION, "time_us": "time_us"})
+    if model.num_experts:
+        dense = pd.concat([dense, _experts(ranks, model, dense["tokens"])], ignore_index=True)
     tables = {
         "tokens": dense.rename(columns={"layer": "operator", "tokens": "num_tokens"}),
         "sequences": heads.rename(columns={"layer": "operator", "sequences": "num_sequences"}),
         "attention": attention.rename(columns=_ATTENTION),
     }
-    if (ranks / "skew.csv").exists():
+    if (ranks / "skew.csv").exists() and _is_enabled(meta, "skew_profile"):
         gains = _gains(_read(ranks / "skew.csv", _SKEW))
         if len(gains):
             multiprocessors = device.multiprocessors if meta.get("gpu") == device.name else None
@@ -131,8 +141,42 @@ def _block_size(meta: Mapping[str, Any]) -> int | None:
     return size if isinstance(size, int) else None
 
 
+def _is_enabled(meta: Mapping[str, Any], part: str) -> bool:
+    """Whether a part of the bundle is to be used; `<part>: {enabled: false}` in meta.yaml says no."""
+    settings = meta.get(part)
+    return not (isinstance(settings, Mapping) and settings.get("enabled") is False)
+
+
 def _calls(operator: str, num_layers: int) -> int:
     return 1 if operator in _PER_STEP else num_layers * _PER_LAYER.get(operator, 1)
+
+
+def _experts(ranks: Path, model: ModelShape, sizes: pd.Series[int]) -> pd.DataFrame:
+    """Rows of an operator `experts` for numbers of tokens within `sizes`, interpolated in tokens and experts used.
+
+    Raises:
+        ProfileError: experts were not measured for these ranks, or cannot be read.
+    """
+    if ranks.name != "tp1" and not (ranks / "moe.csv").exists():
+        raise ProfileError(f"no moe.csv in {str(ranks)!r}: LLMServingSim measures experts on one rank only")
+    table = _read(ranks / "moe.csv", _EXPERTS).sort_values("activated_experts")
+    rows = {size: table[table["tokens"] == size] for size in table["tokens"].unique().tolist()}
+    measured = sorted(rows)
+    numbers = [n for n in sorted({*sizes, *rows}) if measured[0] <= n <= measured[-1]]
+    times = []
+    for n in numbers:
+        used = model.num_experts * (1 - (1 - model.num_experts_per_token / model.num_experts) ** n)
+        around = [measured[bisect.bisect(measured, n) - 1], measured[bisect.bisect_left(measured, n)]]
+        times.append(np.interp(n, around, [_with_experts(rows[size], used) for size in around]))
+    return pd.DataFrame({"layer": "experts", "tokens": numbers, "time_us": times})
+
+
+def _with_experts(row: pd.DataFrame, used: float) -> float:
+    """The time for one number of tokens if they use `used` experts; more than were measured continue the last line."""
+    experts, times = row["activated_experts"].to_numpy(np.float64), row["time_us"].to_numpy(np.float64)
+    if used <= experts[-1] or len(experts) == 1:
+        return float(np.interp(used, experts, times))
+    return float(times[-1] + (used - experts[-1]) * (times[-1] - times[-2]) / (experts[-1] - experts[-2]))
 
 
 def _gains(skew: pd.DataFrame) -> pd.DataFrame:

@@ -10,6 +10,7 @@ their parameters, and sampling is left out. The host's time is not in these file
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -142,7 +143,7 @@ def _median_by(table: pd.DataFrame, axis: str, column: str, operator: str) -> pd
 def _lm_head(tokens: pd.DataFrame, model: ModelShape, max_num_seqs: int) -> pd.DataFrame:
     projection = tokens[tokens["operator"] == "gate_up_proj"].set_index("num_tokens")["time_us"]
     sizes = [size for size in projection.index if size <= max_num_seqs] or [projection.index[0]]
-    ratio = model.vocab_size * model.hidden_size / model.mlp_parameters()[0]
+    ratio = model.vocab_size * model.hidden_size / math.prod(model.mlp_matrices()[0])
     times = projection.loc[sizes] * ratio
     return pd.DataFrame({"operator": "lm_head", "num_sequences": sizes, "time_us": times.to_numpy()})
 

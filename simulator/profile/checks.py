@@ -22,6 +22,9 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
             f"profiled with a KV cache of {8 * kv_bytes} bits; this run has {8 * model.kv_element_bytes} "
             "(engine.kv_cache_dtype)"
         )
+    quantization = meta.source.get("quantization", "none")
+    if quantization != model.quantization.name:
+        raise ProfileError(f"profiled with quantization={quantization}, this run has {model.quantization.name}")
     if meta.tensor_parallel_size != tensor_parallel_size:
         raise ProfileError(
             f"profiled with tensor_parallel_size={meta.tensor_parallel_size}, this run has {tensor_parallel_size}"
@@ -68,8 +71,8 @@ def _share_of_peak(profile: Profile, model: ModelShape, device: Device) -> tuple
     table = profile.tables["tokens"]
     largest = table[table["operator"] == "qkv_proj"].iloc[-1]
     num_tokens, time_us = int(largest["num_tokens"]), float(largest["time_us"])
-    parameters, _ = model.attention_parameters(profile.meta.tensor_parallel_size)
-    rate = 2 * num_tokens * parameters / (time_us * 1e-6)
+    (rows, columns), _ = model.attention_matrices(profile.meta.tensor_parallel_size)
+    rate = 2 * num_tokens * rows * columns / (time_us * 1e-6)
     share = rate / max(device.flops.values())
     what = f"qkv_proj of {num_tokens} tokens in {time_us:.6g} us is {rate:.2g} FLOP/s, {share:.3g} times"
     return share, f"{what} the peak of {device.name}"

@@ -96,6 +96,10 @@ class ProfileMeta:
         round_up_tokens: an operator that computes in tiles takes the time of the next measured number of tokens; it is
             not interpolated.
         mean_over_median: mean time of whole decode steps, as a multiple of their median.
+        eager_step_us: least time of a step that no CUDA graph serves: the host launches its kernels one by one, and the
+            GPU waits for the host if its kernels are shorter.
+        synchronous_step_us, synchronous_sequence_us: what a step, and each sequence that decodes in it, adds where the
+            host plans a step after the one before it (no asynchronous scheduling); 0 where steps were timed that way.
         source: how it was measured: command, date, software, repeats.
     """
 
@@ -113,6 +117,9 @@ class ProfileMeta:
     batched_prefill: bool = True
     round_up_tokens: bool = False
     mean_over_median: Annotated[float, _within("mean_over_median")] = 1.0
+    eager_step_us: Annotated[float, _within("eager_step_us")] = 0.0
+    synchronous_step_us: Annotated[float, _within("synchronous_step_us")] = 0.0
+    synchronous_sequence_us: Annotated[float, _within("synchronous_sequence_us")] = 0.0
     source: dict[str, Any] = field(default_factory=dict)
 
 

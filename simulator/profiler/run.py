@@ -194,6 +194,7 @@ def _meta(job: Job, bench: Bench, device: str, samples: Samples) -> ProfileMeta:
             "driver": _driver(job.engine.device),
             "attention_backend": bench.backend_name,
             "kv_cache_dtype": job.engine.kv_cache_dtype,
+            "quantization": job.shape.quantization.name,
             "num_threads": torch.get_num_threads(),
             "temperature": job.temperature,
             "max_model_len": limits.max_model_len,

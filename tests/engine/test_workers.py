@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,14 @@ def streaming(temporary: Path) -> Any:
     yield llm, multiprocessing.active_children(), stream
     for child in multiprocessing.active_children():
         child.kill()
+
+
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """Interrupts raise, also where a shell started the tests in the background, whose children ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_killed_worker_ends_the_run_and_leaves_nothing(streaming: Any, temporary: Path) -> None:

@@ -17,7 +17,7 @@ from experiments.recovery.request_log import LogError, read_client_log, read_eng
 from experiments.recovery.steps import Step, priced_by
 from harness.runs import fitted
 from harness.runs.system import resolve
-from tests.experiments.recovery_builders import ANYONE, EARLY, early_run, real_run
+from tests.experiments.recovery_builders import ANYONE, EARLY, RATES, early_run, real_run
 from tests.harness.builders import config
 from tests.harness.measured_builders import write_distserve
 
@@ -115,14 +115,14 @@ def test_recovered_steps_give_back_the_constants_they_were_made_with(tmp_path: P
     assert run.requests["finish_time"].max() > 10
     measured = f"validation.measured=distserve:{write_distserve(tmp_path / 'm.exp', run.requests)}"
     fit = ["calibration.max_evaluations=600", "progress=false"]
-    found = fitted.read(fit_to_recovered_steps(tmp_path / "fit", "made up", *EARLY, measured, *fit))
+    found = fitted.read(fit_to_recovered_steps(tmp_path / "fit", "made up", *EARLY, *RATES, measured, *fit))
     expected = {name: constant.default for name, constant in system.constants().items()}
     assert found.constants == pytest.approx(expected, rel=0.05)
     assert 400 < found.fitted_on["num_steps"] < 500
     at_once = write_distserve(tmp_path / "n.exp", run.requests.assign(arrival_time=0.0))
     part = [f"validation.measured=distserve:{at_once}", "calibration.part=first_half"]
     with pytest.raises(LogError, match="no recovered steps to fit to|no steps of vLLM agree"):
-        fit_to_recovered_steps(tmp_path / "none", "made up", *EARLY, *part, *fit)
+        fit_to_recovered_steps(tmp_path / "none", "made up", *EARLY, *RATES, *part, *fit)
 
 
 def test_prices_that_are_far_off_for_some_decodes_are_learned(monkeypatch: pytest.MonkeyPatch) -> None:

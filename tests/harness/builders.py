@@ -23,8 +23,9 @@ def composed(*overrides: str) -> DictConfig:
 
 
 def config(*overrides: str) -> RunConfig:
-    """The checked configuration of a command line, without plots unless it asks for them."""
-    return parse(composed("plots=false", *overrides))
+    """The checked configuration of a command line, without plots and with cost=roofline unless it asks otherwise."""
+    cost = [] if any(each.startswith(("cost=", "experiment=")) for each in overrides) else ["cost=roofline"]
+    return parse(composed("plots=false", *cost, *overrides))
 
 
 def execute_in(folder: Path, settings: RunConfig) -> None:

@@ -17,6 +17,7 @@ from kernels import (  # noqa: E402
     activation,
     decode_attention,
     decode_step,
+    fp8_linear,
     kv_store,
     moe,
     norm,
@@ -173,6 +174,11 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"score_ptr": F32, "token_ptr": I32, "out_ptr": I64},
         {"blocks": 38, "padded": 64, "vocabulary": 151936},
     ),
+    "quantize_tokens_float8": (
+        fp8_linear.quantize_tokens_kernel,
+        {"x_ptr": BF16, "out_ptr": "*fp8e4nv", "scales_ptr": F32, "x_stride": "i32"},
+        {"k_size": 28672, "columns": 28672, "block": 1024, "smallest": 1e-12, "fp8_max": kv_store.FP8_MAX},
+    ),
     "grouped_gemm": (
         moe.grouped_gemm_kernel,
         {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "order_ptr": I64, "tile_experts_ptr": I32}
@@ -192,3 +198,24 @@ def test_small_kernels(tmp_path: Path, capability: int, name: str) -> None:
     usage = compile_kernel(kernel, types, constants, capability, tmp_path, num_warps=4, num_stages=3)
     assert usage.stack == 0, usage
     assert usage.shared <= SHARED_BYTES[capability], usage
+
+
+@pytest.mark.parametrize(("num_tokens", "block"), [(1, (1, 4096)), (2048, (128, 128))])
+@pytest.mark.parametrize(
+    ("capability", "dtype", "quantized"),
+    [(80, "bf16", False), (90, "fp32", False)] + [(capability, "bf16", True) for capability in (89, 90, 100)],
+)
+def test_product_with_float8_weights_does_not_spill(
+    tmp_path: Path, capability: int, dtype: str, quantized: bool, block: tuple[int, int], num_tokens: int
+) -> None:
+    types = {"x_ptr": f"*{dtype}", "weight_ptr": "*u8", "out_ptr": f"*{dtype}", "x_scales_ptr": F32, "scales_ptr": F32}
+    types |= dict.fromkeys(("x_ptr", "weight_ptr"), "*fp8e4nv") if quantized else {}
+    types |= {"num_tokens": "i32", "x_stride": "i32"}
+    blocks = fp8_linear.gemm_blocks(num_tokens, block[1], 1 if quantized else ELEMENT_BYTES[dtype])
+    constants = dict(zip(("block_m", "block_n", "block_k"), blocks, strict=True))
+    constants |= {"n_size": 6144, "k_size": 4096, "scale_rows": block[0], "scale_columns": block[1]}
+    constants |= {"quantized_x": quantized, "interpreted": False}
+    options = {"num_warps": 4, "num_stages": 3}
+    usage = compile_kernel(fp8_linear.fp8_gemm_kernel, types, constants, capability, tmp_path, **options)
+    assert usage.stack == 0, usage
+    assert usage.shared <= 99 * 1024, usage  # of sm_89, the least of these

@@ -17,10 +17,16 @@ import numpy as np  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("module", ["test_triton_attention", "test_triton_kernels", "test_triton_engine"])
+@pytest.mark.parametrize(
+    "module", ["test_triton_attention", "test_triton_kernels", "test_triton_fp8", "test_triton_engine"]
+)
 def test_in_interpreter(module: str) -> None:
     old = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
-    if old and np.lib.NumpyVersion(np.__version__) >= "2.4.0" and module != "test_triton_kernels":
+    if (
+        old
+        and np.lib.NumpyVersion(np.__version__) >= "2.4.0"
+        and module not in ("test_triton_kernels", "test_triton_fp8")
+    ):
         pytest.skip("the interpreter of triton 3.6 cannot loop to a bound known at run time with numpy 2.4")
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/kernels/{module}.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

@@ -17,6 +17,7 @@ from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
 from simulator.hardware import Device, ModelShape
 from simulator.profile.profile import Profile, ProfileMeta
+from simulator.quantization import QUANTIZATIONS
 
 if TYPE_CHECKING:
     from engine.models.model_config import ModelConfig
@@ -44,12 +45,15 @@ SLOW_LINK = Device("link", 1 << 30, 1e12, {"bf16": 1e14, "fp32": 1e13}, 0.8, 0.7
 
 
 def load_model(name: str) -> ModelShape:
-    """A model of the configuration, in bfloat16."""
+    """A model of the configuration, its 16-bit weights in bfloat16."""
     fields = dict(OmegaConf.load(CONF / "model" / f"{name}.yaml"))
-    return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2})
+    del fields["defaults"]
+    quantization = QUANTIZATIONS[fields.get("quantization", "none")]
+    return ModelShape(**fields | {"dtype": "bf16", "dtype_bytes": 2, "quantization": quantization})
 
 
 QWEN, MOE = load_model("qwen3-8b"), load_model("qwen3-30b-a3b")
+WINDOWED = replace(QWEN, sliding_window=1000, num_sliding_layers=20)
 
 # -- a profile whose times follow simple formulas ---------------------------------------------------------------------
 

@@ -48,3 +48,11 @@ def write_profiling(root: Path) -> Path:
         {"size": [2048, 4096], "num_workers": 2, "devices_per_node": 2, "time_stats.all_reduce.median": [0.02, 0.03]}
     ).to_csv(link / "all_reduce.csv", index=False)
     return folder
+
+
+def write_gains(bundle: Path, gains: dict[int, float]) -> None:
+    """A skew file by which uneven contexts have these gains, by the batch: half of the contexts 100 longer than the
+    mean, half shorter."""
+    rows = [(n, n // 2, 0, 0, 100, 300, 200, 10.0, 20.0, 10.0 + 10.0 * gain) for n, gain in gains.items()]
+    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
+    pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)

@@ -14,12 +14,12 @@ from engine.core.work import StepWork
 from simulator.costs.cost import CostModel
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
-from tests.simulator.builders import H100, QWEN, cost, deviations, profile, with_tables, work
+from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, with_tables, work
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 GAINS = pd.DataFrame({"prefill_tokens": 0, "num_decodes": [1, 64], "gain": [0.1, 0.7]})
 COPIES = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
-MODELS = ("roofline", "linear", "linear of nothing", "profiled", "padded", "gains", "deviations")
+MODELS = ("roofline", "windows", "linear", "linear of nothing", "profiled", "padded", "gains", "deviations")
 
 
 @cache
@@ -28,6 +28,8 @@ def model(name: str) -> CostModel:
     match name:
         case "roofline":
             return RooflineCost(QWEN, H100)
+        case "windows":
+            return RooflineCost(WINDOWED, H100)
         case "linear":
             return LinearCost(constants)
         case "linear of nothing":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from simulator.importers.vidur import read_profiling
 from simulator.profile.files import save_profile
 from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, work
-from tests.simulator.foreign_profiles import write_bundle, write_profiling
+from tests.simulator.foreign_profiles import write_bundle, write_gains, write_profiling
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "ground_truth" / "llmservingsim_vllm" / "RTXPRO6000"
 
@@ -56,55 +57,6 @@ def test_layers_are_called_as_often_as_a_model_has_them(bundle: Path) -> None:
     assert calls == {**dict.fromkeys(OPERATORS, 3), "layernorm": 6, "embedding": 1, "lm_head": 1}
 
 
-def test_uneven_contexts_are_placed_between_mean_and_maximum(bundle: Path) -> None:
-    # one context of four is 400 long, the others 100: mean 175, standard deviation 130
-    rows = [(4, 1, chunk, 0, 100, 400, 175, 10.0, 28.0, 10.0 + extra) for chunk, extra in ((0, 2.6), (64, 10.4))]
-    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
-    pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
-    uneven = read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).tables["uneven"]
-    slope, deviation = 18.0 / 225, 129.9038
-    assert uneven["prefill_tokens"].tolist() == [0, 64]
-    assert uneven["gain"].tolist() == pytest.approx([2.6 / slope / deviation, 10.4 / slope / deviation], rel=1e-4)
-
-
-def write_gains(bundle: Path, gains: dict[int, float]) -> None:
-    """A skew file by which uneven contexts have these gains, by the batch: half of the contexts 100 longer than the
-    mean, half shorter."""
-    rows = [(n, n // 2, 0, 0, 100, 300, 200, 10.0, 20.0, 10.0 + 10.0 * gain) for n, gain in gains.items()]
-    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
-    pd.DataFrame(rows, columns=names).to_csv(bundle / "tp1" / "skew.csv", index=False)
-
-
-def gains_of(
-    bundle: Path, multiprocessors: int | None, max_num_seqs: int = 256, name: str = "device"
-) -> dict[int, float]:
-    device = replace(SLOW_LINK, name=name, multiprocessors=multiprocessors)
-    uneven = read_bundle(bundle, MODEL, 1, max_num_seqs, device).tables["uneven"]
-    return {int(n): round(float(gain), 6) for n, gain in zip(uneven["num_decodes"], uneven["gain"], strict=True)}
-
-
-def test_gains_of_decodes_rise_where_attention_stops_splitting_contexts(bundle: Path) -> None:
-    """MODEL has 2 KV heads: 38 multiprocessors are filled by 31 sequences, which is from 25 on when padded to 32."""
-    measured = {8: 0.02, 16: 0.01, 64: 0.2, 128: 0.1}
-    write_gains(bundle, measured)
-    assert gains_of(bundle, None) == measured
-    between = {25: 0.512, 32: 0.4, 40: 0.32, 48: 0.266667, 56: 0.228571}
-    assert gains_of(bundle, 38) == {8: 0.02, 16: 0.01, 24: 0.01, **between, 64: 0.2, 128: 0.1}
-    assert gains_of(bundle, 2) == gains_of(bundle, 4000) == measured  # before or beyond what was measured
-    assert gains_of(bundle, 38, max_num_seqs=8) == measured  # such batches have no graph
-    assert gains_of(bundle, 38, name="another") == measured
-    write_gains(bundle, {8: 0.02, 16: 0.3, 64: 0.4, 128: 0.1})  # other kernels, that change at another batch
-    assert len(gains_of(bundle, 38)) == 4
-
-
-def test_a_skew_file_of_which_nothing_can_be_told_is_no_obstacle(bundle: Path) -> None:
-    names = ["n", "nb", "pc", "kp", "kvs", "kv_big", "kv_mean", "t_mean_us", "t_max_us", "t_skew_us"]
-    pd.DataFrame([(4, 1, 0, 0, 100, 400, 175, 10.0, 10.5, 10.2)], columns=names).to_csv(
-        bundle / "tp1" / "skew.csv", index=False
-    )
-    assert "uneven" not in read_bundle(bundle, MODEL, 1, 256, SLOW_LINK).tables
-
-
 @pytest.mark.parametrize(
     ("engine", "block_size"), [({"block_size": 16}, 16), ({}, None), (None, None), ({"block_size": "auto"}, None)]
 )
@@ -119,6 +71,34 @@ def test_a_bundle_without_part_of_the_mlp_is_refused(bundle: Path) -> None:
     dense[dense["layer"] != "gate_up_proj"].to_csv(path, index=False)
     with pytest.raises(ProfileError, match="tokens: no gate_up_proj .there: down_proj, o_proj, qkv_proj"):
         read_bundle(bundle, MODEL, 1, 256, SLOW_LINK)
+
+
+def test_experts_are_priced_by_how_many_of_them_tokens_use(bundle: Path) -> None:
+    """Router and experts of a layer take 10 us, 3 per expert used and 0.1 per token; 2 of 16 experts per token."""
+    model = replace(MODEL, num_experts=16, num_experts_per_token=2, moe_intermediate_size=32)
+    with pytest.raises(ProfileError, match="no moe.csv in '.*tp1' .there: attention.csv, dense.csv, per_sequence.csv"):
+        read_bundle(bundle, model, 1, 256, SLOW_LINK)
+    rows = [
+        (n, used, 10 + 3 * used + 0.1 * n)
+        for n, used in itertools.product((1, 2, 4, 8, 512), (2, 4, 8, 16))
+        if used <= 2 * n
+    ]
+    moe = pd.DataFrame(rows, columns=["tokens", "activated_experts", "time_us"])
+    moe.sample(frac=1, random_state=1).to_csv(bundle / "tp1" / "moe.csv", index=False)
+    dense = pd.read_csv(bundle / "tp1" / "dense.csv")
+    dense = dense[~dense["layer"].isin(["gate_up_proj", "down_proj"])]
+    more = pd.DataFrame({"layer": "o_proj", "tokens": [3, 100, 1000], "time_us": 10.0})
+    pd.concat([dense, more]).to_csv(bundle / "tp1" / "dense.csv", index=False)
+    read = read_bundle(bundle, model, 1, 256, SLOW_LINK)
+    table = read.tables["tokens"][read.tables["tokens"]["operator"] == "experts"]
+    assert table["num_tokens"].tolist() == [1, 2, 3, 4, 8, 64, 100, 512]  # 1000 are beyond what was measured
+    used = 16 * (1 - (1 - 2 / 16) ** table["num_tokens"])
+    assert table["time_us"].to_list() == pytest.approx((10 + 3 * used + 0.1 * table["num_tokens"]).tolist())
+    assert read.meta.calls["experts"] == 3
+    (bundle / "tp1").rename(bundle / "tp2")
+    (bundle / "tp2" / "moe.csv").unlink()
+    with pytest.raises(ProfileError, match="no moe.csv in .*tp2': LLMServingSim measures experts on one rank only"):
+        read_bundle(bundle, model, 2, 256, SLOW_LINK)
 
 
 @pytest.mark.parametrize(
@@ -264,7 +244,9 @@ def test_a_folder_of_ours_is_named_with_or_without_its_ranks(tmp_path: Path) -> 
     for nowhere in (str(tmp_path / "nowhere"), "vidur:nowhere", "llmservingsim:nowhere", "a\0b"):
         with pytest.raises(ProfileError, match="no folder"):
             open_profile(nowhere, MODEL, 1, 256, SLOW_LINK)
-    with pytest.raises(ProfileError, match="neither a folder nor <tool>:<folder> .tools: llmservingsim, vidur"):
+    with pytest.raises(
+        ProfileError, match="neither a folder nor <tool>:<folder> .tools: aiconfigurator, llmservingsim, vidur"
+    ):
         open_profile("vidurr:somewhere", MODEL, 1, 256, SLOW_LINK)
 
 

@@ -55,7 +55,7 @@ def test_the_simulation_cannot_be_profiled() -> None:
 
 
 def test_keys_of_the_profiler_belong_to_its_task() -> None:
-    with pytest.raises(ConfigError, match="^profile.time_budget_s: read by task=profile only"):
+    with pytest.raises(ConfigError, match="^profile.time_budget_s: task=run does not read it"):
         config("profile.time_budget_s=5")
 
 

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import GIB, Device, DeviceTooSmallError, ModelShape, activation_bytes, size_kv_pool
-from tests.simulator.builders import H100, MOE, QWEN, load_model
+from simulator.hardware import Device, ModelShape
+from simulator.memory import ACCOUNTS, GIB, DeviceTooSmallError, size_kv_pool
+from tests.simulator.builders import H100, MOE, QWEN, WINDOWED, load_model
 
 
 def summed(
@@ -52,13 +53,14 @@ def reference_s(model: ModelShape, device: Device, tp: int, step: StepWork) -> f
     layer += tokens * elementwise * b / bandwidth
     kv_token = 2 * kv_heads * model.head_dim * b
     pair_flops = 4 * heads * model.head_dim
-    layer += max(
-        step.num_context_tokens * kv_token / bandwidth,
-        step.tokens_per_decode * step.num_context_tokens * pair_flops / flops,
-    )
-    for chunk in step.chunks:
-        pairs = sum(chunk.start + i + 1 for i in range(chunk.num_tokens))
-        layer += max((chunk.start + chunk.num_tokens) * kv_token / bandwidth, pairs * pair_flops / flops)
+    windowed = model.num_sliding_layers / model.num_layers
+    for window, share in ((10**9, 1 - windowed), (model.sliding_window, windowed)):
+        contexts = min(step.num_context_tokens, step.num_decodes * window)
+        layer += share * max(contexts * kv_token / bandwidth, step.tokens_per_decode * contexts * pair_flops / flops)
+        for chunk in step.chunks:
+            pairs = sum(min(chunk.start + i + 1, window) for i in range(chunk.num_tokens))
+            read = min(chunk.start, window) + chunk.num_tokens
+            layer += share * max(read * kv_token / bandwidth, pairs * pair_flops / flops)
     if tp > 1:
         all_reduce = device.link_latency_s + 2 * (tp - 1) / tp * tokens * hidden * b / device.link_bandwidth
         layer += (2 + 1 / model.num_layers) * all_reduce  # and one of the embedding
@@ -75,7 +77,7 @@ CHUNKS = st.lists(st.tuples(st.integers(0, 3000), st.integers(1, 500), st.boolea
     st.integers(1, 3000),
     st.sampled_from([1, 1, 2, 5, 400]),
     st.sampled_from([1, 2, 4]),
-    st.sampled_from([QWEN, MOE]),
+    st.sampled_from([QWEN, MOE, WINDOWED]),
 )
 def test_step_time_is_the_sum_of_its_operators(
     chunks: list[tuple[int, int, bool]],
@@ -111,35 +113,42 @@ def test_weights_match_the_published_parameter_counts(name: str, billions: float
 
 
 def test_kv_pool_follows_the_formula() -> None:
-    llama = load_model("llama-3.1-8b")
+    llama, account = load_model("llama-3.1-8b"), ACCOUNTS["vllm"]
     assert llama.kv_bytes_per_token() == 131072  # 128 KiB, as in vLLM's log for this model
     settings = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
     for tp, block_size in ((1, 16), (2, 64), (8, 1)):
         pool = size_kv_pool(llama, H100, block_size=block_size, tensor_parallel_size=tp, **settings)  # type: ignore[arg-type]
         assert pool.block_bytes == 2 * 32 * block_size * (8 // tp) * 128 * 2
-        free = int(H100.memory_bytes * 0.9) - llama.weight_bytes(tp) - activation_bytes(llama, 8192, 256, tp)
+        held = llama.weight_bytes(tp) + llama.rotary_table_bytes + account.held_outside(H100, tp)
+        free = int(H100.memory_bytes * 0.9) - held - account.activation_bytes(llama, H100, 8192, 256, tp)
         assert pool.num_blocks == free // pool.block_bytes
         assert f"{pool.num_blocks:,} blocks" in pool.describe() and f"{pool.block_bytes:,} bytes" in pool.describe()
 
 
-def test_activations_are_those_of_the_layers_or_the_logits() -> None:
-    llama = load_model("llama-3.1-8b")
-    layers = 8192 * 2 * (2 * 4096 + 3 * 14336)
-    assert activation_bytes(llama, 8192, 256, 1) == layers
-    assert activation_bytes(llama, 16, 256, 1) == 2 * 256 * 128256 * 4
-    assert activation_bytes(replace(llama, learned_positions=2050), 8192, 256, 1) == layers + 8192 * 2 * 2 * 4096
+def test_layers_with_a_window_hold_the_window_of_each_sequence() -> None:
+    """gpt-oss-20b: half of its 24 layers, with a window of 128 tokens; a token of a layer takes 2·8·64·2 bytes."""
+    oss = load_model("gpt-oss-20b")
+    settings = {"tensor_parallel_size": 1, "gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192}
+    pool = size_kv_pool(oss, H100, block_size=16, max_num_seqs=256, **settings)  # type: ignore[arg-type]
+    assert pool.block_bytes == 12 * 16 * 2048
+    assert pool.window_bytes == 12 * 2048 * (256 * (128 + 16) + 8192)
+    left = pool.usable_bytes - pool.weight_bytes - pool.activation_bytes - pool.outside_bytes
+    assert pool.num_blocks == (left - pool.window_bytes) // pool.block_bytes
+    assert "sliding windows 1.03 GiB)" in pool.describe() and "2·layers without window·" in pool.describe()
+    whole = size_kv_pool(replace(oss, num_sliding_layers=0), H100, block_size=16, max_num_seqs=256, **settings)  # type: ignore[arg-type]
+    assert 1.9 < pool.num_blocks / whole.num_blocks < 2
+    # Windows as long as contexts, or layers that all have one: whole contexts in all layers.
+    for model in (replace(oss, sliding_window=100_000), replace(oss, num_sliding_layers=24)):
+        assert size_kv_pool(model, H100, block_size=16, max_num_seqs=256, **settings) == whole  # type: ignore[arg-type]
 
 
-def test_the_kv_pool_of_an_early_vllm_is_nearly_that_of_its_run() -> None:
-    """3,387 to 3,390 blocks, by its decisions (experiments/recovery)."""
-    opt = load_model("opt-13b")
-    assert opt.weight_bytes() / 2 / 1e9 == pytest.approx(12.853, rel=1e-3)  # its checkpoint without biases
-    a100 = replace(H100, memory_bytes=85094039552)
-    pool = size_kv_pool(
-        opt, a100, block_size=16, tensor_parallel_size=1, gpu_memory_utilization=0.92, max_num_batched_tokens=65536,
-        max_num_seqs=1024,
-    )  # fmt: skip
-    assert pool.num_blocks == pytest.approx(3388.5, rel=0.003)
+def test_a_window_is_no_more_work_than_whole_contexts() -> None:
+    for step in (summed([], 10, 50_000), summed([(3000, 500, True)], 10, 50_000), summed([], 10, 5_000)):
+        whole, windowed = (RooflineCost(model, H100).step_ns(step) for model in (QWEN, WINDOWED))
+        assert windowed < whole or step.num_context_tokens == 5_000
+        assert windowed <= whole + 1
+    prompts = [RooflineCost(WINDOWED, H100).step_ns(summed([(start, 400, True)], 0, 0)) for start in (0, 1000, 100_000)]
+    assert prompts == sorted(prompts)
 
 
 def test_a_kv_cache_in_8_bits_takes_half() -> None:

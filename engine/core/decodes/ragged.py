@@ -161,7 +161,7 @@ class RaggedDecodes:
         return limit
 
     def filling(self, ahead: int) -> abc.Iterable[tuple[Sequence, int]]:
-        """Looked at when a sequence needs its next block, or would if it did not end: with drafts that is before the last
+        """Looked at when a sequence needs its next block, or would if it went on: with drafts that is before the last
         one is full, so a block may be registered one block later than it could be."""
         findable = self.findable
         ending = self._finish.get(self.clock.step + ahead + 1, ())

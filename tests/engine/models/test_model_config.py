@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from engine.models.model_config import Llama3RopeScaling, ModelConfig, ModelError, hf_config
 
 CONF = Path(__file__).resolve().parents[3] / "conf" / "model"
+MODELS = sorted(path for path in CONF.glob("*.yaml") if path.stem != "hf")
 # `config.json` of meta-llama/Llama-3.1-8B, as transformers 4 writes it.
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -76,7 +77,7 @@ def test_missing_optional_keys_have_the_values_of_transformers() -> None:
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "low_freq_factor is missing"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu'"),
         ({"use_sliding_window": True}, "use_sliding_window=True"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config="),
+        ({"quantization_config": {"bits": 4}}, "quantization_config: quant_method=None is not supported"),
         ({"torch_dtype": "float8_e4m3fn"}, "dtype='float8_e4m3fn' is not supported"),
         ({"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide 32 heads"),
         ({"architectures": ["Qwen3MoeForCausalLM"]}, "num_experts is missing"),
@@ -123,17 +124,24 @@ def read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in shape.items()}
 
 
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
     shape = read(path)
-    if shape.get("learned_positions"):
-        with pytest.raises(ModelError, match="learned_positions=.* not supported"):
-            ModelConfig.from_shape(shape)
+    for key in ("learned_positions", "sliding_window"):
+        if shape.get(key):
+            with pytest.raises(ModelError, match=f"{key}=.* not supported"):
+                ModelConfig.from_shape(shape)
+            return
+    if shape.get("num_experts") and not shape.get("qk_norm"):
+        with pytest.raises(ModelError, match="experts with qk_norm=false are not supported by the real engine"):
+            ModelConfig.from_shape({"qk_norm": False, **shape})
         return
-    config = ModelConfig.from_shape(shape)
-    family = "llama" if "llama" in path.stem else "qwen3_moe" if shape["num_experts"] else "qwen3"
+    config = ModelConfig.from_shape({"qk_norm": False, **shape})
+    families = {"llama": "llama", "mistral": "llama", "qwen2.5": "qwen2"}
+    moe = "qwen3_moe" if "num_experts" in shape else "qwen3"
+    family = next((family for start, family in families.items() if path.stem.startswith(start)), moe)
     assert config.family == family
-    same = {key: value for key, value in shape.items() if key not in ("name", "family")}
+    same = {key: value for key, value in shape.items() if key not in ("name", "defaults")}
     assert {key: getattr(config, key) for key in same} == same
     assert (config.rope_scaling is not None) == (family == "llama")
 

@@ -133,7 +133,7 @@ def test_every_size_is_a_positive_integer_within_reason(key: str, value: Any, or
         ({"rope_parameters": [1]}, r"rope_parameters=\[1\]: must be an object"),
         ({"rope_parameters": {"rope_theta": "x"}}, "rope_parameters: rope_theta='x': must be a number"),
         ({"rope_parameters": {"rope_theta": 0}}, "rope_theta=0"),
-        ({"quantization_config": [[[[[[[[1]]]]]]]]}, "is not supported"),
+        ({"quantization_config": [[[[[[[[1]]]]]]]]}, "must be an object"),
     ],
 )
 def test_other_values_have_types_and_ranges_too(changes: dict[str, Any], message: str, folder: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
+from harness.calibration.calibrate import at_limits
 from harness.calibration.objective import misfit_of_statistics
 from harness.errors import ConfigError
 from harness.measured import load_measured
@@ -14,6 +15,7 @@ from harness.results.files import read_results
 from harness.runs import fitted as calibration
 from harness.runs.profiling import PROFILES
 from harness.runs.system import resolve
+from simulator.costs.constants import Constant
 from tests.harness.builders import config
 from tests.harness.measured_builders import calibrate, made_up, pretend_measured, write_distserve, write_llmservingsim
 
@@ -150,9 +152,24 @@ def test_a_fit_says_what_differs_from_the_measured_run(tmp_path: Path, capsys: p
     run = load_measured(f"llmservingsim:{folder}")
     assert found.was_fitted_on_another_run(run.requests_sha256(), "another run's", "all")
     assert not found.was_fitted_on_another_run(run.requests_sha256(), run.data_sha256(), "all")
-    calibrate(tmp_path / "again", f"llmservingsim:{folder}", *settings, f"cost.calibration={found.path}", "device=h200")
+    again = [*settings, f"cost.calibration={found.path}", "device=h200"]
+    with pytest.raises(ConfigError, match="fitted on NVIDIA H100 80GB HBM3, simulated is NVIDIA H200"):
+        calibrate(tmp_path / "again", f"llmservingsim:{folder}", *again)
+    calibrate(tmp_path / "again", f"llmservingsim:{folder}", *again, "cost.other_device=true")
     (warning,) = found.other_systems(resolve(config("device=h200")).fitted_for())
     assert f"! {warning}" in capsys.readouterr().out
+
+
+def test_every_constant_at_a_limit_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In the file and on the terminal; one that began at its limit and stayed, too."""
+    constants = {"fast": Constant(0.5, 0.0, 1.0), "still": Constant(0.0, 0.0, 1.0), "free": Constant(0.5, 0.0, 1.0)}
+    found = at_limits(constants, {"fast": 0.9999, "still": 0.0, "free": 0.4})
+    assert found == {"fast": "upper limit 1", "still": "lower limit 0, where the fit began"}
+    pretend_measured(tmp_path / "a", *SHORT, "device.step_overhead_s=0.5")
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=40"]
+    fit = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only)
+    assert OmegaConf.load(fit.path).objective.at_limit == {"step_overhead_s": "upper limit 0.02"}
+    assert "! step_overhead_s is at its upper limit 0.02" in capsys.readouterr().out
 
 
 def test_an_unknown_constant_is_refused_with_those_there_are(tmp_path: Path) -> None:

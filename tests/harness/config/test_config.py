@@ -60,12 +60,12 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (
             ["+engine.compres=true"],
             "engine.compres: unknown key; did you mean 'compress'? "
-            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps)",
+            "(allowed here: compress, cache_outputs, kv_cache_dtype, max_lookahead_steps, memory_account)",
         ),
-        (["+cost.x=1"], "cost.x: unknown key (allowed here: calibration)"),
+        (["cost=roofline", "+cost.x=1"], "cost.x: unknown key (allowed here: calibration, other_device)"),
         (
             ["+device.flops.b16=1e12"],
-            "device.flops.b16: unknown key; did you mean 'bf16'? (allowed here: bf16, fp8, fp32)",
+            "device.flops.b16: unknown key; did you mean 'bf16'? (allowed here: bf16, fp8, int8, fp4, fp32)",
         ),
         (["trace=synthetic", "trace.prompt.min=0"], "trace.prompt.min=0: must be an integer >= 1 and <= 2147483647"),
         (["trace=shared_prefix", "trace.suffix.high=1"], "trace.suffix.high=1: must be >= low=32"),

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.validation.metrics import align, comparison, part_of, statistics
+from harness.validation.metrics import align, comparison, part_of, statistics, with_request_errors
 from harness.validation.steps import deviations
 from tests.harness.measured_builders import made_up
 
@@ -88,3 +88,26 @@ def test_the_halves_are_all_requests_once() -> None:
     rows = list(range(7))
     assert rows[part_of(7, "first_half")] + rows[part_of(7, "second_half")] == rows[part_of(7, "all")] == rows
     assert len(rows[part_of(7, "first_half")]) == 3
+
+
+def test_errors_of_single_requests_do_not_compensate() -> None:
+    measured = made_up()
+    factors = np.resize([0.5, 1.5], len(measured))
+    simulated = measured.assign(ttft=measured["ttft"] * factors, e2el=measured["e2el"] * 1.1)
+    table = comparison(statistics(measured), statistics(simulated))
+    found = with_request_errors(table, measured, simulated, [measured.assign(ttft=measured["ttft"] * 1.02)])
+    assert len(found) == len(table) + 4
+    names = list(zip(found["metric"], found["statistic"], strict=True))
+    assert names[4:7] == [("ttft", "p99"), ("ttft", "request_mape"), ("ttft", "request_p99")]
+    errors = found.set_index(["metric", "statistic"])
+    assert errors["error_pct"]["ttft", "request_mape"] == pytest.approx(50)
+    assert errors["error_pct"]["e2el", "request_p99"] == pytest.approx(10)
+    assert errors["noise_floor_pct"]["ttft", "request_mape"] == pytest.approx(2)
+
+
+def test_requests_that_one_side_refused_have_no_error() -> None:
+    measured = made_up()
+    refused = measured.assign(status="refused")
+    found = with_request_errors(comparison(statistics(measured), {}), measured, refused)
+    of_requests = found[found["statistic"].isin(["request_mape", "request_p99"])]
+    assert len(of_requests) == 4 and of_requests["error_pct"].isna().all()

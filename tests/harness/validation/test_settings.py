@@ -41,6 +41,9 @@ def test_published_runs_differ_from_another_configuration_only(name: str, model:
         ({"kv_cache_dtype": "auto"}, True),
         ({"kv_cache_dtype": "bfloat16"}, True),
         ({"kv_cache_dtype": "fp8_e4m3"}, False),
+        ({"quantization": None}, True),
+        ({"quantization": "compressed-tensors"}, True),
+        ({"quantization": "fp8"}, False),
         ({"max_model_len": None}, True),
         ({"max_model_len": 40960}, True),
         ({"max_model_len": 4096}, False),
@@ -58,6 +61,7 @@ def test_formats_of_eight_bits_are_alike() -> None:
     assert different_settings({"kv_cache_dtype": "fp8_e4m3"}, config("engine.kv_cache_dtype=fp8")) == []
     (line,) = different_settings({"kv_cache_dtype": "auto"}, config("engine.kv_cache_dtype=fp8"))
     assert line == "kv_cache_dtype=fp8 simulated, auto measured"
+    assert different_settings({"quantization": "fp8"}, config("quantization=fp8_block")) == []
 
 
 def test_a_run_of_another_device_or_other_threads_than_the_profile_is_told() -> None:

@@ -223,7 +223,7 @@ def test_constants_fitted_on_another_run_of_the_same_requests_are_called_so(tmp_
 def test_constants_of_another_system_are_called_so(system: dict[str, Any], warning: str | None, tmp_path: Path) -> None:
     path = write_distserve(tmp_path / "m.exp", made_up())
     fitted = fitted_on(tmp_path / "calibration.yaml", **system)
-    found = compare(f"distserve:{path}", tmp_path / "out", f"cost.calibration={fitted}")
+    found = compare(f"distserve:{path}", tmp_path / "out", f"cost.calibration={fitted}", "cost.other_device=true")
     expected = [] if warning is None else [f"{fitted}: {warning}"]
     assert [each for each in found["warnings"] if "fitted with" in each] == expected
 

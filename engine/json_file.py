@@ -1,4 +1,4 @@
-"""Reads the JSON files of a model folder; every value is checked for its type and its range."""
+"""Reads the JSON files of a model folder; every value is checked for its type and its range. Imports no torch."""
 
 from __future__ import annotations
 

@@ -1,0 +1,95 @@
+"""Simulations of all rows of a case, by the functions of task=validate; a profile is compiled once for all its rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from experiments import composed
+from experiments.inferencex.cases import Case
+from harness.errors import ConfigError
+from harness.measured.inferencex import Rows, read_rows
+from harness.runs.system import System
+from harness.validation.closed_loops import simulate_row, system_of, with_errors
+from simulator.importers import open_profile
+from simulator.importers.aiconfigurator.compile import steps_table
+from simulator.importers.aiconfigurator.rules import HOST, Host
+from simulator.importers.llmservingsim import graph_sizes
+from simulator.profile.profile import Profile, ProfileError
+
+
+class CaseRows:
+    """The rows of one case, resolved once and simulated as often as asked.
+
+    Args:
+        data: silicon_sample.csv.
+        root: folder of aiconfigurator_core; None takes the installed package.
+
+    Raises:
+        ConfigError: the database has no operators for the case.
+    """
+
+    def __init__(self, case: Case, data: Path, root: str | None) -> None:
+        self.case = case
+        self.config = composed(*case.overrides())
+        system = self.config.device.aiconfigurator_system
+        assert system is not None
+        select = {
+            "model_path": case.model_path, "system": system, "precision": case.precision, "backend": "vllm",
+        }  # fmt: skip
+        self.rows: Rows = read_rows(data, select)
+        self._source = ":".join(filter(None, ("aiconfigurator", root, system)))
+        self._profiles: dict[int, Profile] = {}
+        bare = self.config.model_copy(update={"cost": composed("cost=roofline").cost})
+        self._systems = [system_of(bare, row, case.max_num_seqs) for row in self.each()]
+
+    def simulate(self, host: Host = HOST, only: list[int] | None = None) -> pd.DataFrame:
+        """The rows with simulated times and errors, with these times of the host; `only` names places of rows."""
+        places = range(len(self._systems)) if only is None else only
+        chosen = self.rows.table.iloc[list(places)].reset_index(drop=True)
+        simulated: list[dict[str, Any]] = []
+        for place, row in zip(places, chosen.itertuples(index=False), strict=True):
+            system = self._priced(self._systems[place], host)
+            simulated.append(simulate_row(system, row, self.config.validation, self.config.seed))
+        return with_errors(chosen, simulated)
+
+    def drop_duplicates(self) -> None:
+        """Keep one of the rows that were measured alike: the file repeats some under other names."""
+        kept = ~self.rows.table.drop(columns="id").duplicated()
+        self._systems = [system for system, is_kept in zip(self._systems, kept, strict=True) if is_kept]
+        self.rows.left_out["repeated"] = int((~kept).sum())
+        self.rows = self.rows._replace(table=self.rows.table[kept].reset_index(drop=True))
+
+    def each(self) -> Iterator[Any]:
+        return self.rows.table.itertuples(index=False)
+
+    def _priced(self, system: System, host: Host) -> System:
+        """`system` with the profile of its ranks, its CUDA graphs and this host."""
+        ranks = system.tensor_parallel_size
+        if ranks not in self._profiles:
+            try:
+                self._profiles[ranks] = open_profile(self._source, system.model, ranks, 256, system.device)
+            except ProfileError as error:
+                raise ConfigError(f"{self.case.key}: {error}") from None
+        compiled = self._profiles[ranks]
+        meta = replace(
+            compiled.meta,
+            token_buckets=_graphs(self.case, system.max_num_seqs),
+            eager_step_us=host.eager_layer_us * system.model.num_layers,
+            synchronous_step_us=host.synchronous_step_us,
+            synchronous_sequence_us=host.synchronous_sequence_us,
+        )
+        profile = Profile(meta, {**compiled.tables, "steps": steps_table(host)})
+        return replace(system, cost=self.config.cost, profile=profile)
+
+
+def _graphs(case: Case, max_num_seqs: int) -> tuple[int, ...]:
+    """Token counts of the server's CUDA graphs; beyond vLLM's own choice in steps of 16."""
+    if case.max_graph_tokens is None:
+        return graph_sizes(max_num_seqs)
+    own = graph_sizes(case.max_graph_tokens)
+    return (*own, *range(own[-1] + 16, case.max_graph_tokens + 1, 16))

@@ -1,0 +1,1 @@
+"""The KV pool of vLLM: our formula beside published log lines."""

@@ -1,0 +1,91 @@
+"""The published log lines of vLLM (lines.csv), and what our formula says for the same settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pandas as pd
+import yaml
+
+from simulator.hardware import Device, ModelShape
+from simulator.memory import GIB, KVPool, size_kv_pool
+from simulator.quantization import QUANTIZATIONS
+
+_FOLDER = Path(__file__).parent
+_SIZES = (
+    "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size", "vocab_size",
+    "max_position_embeddings",
+)  # fmt: skip
+_EXPERTS = ("num_experts", "num_experts_per_token", "moe_intermediate_size")
+_BLOCK = 16  # tokens, vLLM's default
+_SORTS_LOGITS_BEFORE = (0, 17)
+
+
+def read_lines() -> pd.DataFrame:
+    """lines.csv; see its header. `tokens` is NaN where only GiB were published."""
+    return pd.read_csv(_FOLDER / "lines.csv", dtype={"vllm": str, "fitted": str}).fillna({"fitted": ""})
+
+
+def with_predictions(lines: pd.DataFrame) -> pd.DataFrame:
+    """`lines` with predicted_gib, predicted_tokens and error_pct, of tokens where they were published, else of GiB."""
+    pools = [predicted(row) for _, row in lines.iterrows()]
+    out = lines.assign(
+        predicted_tokens=[pool.num_tokens for pool in pools],
+        predicted_gib=[pool.num_blocks * pool.block_bytes / GIB for pool in pools],
+    )
+    of_tokens, of_gib = out["predicted_tokens"] / out["tokens"] - 1, out["predicted_gib"] / out["kv_gib"] - 1
+    return out.assign(error_pct=100 * of_tokens.fillna(of_gib))
+
+
+def predicted(line: pd.Series) -> KVPool:
+    """Our KV pool for the settings of a line."""
+    return size_kv_pool(
+        shape(line["model"], line["quantization"], line["dtype"], line["kv_cache_dtype"]),
+        card(line["card"]),
+        block_size=_BLOCK,
+        tensor_parallel_size=int(line["gpus"]),
+        gpu_memory_utilization=float(line["gpu_memory_utilization"]),
+        max_num_batched_tokens=int(line["max_num_batched_tokens"]),
+        max_num_seqs=int(line["max_num_seqs"]),
+        memory_account=account(line["vllm"]),
+    )
+
+
+def account(version: str) -> str:
+    """The memory account of a version of vLLM, `major.minor`."""
+    major, minor = version.split()[0].split(".")[:2]
+    return "vllm_0.9" if (int(major), int(minor)) < _SORTS_LOGITS_BEFORE else "vllm"
+
+
+def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> ModelShape:
+    """A model of shapes.yaml."""
+    known = yaml.safe_load((_FOLDER / "shapes.yaml").read_text())[name]
+    is_single = dtype == "float32"
+    model = ModelShape(
+        name=name,
+        tie_word_embeddings=known.get("tied", False),
+        dtype="fp32" if is_single else "bf16",
+        dtype_bytes=4 if is_single else 2,
+        kv_dtype_bytes=1 if kv_cache_dtype == "fp8" else None,
+        quantization=QUANTIZATIONS[quantization],
+        **dict(zip(_SIZES, known["sizes"], strict=True)),
+    )
+    return replace(model, **dict(zip(_EXPERTS, known.get("experts", (0, 0, 0)), strict=True)))
+
+
+def card(name: str) -> Device:
+    """A card of cards.yaml; rates, which the pool does not depend on, are 1."""
+    known = yaml.safe_load((_FOLDER / "cards.yaml").read_text())[name]
+    return Device(
+        name=name,
+        memory_bytes=round(known["memory_gib"] * GIB),
+        memory_bandwidth=1.0,
+        flops={"bf16": 1.0, "fp32": 1.0},
+        memory_efficiency=1.0,
+        flops_efficiency=1.0,
+        link_bandwidth=known["link"],
+        link_latency_s=0.0,
+        step_overhead_s=0.0,
+        multiprocessors=known["multiprocessors"],
+    )

@@ -1,0 +1,165 @@
+"""Sizes of a model, read from the `config.json` of its Hugging Face folder for `model=hf model.config=<path>`.
+
+    family     q and k normed    experts of width           layers with a sliding window
+    Qwen2      no                                           from max_window_layers on, if use_sliding_window
+    Qwen3      yes               moe_intermediate_size      the same
+    Llama      no                                           none
+    Mistral    no                                           all, if sliding_window is given
+    Mixtral    no                intermediate_size          all, if sliding_window is given
+    gpt-oss    no                intermediate_size          every other one
+
+`layer_types`, where a file states it, says which layers have a window. What the simulator has no sizes for (latent
+attention, state-space layers, shared experts, other towers) is refused by name. The format of the weights is read by
+`harness.config.huggingface_weights`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+from engine.json_file import Fields, ModelError, read_json, shown
+from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts, read_sizes
+from harness.config.huggingface_weights import read_quantization
+from harness.errors import ConfigError
+
+_CONFIG = "config.json"
+_Dtype = Literal["float32", "bfloat16", "float16"]
+
+
+class _Family(NamedTuple):
+    """What the architecture decides, and no key of the file."""
+
+    qk_norm: bool = False
+    head_dim: int | None = None  # where the file states none
+    experts_of: str | None = None  # the key with the width of an expert
+    windows: Literal["none", "late", "all", "alternate"] = "none"
+
+
+_FAMILIES = {
+    "Qwen2ForCausalLM": _Family(windows="late"),
+    "Qwen3ForCausalLM": _Family(qk_norm=True, head_dim=128, windows="late"),
+    "Qwen3MoeForCausalLM": _Family(qk_norm=True, experts_of="moe_intermediate_size", windows="late"),
+    "LlamaForCausalLM": _Family(),
+    "MistralForCausalLM": _Family(windows="all"),
+    "MixtralForCausalLM": _Family(experts_of="intermediate_size", windows="all"),
+    "GptOssForCausalLM": _Family(head_dim=64, experts_of="intermediate_size", windows="alternate"),
+}
+# What a key means if it is there and neither null, false, 0 nor empty.
+_NOT_SUPPORTED = {
+    "multi-head latent attention": ("kv_lora_rank", "q_lora_rank"),
+    "sparse attention": ("index_topk", "index_n_heads", "sparse_attention_config"),
+    "an encoder beside the decoder": ("is_encoder_decoder", "encoder_layers"),
+    "state-space or linear-attention layers": (
+        "ssm_state_size", "mamba_d_state", "mamba_num_heads", "hybrid_override_pattern", "linear_num_key_heads",
+        "linear_attn_config", "full_attention_interval",
+    ),
+    "shared experts": (
+        "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size", "shared_intermediate_size",
+    ),
+    "dense layers among those with experts": ("first_k_dense_replace", "mlp_only_layers"),
+    "layers of different sizes": ("block_configs",),
+    "a tower for images or sound": ("vision_config", "audio_config", "text_config"),
+}  # fmt: skip
+_WINDOWED, _FULL = "sliding_attention", "full_attention"
+
+
+def resolve_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of `model` with those that `model.config` leaves to its file; a key that is given counts, null does not.
+
+    Raises:
+        ConfigError: the file cannot be read, or is of a model that the simulator does not know.
+    """
+    given = {key: value for key, value in model.items() if key != "config" and value is not None}
+    path = model["config"]
+    if not isinstance(path, str) or not path:
+        raise ConfigError(f"model.config={path!r}: must be the path of a {_CONFIG} or of the folder that holds it")
+    try:
+        return _read_model(Path(path).expanduser(), with_weights="quantization" not in given) | given
+    except ModelError as error:
+        raise ConfigError(f"model.config={path!r}: {error}") from None
+
+
+def _read_model(path: Path, *, with_weights: bool) -> dict[str, Any]:
+    """The keys of the group `model` for a `config.json` or the folder that holds one; raises ModelError."""
+    if os.path.isdir(path):  # unlike Path.is_dir false for every path that cannot be one
+        path /= _CONFIG
+    data = read_json(path)
+    model = sizes_of(data)
+    if with_weights:
+        model["quantization"] = read_quantization(path, data, has_experts=bool(model["num_experts"]))
+    return {"name": _name(path, data), **model}
+
+
+def sizes_of(data: Mapping[str, Any]) -> dict[str, Any]:
+    """The sizes in the contents of a `config.json`, as keys of the group `model`; raises ModelError."""
+    fields = Fields(data, _CONFIG)
+    text = data.get("text_config")  # where a tower feeds a language model, it has the sizes of that
+    inner = text if isinstance(text, Mapping) else {}
+    for what, keys in _NOT_SUPPORTED.items():
+        if there := next((key for key in keys if data.get(key) or inner.get(key)), None):
+            raise ModelError(f"{what} ({there}) cannot be simulated")
+    family = _family_of(fields)
+    sizes = read_sizes(fields, family.head_dim)
+    model: dict[str, Any] = sizes._asdict() | {"dtype": _dtype_of(fields), "qk_norm": family.qk_norm}
+    if family.experts_of:
+        if (step := fields.count("decoder_sparse_step", 1, most=MOST_LAYERS)) != 1:
+            raise ModelError(f"dense layers among those with experts (decoder_sparse_step={step}) cannot be simulated")
+        model["num_experts"], model["num_experts_per_token"] = read_num_experts(fields)
+        model["moe_intermediate_size"] = fields.count(family.experts_of, most=MOST_WIDTH)
+    else:
+        model |= {"num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0}
+    return model | _windows(fields, family, sizes.num_layers, sizes.max_position_embeddings)
+
+
+def _family_of(fields: Fields) -> _Family:
+    names = fields.texts("architectures")
+    for name in names:
+        if name in _FAMILIES:
+            return _FAMILIES[name]
+    raise ModelError(f"architecture {shown(names)} is not known, only {', '.join(_FAMILIES)}")
+
+
+def _dtype_of(fields: Fields) -> str:
+    """`dtype` (transformers 5) or `torch_dtype` (4); bfloat16 where neither is given, which engines then serve."""
+    dtype = fields.data.get("dtype") or fields.data.get("torch_dtype") or "bfloat16"
+    if dtype not in get_args(_Dtype):
+        raise ModelError(f"{_CONFIG}: dtype={shown(dtype)}: must be {', '.join(get_args(_Dtype))}")
+    return str(dtype)
+
+
+def _windows(fields: Fields, family: _Family, num_layers: int, longest: int) -> dict[str, int]:
+    """The window and the number of layers that have it; a window of the longest context is none."""
+    none = {"sliding_window": 0, "num_sliding_layers": 0}
+    if fields.data.get("sliding_window") is None or family.windows == "none":
+        return none
+    if family.windows == "late" and not fields.flag("use_sliding_window"):
+        return none
+    window = fields.count("sliding_window", most=MOST_TOKENS)
+    num_sliding = _num_sliding(fields, family, num_layers)
+    return {"sliding_window": window, "num_sliding_layers": num_sliding} if window < longest and num_sliding else none
+
+
+def _num_sliding(fields: Fields, family: _Family, num_layers: int) -> int:
+    if fields.data.get("layer_types") is not None:
+        kinds = fields.texts("layer_types")
+        if other := next((kind for kind in kinds if kind not in (_WINDOWED, _FULL)), None):
+            raise ModelError(f"layers of type {shown(other)} cannot be simulated")
+        if len(kinds) != num_layers:
+            raise ModelError(f"{_CONFIG}: layer_types has {len(kinds)} values for {num_layers} layers")
+        return list(kinds).count(_WINDOWED)
+    if family.windows == "late":
+        return max(0, num_layers - fields.count("max_window_layers", num_layers, least=0, most=MOST_LAYERS))
+    return (num_layers + 1) // 2 if family.windows == "alternate" else num_layers
+
+
+def _name(path: Path, data: Mapping[str, Any]) -> str:
+    """The model's name: of its folder, of its place in the hub's cache, or of a file that is not called config.json."""
+    hub = next((part for part in reversed(path.absolute().parts) if part.startswith("models--")), None)
+    if hub:
+        return hub.removeprefix("models--").replace("--", "/")
+    if path.name != _CONFIG:
+        return path.stem.removesuffix("_config").replace("--", "/")
+    return path.absolute().parent.name or str(data["architectures"][0])

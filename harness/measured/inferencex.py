@@ -1,0 +1,96 @@
+"""Public measurements of many configurations: `silicon_sample.csv` of aiconfigurator, from InferenceX and others.
+
+One row is one closed-loop benchmark of a server: a number of clients, each of which sends its next request when it has
+the answer to the last. The file gives TTFT and TPOT; it does not say of which statistic, nor how the client drew
+lengths and started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from harness.errors import MeasuredRunError
+
+_NUMBERS = ("isl", "osl", "batch_size", "tp_size", "silicon_ttft_ms", "silicon_tpot_ms")
+_TEXTS = ("id", "backend", "backend_version", "model_path", "system", "precision", "mode")
+_OTHER_PARALLELISM = ("pp_size", "attention_dp_size", "moe_ep_size")
+_LARGEST = 1e9
+
+
+class Rows(NamedTuple):
+    """Measurements of one model on one system.
+
+    Attributes:
+        table: id, isl, osl (tokens), concurrency, tensor_parallel_size, ttft_ms, tpot_ms.
+        left_out: number of selected rows that are not simulated, by reason.
+    """
+
+    table: pd.DataFrame
+    left_out: dict[str, int]
+
+
+def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
+    """The rows whose columns have the values of `select`; those of an aggregated server that shares tensors only.
+
+    Raises:
+        MeasuredRunError: the file cannot be read or has other columns, no row is selected, or rows of several models,
+            systems, backends or precisions are.
+    """
+    try:
+        table = pd.read_csv(path)
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise MeasuredRunError(f"{path}: cannot be read: {str(error).splitlines()[0]}") from None
+    if absent := [name for name in (*_NUMBERS, *_TEXTS) if name not in table.columns]:
+        raise MeasuredRunError(f"{path}: no column {', '.join(absent)}")
+    for name, value in select.items():
+        if name not in table.columns:
+            raise MeasuredRunError(f"validation.select.{name}: {path} has no such column ({', '.join(table.columns)})")
+        table = table[table[name].astype(object).fillna("nan").astype(str) == value]
+    if table.empty:
+        chosen = ", ".join(f"{name}={value}" for name, value in select.items())
+        raise MeasuredRunError(f"{path}: no row with {chosen or 'any value'}")
+    for name in ("model_path", "system", "backend", "precision"):
+        values = sorted(table[name].astype(str).unique())
+        if len(values) > 1:
+            raise MeasuredRunError(
+                f"{path}: rows of several kinds; choose validation.select.{name}= {', '.join(values)}"
+            )
+    return _usable(path, table)
+
+
+def _usable(path: Path, table: pd.DataFrame) -> Rows:
+    numbers = table[list(_NUMBERS)].apply(pd.to_numeric, errors="coerce")
+    is_sound = (numbers.gt(0) & numbers.lt(_LARGEST)).all(axis=1) & (numbers["osl"] > 1)
+    is_alone = table["mode"] == "agg"
+    shares_tensors = pd.Series(True, table.index)
+    for name in _OTHER_PARALLELISM:
+        if name in table.columns:
+            shares_tensors &= ~(pd.to_numeric(table[name], errors="coerce") > 1)
+    if "moe_tp_size" in table.columns:  # experts on more GPUs than attention: replicas of attention
+        shares_tensors &= ~(pd.to_numeric(table["moe_tp_size"], errors="coerce") > numbers["tp_size"])
+    reasons = {
+        "not numbers above 0": ~is_sound,
+        "prefill and decode on different GPUs": is_sound & ~is_alone,
+        "pipeline, data or expert parallelism": is_sound & is_alone & ~shares_tensors,
+    }
+    used = numbers[is_sound & is_alone & shares_tensors]
+    if used.empty:
+        raise MeasuredRunError(f"{path}: none of the {len(table)} selected rows can be simulated")
+    whole = ("isl", "osl", "batch_size", "tp_size")
+    rows = used.astype(dict.fromkeys(whole, np.int64)).rename(
+        columns={
+            "batch_size": "concurrency",
+            "tp_size": "tensor_parallel_size",
+            "silicon_ttft_ms": "ttft_ms",
+            "silicon_tpot_ms": "tpot_ms",
+        }
+    )
+    rows.insert(0, "id", table.loc[rows.index, "id"].astype(str))
+    order = ["isl", "osl", "tensor_parallel_size", "concurrency"]
+    left_out = {reason: int(rows_.sum()) for reason, rows_ in reasons.items() if rows_.any()}
+    return Rows(rows.sort_values(order).reset_index(drop=True), left_out)

@@ -1,0 +1,206 @@
+"""task=validate of public measurements: each row is simulated as a closed loop at its concurrency.
+
+Each client sends `requests_per_client` requests, with lengths drawn uniformly between `length_ratio` times the stated
+length and the stated length, as InferenceX's client does. TTFT and TPOT are means over requests.
+
+A row is named implausible if the server would have had to compute faster than the device's large matrix products do:
+requests/s, from the measured latencies, times 2·parameters·tokens operations; or if its TPOT is too short to read the
+weights and the running requests' KV once at the datasheet's bandwidth. It is scored like the others.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from rich.console import Console
+from rich.table import Table
+
+from harness.config import RunConfig
+from harness.config.validation import ValidationConfig
+from harness.errors import ConfigError
+from harness.measured.inferencex import Rows, read_rows
+from harness.results.files import ERRORS, VALIDATION, write_whole
+from harness.runs.simulated import SimulatedEngine
+from harness.runs.system import System, resolve
+from harness.workload.arrivals import ClosedLoop
+from harness.workload.trace import Trace, trace_table
+
+KIND = "inferencex"
+_FIGURE = "validation_rows.png"
+
+
+def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict[str, Any]:
+    """Simulate every selected row and write their errors; returns the content of validation.json.
+
+    Raises:
+        TwinServeError: the file or the configuration cannot be used.
+    """
+    assert config.validation.measured is not None
+    path = Path(config.validation.measured.partition(":")[2]).expanduser()
+    rows = read_rows(path, _selection(config))
+    simulated = [
+        simulate_row(system_of(config, row), row, config.validation, config.seed)
+        for row in rows.table.itertuples(index=False)
+    ]
+    table = with_errors(rows.table, simulated)
+    document = _document(config, path, table, rows)
+    write_whole(output_dir / ERRORS, lambda temporary: table.to_csv(temporary, index=False))
+    text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    write_whole(output_dir / VALIDATION, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    if config.plots:
+        from harness.plots.closed_loops import draw_rows  # imported late, as it brings matplotlib
+        from harness.plots.style import save
+
+        save(draw_rows(table, _subtitle(config, path)), output_dir / _FIGURE)
+    _print(document, table, console)
+    console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
+    return document
+
+
+def _selection(config: RunConfig) -> dict[str, str]:
+    """The columns that rows must match: what the user says, and the system of the configured device."""
+    chosen = dict(config.validation.select)
+    system = config.device.aiconfigurator_system
+    if system is None:
+        raise ConfigError(f"device={config.device.name}: has no aiconfigurator_system, by which rows name their GPU")
+    if chosen.setdefault("system", system) != system:
+        raise ConfigError(f"validation.select.system={chosen['system']}: the device is {system}")
+    return {"backend": "vllm", **chosen}
+
+
+def system_of(config: RunConfig, row: Any, max_num_seqs: int | None = None) -> System:
+    """The system that a row measured: its GPUs, and by default seats for as many requests as there are clients."""
+    concurrency = int(row.concurrency)
+    update = {
+        "tensor_parallel_size": int(row.tensor_parallel_size),
+        "max_num_seqs": max_num_seqs or concurrency,
+        "max_num_batched_tokens": max(config.max_num_batched_tokens, max_num_seqs or concurrency),
+    }
+    return resolve(config.model_copy(update=update))
+
+
+def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) -> dict[str, Any]:
+    """Mean TTFT and TPOT in ms of the closed loop of a row, and the share of the device's rate that it implies.
+
+    Raises:
+        ConfigError: a request does not fit.
+    """
+    concurrency = int(row.concurrency)
+    num_requests = client.requests_per_client * concurrency
+    rng = np.random.default_rng(seed)
+    columns: dict[str, Any] = {"arrival_time": np.zeros(num_requests)}
+    for name, length in (("num_prompt_tokens", row.isl), ("num_output_tokens", row.osl)):
+        shortest = max(1, round(client.length_ratio * length))
+        columns[name] = rng.integers(shortest, length + 1, num_requests)
+    trace = Trace(row.id, trace_table(columns), row.id)
+    engine = SimulatedEngine(system, trace, ClosedLoop(num_requests, concurrency))
+    engine.run()
+    requests = engine.recorder.tables(trace, engine.unfinished()).requests
+    finished = requests[requests["status"] == "finished"]
+    if len(finished) < num_requests:
+        raise ConfigError(f"{row.id}: {num_requests - len(finished)} requests were refused in the simulation")
+    return {
+        "simulated_ttft_ms": 1e3 * finished["ttft"].mean(),
+        "simulated_tpot_ms": 1e3 * finished["tpot"].mean(),
+        "implied_share_of_flops": _share_of_flops(system, row, client.length_ratio),
+        "implied_share_of_bandwidth": _share_of_bandwidth(system, row, client.length_ratio),
+    }
+
+
+def with_errors(rows: pd.DataFrame, simulated: list[dict[str, Any]]) -> pd.DataFrame:
+    """`rows` with what was simulated, and the errors of TTFT and TPOT in percent."""
+    table = rows.join(pd.DataFrame(simulated))
+    for name in ("ttft", "tpot"):
+        table[f"{name}_error_pct"] = 100 * (table[f"simulated_{name}_ms"] / table[f"{name}_ms"] - 1)
+    return table
+
+
+def _share_of_flops(system: System, row: Any, length_ratio: float) -> float:
+    """Operations/s that the measured latencies imply, as a share of what large matrix products of the device reach."""
+    model, device = system.model, system.device
+    mean = (1 + length_ratio) / 2
+    seconds = (row.ttft_ms + (mean * row.osl - 1) * row.tpot_ms) / 1e3
+    requests_per_s = row.concurrency / seconds
+    experts_used = max(1, model.num_experts_per_token)
+    weights = sum(rows * columns for rows, columns in model.attention_matrices())
+    weights += experts_used * sum(rows * columns for rows, columns in model.mlp_matrices())
+    operations = requests_per_s * mean * (row.isl + row.osl) * 2 * model.num_layers * weights
+    arithmetic = model.quantization.arithmetic
+    peak = device.flops.get(arithmetic or model.dtype, device.flops[model.dtype])
+    return float(operations / (row.tensor_parallel_size * peak * device.flops_efficiency))
+
+
+def _share_of_bandwidth(system: System, row: Any, length_ratio: float) -> float:
+    """Bytes/s that the measured TPOT implies, as a share of the datasheet's: a step reads weights and running KV."""
+    model, ranks = system.model, system.tensor_parallel_size
+    if model.num_experts or model.num_sliding_layers:
+        return 0.0  # which experts and which tokens are read is not known
+    context = (1 + length_ratio) / 2 * (row.isl + row.osl / 2)
+    num_tokens = min(row.concurrency * context, system.pool.num_tokens)
+    read = model.weight_bytes(ranks) - model.vocab_size * model.hidden_size * model.dtype_bytes / ranks
+    read += num_tokens * model.kv_bytes_per_token(ranks)
+    return float(read / (row.tpot_ms / 1e3 * system.device.memory_bandwidth))
+
+
+def _document(config: RunConfig, path: Path, table: pd.DataFrame, rows: Rows) -> dict[str, Any]:
+    implausible = table[(table["implied_share_of_flops"] > 1) | (table["implied_share_of_bandwidth"] > 1)]
+    return {
+        "kind": KIND,
+        "measured": str(path),
+        "select": _selection(config),
+        "model": config.model.name,
+        "device": config.device.name,
+        "client": {
+            "length_ratio": config.validation.length_ratio,
+            "requests_per_client": config.validation.requests_per_client,
+        },
+        "rows": len(table),
+        "left_out": rows.left_out,
+        "implausible": implausible["id"].tolist(),
+        "errors": {name: summarized(table[f"{name}_error_pct"]) for name in ("ttft", "tpot")},
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def summarized(errors_pct: pd.Series[float]) -> dict[str, float]:
+    """Median and 90th percentile of the absolute errors, and the median signed error, in percent."""
+    return {
+        "median_abs_pct": float(errors_pct.abs().median()),
+        "p90_abs_pct": float(errors_pct.abs().quantile(0.9)),
+        "median_pct": float(errors_pct.median()),
+    }
+
+
+def _subtitle(config: RunConfig, path: Path) -> str:
+    chosen = ", ".join(f"{name} {value}" for name, value in _selection(config).items())
+    return f"MEASURED: {path.name}, {chosen} · SIMULATED: {config.model.name} on {config.device.name}"
+
+
+def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> None:
+    shown = Table(title=f"{document['model']} on {document['device']}: measured and simulated closed loops, ms")
+    for name in ("prompt", "output", "GPUs", "clients", "TTFT", "sim.", "error", "TPOT", "sim.", "error"):
+        shown.add_column(name, justify="right", no_wrap=True)
+    for row in table.itertuples(index=False):
+        times = (
+            f"{row.ttft_ms:.0f}", f"{row.simulated_ttft_ms:.0f}", f"{row.ttft_error_pct:+.0f}%",
+            f"{row.tpot_ms:.1f}", f"{row.simulated_tpot_ms:.1f}", f"{row.tpot_error_pct:+.0f}%",
+        )  # fmt: skip
+        shape = (row.isl, row.osl, row.tensor_parallel_size, row.concurrency)
+        shown.add_row(*map(str, shape), *times)
+    console.print(shown)
+    for name in ("ttft", "tpot"):
+        of = document["errors"][name]
+        console.print(
+            f"{name.upper()}  median error {of['median_abs_pct']:.1f} %, 90th percentile {of['p90_abs_pct']:.1f} %, "
+            f"signed {of['median_pct']:+.1f} %"
+        )
+    for reason, count in document["left_out"].items():
+        console.print(f"! {count} rows left out: {reason}")
+    if document["implausible"]:
+        console.print(
+            f"! {len(document['implausible'])} rows imply more operations/s or bytes/s than the device reaches"
+        )

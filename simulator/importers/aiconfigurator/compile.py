@@ -1,0 +1,205 @@
+"""Compiles a profile of one model from the operator times of a database.
+
+aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
+aiconfigurator:h100_sxm/vllm/0.24.0      a version
+aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+
+table of the profile    from
+tokens                  GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
+sequences               GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
+attention               context and generation attention
+all_reduce              all-reduces in CUDA graphs (`communication`)
+steps                   the host's share of a step, by `rules`
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from simulator.hardware import Device, ModelShape
+from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
+from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fuses_norms
+from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
+from simulator.importers.aiconfigurator.gemms import Gemms
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, Host, elementwise_work, memory_rule, sampler_bytes
+from simulator.importers.llmservingsim import graph_sizes
+from simulator.profile.profile import Profile, ProfileError, ProfileMeta
+
+DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
+_GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
+_MOE_DTYPES = {
+    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
+    "mxfp4": "w4a16_mxfp4",
+}  # fmt: skip
+
+
+def compile_profile(
+    name: Path, model: ModelShape, tensor_parallel_size: int, max_num_seqs: int, device: Device
+) -> Profile:
+    """The profile of `model` on `tensor_parallel_size` GPUs of the system that `name` says.
+
+    Raises:
+        ProfileError: the database is not there, or lacks an operator of this model.
+    """
+    folder, _, key = str(name).rpartition(":")
+    database = _open(Path(folder) if folder else None, key)
+    gemms, attention = Gemms(database), Attention(database)
+    operators, calls = _operators(database, gemms, model, tensor_parallel_size)
+    sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
+    tables = {
+        "tokens": _table(operators, "num_tokens"),
+        "sequences": _table(sequences, "num_sequences"),
+        "attention": _attention_table(attention, model, tensor_parallel_size),
+        "steps": steps_table(),
+    }
+    num_dropped = gemms.num_dropped + attention.num_dropped
+    if tensor_parallel_size > 1:
+        reduced, dropped = all_reduce(database, tensor_parallel_size)
+        tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
+        num_dropped += dropped
+    meta = ProfileMeta(
+        device=database.device,
+        model=model.name,
+        tensor_parallel_size=tensor_parallel_size,
+        num_layers=model.num_layers,
+        calls=calls | sequence_calls,
+        shape=_shape(model),
+        token_buckets=graph_sizes(max_num_seqs),
+        padded_steps="all",
+        eager_step_us=HOST.eager_layer_us * model.num_layers,
+        synchronous_step_us=HOST.synchronous_step_us,
+        synchronous_sequence_us=HOST.synchronous_sequence_us,
+        source={
+            "tool": PACKAGE,
+            "database": f"{database.system}/{database.backend}/{database.version}",
+            "versions": dict(sorted(database.versions.items())),
+            "quantization": model.quantization.name,
+            "kv_cache_dtype": "fp8" if model.kv_element_bytes == 1 else "auto",
+            "num_outliers": num_dropped,
+            "licence": "Apache-2.0, Copyright NVIDIA CORPORATION & AFFILIATES",
+        },
+    )
+    return Profile(meta, tables)
+
+
+def _open(folder: Path | None, key: str) -> Database:
+    parts = key.split("/")
+    if len(parts) not in (1, 3):
+        raise ProfileError(f"{key!r} must be <system> or <system>/<backend>/<version>, such as h100_sxm/vllm/0.24.0")
+    return Database(find_root(folder), *parts)
+
+
+def _operators(
+    database: Database, gemms: Gemms, model: ModelShape, ranks: int
+) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
+    """Times over tokens of one call of each operator of a layer, and its calls in a step."""
+    heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
+    dense = "none" if model.quantization.experts_only else model.quantization.name
+    dtype = _dtype(_GEMM_DTYPES, dense, "linear layers")
+    curves = {
+        "qkv_proj": gemms.curve(dtype, (heads + 2 * kv_heads) * model.head_dim, model.hidden_size),
+        "o_proj": gemms.curve(dtype, model.hidden_size, heads * model.head_dim),
+    }
+    if model.num_experts:
+        curves["router"] = gemms.curve("bfloat16", model.num_experts, model.hidden_size)
+        curves["experts"], _ = _experts(database, model, ranks)
+    else:
+        width = model.intermediate_size // ranks
+        curves["gate_up_proj"] = gemms.curve(dtype, 2 * width, model.hidden_size)
+        curves["down_proj"] = gemms.curve(dtype, model.hidden_size, width)
+    rule = memory_rule(dict(database.rates))
+    num_kernels, num_bytes = elementwise_work(model, ranks)
+    if fuses_norms(database, ranks):
+        num_kernels -= NUM_NORMS
+    sizes = np.array([1.0, curves["qkv_proj"].sizes[-1]])
+    curves["elementwise"] = MeasuredCurve(
+        sizes, np.array([rule.time_us(num_kernels, num_bytes * size) for size in sizes])
+    )
+    return curves, dict.fromkeys(curves, model.num_layers)
+
+
+def _experts(database: Database, model: ModelShape, ranks: int) -> tuple[MeasuredCurve, int]:
+    dtype = _dtype(_MOE_DTYPES, model.quantization.name, "experts")
+    rows = database.rows(
+        "moe",
+        "moe_perf",
+        moe_dtype=dtype,
+        hidden_size=model.hidden_size,
+        inter_size=model.moe_intermediate_size,
+        topk=model.num_experts_per_token,
+        num_experts=model.num_experts,
+        moe_tp_size=ranks,
+        moe_ep_size=1,
+        distribution=DISTRIBUTION,
+    )
+    if rows.empty:
+        raise ProfileError(
+            f"{database.system}/{database.version} has no experts in {dtype} of hidden_size={model.hidden_size}, "
+            f"moe_intermediate_size={model.moe_intermediate_size}, {model.num_experts_per_token} of "
+            f"{model.num_experts}, on {ranks} GPUs"
+        )
+    return measured_curve(rows, "num_tokens")
+
+
+def _sequence_operators(
+    database: Database, gemms: Gemms, model: ModelShape, ranks: int
+) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
+    """Times over sampled sequences of the LM head, the gathering of its logits, and the sampler."""
+    curves = {"lm_head": gemms.curve("bfloat16", model.vocab_size // ranks, model.hidden_size)}
+    sizes = curves["lm_head"].sizes[curves["lm_head"].sizes <= 4096]
+    rule = memory_rule(dict(database.rates))
+    curves["sampler"] = MeasuredCurve(sizes, np.array([rule.time_us(1, sampler_bytes(model) * n) for n in sizes]))
+    if ranks > 1:
+        gather = all_gather(database, ranks)
+        if gather is not None:
+            curves["logits_all_gather"] = MeasuredCurve(sizes, gather.at(sizes * model.vocab_size * model.dtype_bytes))
+    return curves, dict.fromkeys(curves, 1)
+
+
+def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> pd.DataFrame:
+    """One layer's attention, the mean over layers where some have a sliding window."""
+    heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
+    kv_dtype = "fp8" if model.kv_element_bytes == 1 else "bfloat16"
+    share = model.num_sliding_layers / model.num_layers
+    shape = AttentionShape(heads, kv_heads, model.head_dim, kv_dtype, model.sliding_window, share)
+    decodes, chunks = attention.decodes(shape), attention.chunks(shape)
+    return pd.concat(
+        [
+            decodes.assign(prefill_tokens=0, prefill_context=0),
+            chunks.assign(num_decodes=0, decode_context=0),
+        ],
+        ignore_index=True,
+    )
+
+
+def steps_table(host: Host = HOST) -> pd.DataFrame:
+    """The host's share of every step."""
+    rows = [(kind, 1, host.step_us) for kind in ("decode", "mixed", "prefill")]  # a single point holds for all sizes
+    return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
+
+
+def _table(curves: dict[str, MeasuredCurve], size: str) -> pd.DataFrame:
+    parts = []
+    for operator, curve in curves.items():
+        thin = curve.thinned()
+        parts.append(pd.DataFrame({"operator": operator, size: thin.sizes, "time_us": thin.times_us}))
+    return pd.concat(parts, ignore_index=True)
+
+
+def _dtype(known: dict[str, str], quantization: str, what: str) -> str:
+    if quantization not in known:
+        raise ProfileError(f"the database has no {what} in {quantization} (there: {', '.join(known)})")
+    return known[quantization]
+
+
+def _shape(model: ModelShape) -> dict[str, int | bool]:
+    names = (
+        "num_layers", "hidden_size", "num_attention_heads", "num_kv_heads", "head_dim", "intermediate_size",
+        "vocab_size", "num_experts", "num_experts_per_token", "moe_intermediate_size", "sliding_window",
+        "num_sliding_layers", "qk_norm",
+    )  # fmt: skip
+    return {name: getattr(model, name) for name in names}

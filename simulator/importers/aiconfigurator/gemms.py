@@ -1,0 +1,99 @@
+"""Times of matrix products, interpolated in the measured grid of n and k.
+
+    [m, k] x [k, n]      m tokens, k inputs, n outputs of a linear layer on one rank
+
+Between measured n and k times are bilinear, as bytes of weights and operations are. Beyond the grid they grow in
+proportion: a product of 2n outputs takes twice the tiles.
+
+FP8 times contain the quantisation of the input. Block-scaled FP8 products were timed outside of CUDA graphs, where
+60 to 350 us of launches hide the kernel. They are taken to be `_BLOCK_SCALED` times as long as those with a scale per
+channel, the median ratio of products that take over `_CLEAR` times the launch; see `block_scaled_ratio`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from simulator.importers.aiconfigurator.database import Database
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.profile.profile import ProfileError
+
+_CLEAR = 4.0
+
+
+class Gemms:
+    """The products of one database.
+
+    Attributes:
+        num_dropped: outliers among the points that were used.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._rows: dict[str, pd.DataFrame] = {}
+        self._curves: dict[tuple[str, int, int], MeasuredCurve] = {}
+        self.num_dropped = 0
+
+    def curve(self, dtype: str, n: int, k: int) -> MeasuredCurve:
+        """Time over m of a product of n outputs and k inputs.
+
+        Args:
+            dtype: as the database calls it: bfloat16, fp8, fp8_block, nvfp4.
+
+        Raises:
+            ProfileError: products of this dtype were not measured.
+        """
+        if dtype == "fp8_block":
+            plain = self.curve("fp8", n, k)
+            return MeasuredCurve(plain.sizes, plain.times_us * self.block_scaled_ratio())
+        rows = self._of(dtype)
+        corners = [
+            (weight_n * weight_k, self._measured(dtype, near_n, near_k))
+            for near_n, weight_n in _weights(rows["n"].unique(), n)
+            for near_k, weight_k in _weights(rows["k"].unique(), k)
+        ]
+        sizes = np.unique(np.concatenate([curve.sizes for _, curve in corners]))
+        times = sum(weight * curve.at(sizes) for weight, curve in corners)
+        return MeasuredCurve(sizes, np.asarray(times))
+
+    def block_scaled_ratio(self) -> float:
+        """Median time of block-scaled FP8 products, as a multiple of those with a scale per channel."""
+        block, plain = self._of("fp8_block"), self._of("fp8")
+        launch = block["time_us"].min()
+        both = block[block["time_us"] > _CLEAR * launch].merge(plain, on=["m", "n", "k"], suffixes=("", "_plain"))
+        if both.empty:
+            return 1.0
+        return float((both["time_us"] / both["time_us_plain"]).median())
+
+    def _of(self, dtype: str) -> pd.DataFrame:
+        if dtype not in self._rows:
+            rows = self._database.rows("gemm", "gemm_perf", gemm_dtype=dtype)
+            if rows.empty:
+                raise ProfileError(f"{self._database.system}/{self._database.version} has no GEMMs in {dtype}")
+            self._rows[dtype] = rows[["m", "n", "k", "time_us"]]
+        return self._rows[dtype]
+
+    def _measured(self, dtype: str, n: int, k: int) -> MeasuredCurve:
+        key = (dtype, n, k)
+        if key not in self._curves:
+            rows = self._of(dtype)
+            rows = rows[(rows["n"] == n) & (rows["k"] == k)]
+            if rows.empty:
+                raise ProfileError(f"{self._database.system}: no GEMM of n={n}, k={k} in {dtype}")
+            self._curves[key], dropped = measured_curve(rows, "m")
+            self.num_dropped += dropped
+        return self._curves[key]
+
+
+def _weights(grid: np.ndarray, size: int) -> list[tuple[int, float]]:
+    """The measured sizes around `size` and their weights, which sum to 1, or to size/last beyond the last one."""
+    sizes = np.sort(grid)
+    if size >= sizes[-1]:
+        return [(int(sizes[-1]), size / float(sizes[-1]))]
+    if size <= sizes[0]:
+        return [(int(sizes[0]), 1.0)]
+    high = int(np.searchsorted(sizes, size, side="right"))
+    below, above = int(sizes[high - 1]), int(sizes[high])
+    share = (size - below) / (above - below)
+    return [(below, 1.0 - share), (above, share)] if share else [(below, 1.0)]

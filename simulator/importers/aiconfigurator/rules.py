@@ -1,0 +1,77 @@
+"""What the database does not hold, priced by rules.
+
+Elementwise kernels (norms, rotary, activation, KV store) move bytes: each takes a fixed time plus its bytes over the
+memory bandwidth. Both constants, 3 us and 0.8 of the datasheet's bandwidth, are those that aiconfigurator uses for such
+kernels on all systems (`mem_empirical_constant_latency`, `mem_bw_empirical_scaling_factor` of `systems/<system>.yaml`).
+
+The host's share of a step is what the GPU waits for: sampling parameters, the sampler's small kernels, outputs, and in
+steps without a CUDA graph the launches of each layer. `HOST` was fitted to the runs of Llama-3.1-70B FP8 on H100 that
+InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models; its two
+times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from simulator.hardware import ModelShape
+
+LOGIT_BYTES = 4
+NUM_NORMS = 2  # of a layer
+
+
+class Host(NamedTuple):
+    """Time in us that the host adds to a step.
+
+    Attributes:
+        step_us: to every step.
+        eager_layer_us: for the launches of a layer, where no CUDA graph serves the step. The GPU waits for them if its
+            kernels are shorter: a step takes at least this for each layer.
+        synchronous_step_us, synchronous_sequence_us: in addition, for every step and for each sequence that decodes in
+            it, where the next step is planned after a step has ended (vLLM without asynchronous scheduling).
+    """
+
+    step_us: float
+    eager_layer_us: float
+    synchronous_step_us: float
+    synchronous_sequence_us: float
+
+
+HOST = Host(step_us=500.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=54.0)
+
+
+class MemoryRule(NamedTuple):
+    """Kernels that move bytes: `fixed_us` each, and `us_per_byte`."""
+
+    fixed_us: float
+    us_per_byte: float
+
+    def time_us(self, num_kernels: float, num_bytes: float) -> float:
+        return num_kernels * self.fixed_us + num_bytes * self.us_per_byte
+
+
+def memory_rule(rates: dict[str, float]) -> MemoryRule:
+    """The rule of a system, from its description."""
+    bandwidth = rates["mem_bw"] * rates["mem_bw_empirical_scaling_factor"]
+    return MemoryRule(1e6 * rates["mem_empirical_constant_latency"], 1e6 / bandwidth)
+
+
+def elementwise_work(model: ModelShape, tensor_parallel_size: int) -> tuple[int, float]:
+    """Kernels of one layer that only move bytes, and bytes per token that they move on one rank.
+
+    Two norms (each reads and writes the hidden state and the residual), rotary embedding (reads and writes query and
+    key), KV store (reads and writes key and value), and the activation (reads gate and up, writes their product), which
+    a fused mixture of experts contains. Models that norm query and key have a kernel for each.
+    """
+    heads, kv_heads = model.num_attention_heads // tensor_parallel_size, model.kv_heads_per_rank(tensor_parallel_size)
+    turned = 2 * (heads + kv_heads) * model.head_dim
+    elements = 2 * 4 * model.hidden_size + (2 * turned if model.qk_norm else turned)
+    stored = 2 * kv_heads * model.head_dim * (model.dtype_bytes + model.kv_element_bytes)
+    activated = 0 if model.num_experts else 3 * model.intermediate_size // tensor_parallel_size
+    num_kernels = (4 if model.num_experts else 5) + (2 if model.qk_norm else 0)
+    return num_kernels, (elements + activated) * model.dtype_bytes + stored
+
+
+def sampler_bytes(model: ModelShape) -> float:
+    """Bytes per sequence of sampling: logits are cast to float32, read for the largest one, and read once more."""
+    return model.vocab_size * (model.dtype_bytes + 3 * LOGIT_BYTES)

@@ -1,0 +1,49 @@
+"""Rows of public measurements that contradict each other, and the fit of the host's times."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from experiments.inferencex.fit import with_synchronous
+from experiments.inferencex.scores import contradicted, scores
+from simulator.importers.aiconfigurator.rules import HOST
+
+
+def table(**columns: list[float]) -> pd.DataFrame:
+    rows = pd.DataFrame(columns)
+    fixed = {
+        "isl": 1024, "osl": 1024, "tensor_parallel_size": 2, "implied_share_of_flops": 0.5,
+        "implied_share_of_bandwidth": 0.5, "ttft_ms": 100.0,
+    }  # fmt: skip
+    return rows.assign(**{name: value for name, value in fixed.items() if name not in columns})
+
+
+def test_fewer_clients_cannot_wait_longer_for_a_token() -> None:
+    rows = table(concurrency=[16, 32, 64], tpot_ms=[5.8, 15.9, 9.7])
+    assert [bool(reason) for reason in contradicted(rows)] == [False, True, False]
+
+
+def test_a_server_with_fewer_seats_than_clients_is_named() -> None:
+    rows = table(concurrency=[32, 64, 512], tpot_ms=[10.9, 14.8, 5.6], ttft_ms=[119.0, 169.0, 23793.0])
+    assert ["at a time" in reason for reason in contradicted(rows)] == [False, False, True]
+
+
+def test_rows_beyond_the_hardware_are_named_and_not_scored() -> None:
+    rows = table(concurrency=[4, 4], tpot_ms=[5.0, 5.0], isl=[1, 2], implied_share_of_bandwidth=[0.5, 1.1])
+    rows = rows.assign(
+        id=["a", "b"], case="c", excluded=contradicted(rows), tpot_error_pct=[3.0, 90.0], ttft_error_pct=[-8.0, 9.0]
+    )
+    found = scores(rows)
+    assert list(found["excluded"].values()) == [["b"]]
+    assert found["all"]["tpot"] == 3.0 and found["by_case"]["c"]["ttft"] == 8.0
+
+
+def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:
+    clients = np.array([8, 16, 64])
+    simulated = np.array([20.0, 21.0, 24.0])
+    measured = simulated + 1e-3 * (400 + 30 * clients)
+    rows = pd.DataFrame({"concurrency": clients, "simulated_tpot_ms": simulated, "tpot_ms": measured})
+    host = with_synchronous(HOST._replace(synchronous_step_us=0.0, synchronous_sequence_us=0.0), rows)
+    assert host.synchronous_step_us == pytest.approx(400) and host.synchronous_sequence_us == pytest.approx(30)

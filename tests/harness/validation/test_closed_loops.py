@@ -1,0 +1,84 @@
+"""Public measurements of closed loops: reading, rows left out, rows that cannot be right, and a whole simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from harness.config import parse
+from harness.errors import MeasuredRunError
+from harness.measured.inferencex import read_rows
+from harness.validation.closed_loops import simulate_row, system_of, with_errors
+from tests.harness.builders import composed
+
+ROW: dict[str, Any] = {
+    "id": "a", "backend": "vllm", "backend_version": "0.19.0", "model_path": "m", "system": "h100_sxm",
+    "precision": "fp8", "mode": "agg", "isl": 256, "osl": 32, "batch_size": 4, "tp_size": 2, "pp_size": 1,
+    "attention_dp_size": 1, "moe_tp_size": 1, "moe_ep_size": 1, "silicon_ttft_ms": 60.0, "silicon_tpot_ms": 18.0,
+}  # fmt: skip
+SETTINGS = (
+    "model=llama-3.1-70b", "++model.quantization=fp8", "device=h100-80gb", "scheduler=vllm", "cost=profiled",
+    "plots=false",
+)  # fmt: skip
+
+
+def written(folder: Path, *rows: dict[str, Any]) -> Path:
+    path = folder / "rows.csv"
+    pd.DataFrame([{**ROW, "id": str(i), **row} for i, row in enumerate(rows)]).to_csv(path, index=False)
+    return path
+
+
+def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None:
+    path = written(
+        tmp_path, {}, {"moe_ep_size": 2}, {"attention_dp_size": 2}, {"pp_size": 2}, {"moe_tp_size": 4},
+        {"mode": "disagg"}, {"isl": 0},
+    )  # fmt: skip
+    rows = read_rows(path, {"backend": "vllm"})
+    assert rows.table["id"].tolist() == ["0"]
+    assert rows.left_out == {
+        "not numbers above 0": 1,
+        "prefill and decode on different GPUs": 1,
+        "pipeline, data or expert parallelism": 4,
+    }
+
+
+def test_a_precision_that_the_file_leaves_empty_is_called_nan(tmp_path: Path) -> None:
+    path = written(tmp_path, {"precision": None}, {})
+    assert read_rows(path, {"precision": "nan"}).table["id"].tolist() == ["0"]
+
+
+@pytest.mark.parametrize(
+    ("select", "message"),
+    [({"gpu": "x"}, "no such column"), ({"system": "x"}, "no row"), ({}, "choose validation.select.system")],
+)
+def test_a_wrong_selection_is_one_line(tmp_path: Path, select: dict[str, str], message: str) -> None:
+    path = written(tmp_path, {}, {"system": "h200_sxm"})
+    with pytest.raises(MeasuredRunError, match=message):
+        read_rows(path, select)
+
+
+def simulated(tmp_path: Path, **row: Any) -> pd.Series[Any]:
+    config = parse(composed(*SETTINGS))
+    rows = read_rows(written(tmp_path, row), {}).table
+    found = [simulate_row(system_of(config, each), each, config.validation, 0) for each in rows.itertuples()]
+    return with_errors(rows, found).iloc[0]
+
+
+def test_a_row_is_simulated_with_the_profile_of_its_gpu(tmp_path: Path) -> None:
+    row = simulated(tmp_path)
+    assert 15 < row["simulated_tpot_ms"] < 22  # 70 GB of weights at 3.35 TB/s on two GPUs take 10.5 ms at least
+    assert row["simulated_ttft_ms"] > row["simulated_tpot_ms"]
+    assert row["tpot_error_pct"] == pytest.approx(100 * (row["simulated_tpot_ms"] / 18 - 1))
+    assert row["implied_share_of_bandwidth"] < 1
+
+
+def test_a_row_faster_than_the_memory_is_seen(tmp_path: Path) -> None:
+    assert simulated(tmp_path, silicon_tpot_ms=8.0)["implied_share_of_bandwidth"] > 1
+
+
+def test_a_row_faster_than_the_arithmetic_is_seen(tmp_path: Path) -> None:
+    row = simulated(tmp_path, isl=8000, batch_size=64, silicon_ttft_ms=20.0)
+    assert row["implied_share_of_flops"] > 1
