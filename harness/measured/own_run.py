@@ -71,9 +71,11 @@ def _check_tables(path: Path, result: RunResult) -> None:
         (results.STEPS, result.steps, _STEP_NUMBERS),
     ):
         columns = {name: table[name] for name in names if name in table.columns and table.columns.is_unique}
-        wrong = [name for name in names if name not in columns or columns[name].dtype.kind not in "iuf"]
-        if wrong or "status" not in result.requests:
-            raise MeasuredRunError(f"{path / file}: no column of numbers {', '.join(wrong) or 'status'}")
+        kinds = {name: "iu" if name.startswith("num_") else "iuf" for name in names}  # counts are whole
+        wrong = [name for name in names if name not in columns or columns[name].dtype.kind not in kinds[name]]
+        if wrong:
+            what = "whole numbers" if wrong[0].startswith("num_") else "numbers"
+            raise MeasuredRunError(f"{path / file}: no column of {what}: {', '.join(wrong)}")
         for name, column in columns.items():
             values = column.to_numpy(dtype=np.float64)
             unknown = np.isnan(values) if table is result.requests else np.zeros(len(values), dtype=bool)
@@ -81,6 +83,8 @@ def _check_tables(path: Path, result: RunResult) -> None:
             if len(impossible):
                 row = impossible[0]
                 raise MeasuredRunError(f"{path / file}: {name} of row {row + 1} is {values[row]:.6g}")
+    if "status" not in result.requests or not all(isinstance(each, str) for each in result.requests["status"]):
+        raise MeasuredRunError(f"{path / results.REQUESTS}: no column of text: status")
     if (np.diff(result.steps["start_time"].to_numpy()) < 0).any():
         raise MeasuredRunError(f"{path / results.STEPS}: the steps are not in order of time")
     counts = {"num_blocks": result.num_blocks, "block_size": result.block_size}

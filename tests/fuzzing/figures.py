@@ -12,9 +12,7 @@ from typing import Any
 import pandas as pd
 import yaml
 
-LONGEST_MS = (
-    1e12  # of a TTFT or the time of a token: thirty years, which slow devices of a valid configuration do not reach
-)
+LONGEST_MS = 1e12  # thirty years; on the slowest valid device a first token takes days
 ROUNDING = 1e-9  # of a share that is an average over time
 LARGEST_THROUGHPUT = 1e12  # tokens or requests per second
 _SHARES = ("prefix_cache_hit_rate", "goodput_share", "mean_kv_cache_usage", "max_kv_cache_usage")

@@ -282,12 +282,20 @@ def test_a_result_folder_that_cannot_be_compared_with_is_refused(tmp_path: Path)
     assert "leave it out" in refusal(name, tmp_path)
 
 
-def test_a_result_folder_without_a_column_of_the_decisions_is_refused(tmp_path: Path) -> None:
+def test_a_result_folder_whose_tables_lack_a_column_or_its_type_is_refused(tmp_path: Path) -> None:
     pretend_measured(tmp_path, "trace.num_requests=5")
     table = pd.read_parquet(tmp_path / "steps.parquet")
     for name in DECISIONS:
-        table.drop(columns=name).to_parquet(tmp_path / "steps.parquet")
-        assert refusal(f"run:{tmp_path}").endswith(f"steps.parquet: no column of numbers {name}")
+        for damaged in (table.drop(columns=name), table.assign(**{name: 1.5}), table.assign(**{name: "1"})):
+            damaged.to_parquet(tmp_path / "steps.parquet")
+            assert refusal(f"run:{tmp_path}").endswith(f"steps.parquet: no column of whole numbers: {name}")
+    table.to_parquet(tmp_path / "steps.parquet")
+    requests = pd.read_parquet(tmp_path / "requests.parquet")
+    for statuses in (1, None, [["finished"]] * len(requests)):
+        requests.assign(status=statuses).to_parquet(tmp_path / "requests.parquet")
+        assert refusal(f"run:{tmp_path}").endswith("requests.parquet: no column of text: status")
+    requests.assign(ttft=1.0, arrival_time="1").to_parquet(tmp_path / "requests.parquet")
+    assert refusal(f"run:{tmp_path}").endswith("requests.parquet: no column of numbers: arrival_time")
 
 
 @pytest.mark.parametrize("name", ["vidur:x", "run:", "outputs/a"])
