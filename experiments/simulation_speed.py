@@ -59,7 +59,7 @@ def cases(traces: Path) -> dict[str, list[str]]:
     # All at once, what is planned does not depend on step times: both cost models price the very same steps.
     tiny = ["model=tiny", "device=laptop-cpu", "max_num_seqs=64", "max_num_batched_tokens=1024", "trace=sharegpt"]
     tiny += ["trace.num_requests=50000", "arrival=all_at_once"]
-    return {
+    roofline = {
         "sharegpt 10k": [*SHAREGPT, "trace.num_requests=10000"],
         "sharegpt 100k": [*SHAREGPT, "trace.num_requests=100000"],
         "sharegpt 1M": [*SHAREGPT, "trace.num_requests=1000000"],
@@ -68,8 +68,12 @@ def cases(traces: Path) -> dict[str, list[str]]:
         "mooncake, blocks of 512": [*mooncake, "block_size=512"],
         "mooncake, blocks of 16": [*mooncake, "block_size=16"],
         "tiny, backlog, roofline": tiny,
-        "tiny, backlog, profiled": [*tiny, "cost=profiled", f"cost.profile={PROFILE}"],
     }
+    profiled = {
+        "sharegpt 100k, profiled": [*SHAREGPT, "trace.num_requests=100000"],
+        "tiny, backlog, profiled": [*tiny, f"cost.profile={PROFILE}"],
+    }
+    return {name: [*case, "cost=roofline"] for name, case in roofline.items()} | profiled
 
 
 def measure(case: str, overrides: list[str]) -> Speed:

@@ -40,13 +40,16 @@ def launch(main: Callable[[], None]) -> int:
     Errors a user can cause become one line on stderr. With HYDRA_FULL_ERROR=1 in the environment, and for errors that
     are defects of this program, the exception is raised instead.
     """
-    show_traceback = os.environ.get("HYDRA_FULL_ERROR") == "1"
+    before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
-    with sweep.UNTIL_THE_END:
-        return _run(main, show_traceback)
+    try:
+        with sweep.UNTIL_THE_END:
+            return _run(main, show_traceback=before == "1")
+    finally:
+        os.environ["HYDRA_FULL_ERROR"] = before
 
 
-def _run(main: Callable[[], None], show_traceback: bool) -> int:
+def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
             _check_flags()

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments import FIDELITY, RESULTS, provenance
 from experiments.kv_pool.lines import read_lines, with_predictions
-from harness.plots.style import COLORS, panels
+from harness.plots.style import COLORS, log_axis, panels, save
 from harness.results.metrics import json_ready
 
 _SHOWN = ("card", "gpus", "vllm", "model", "quantization", "kv_cache_dtype", "gpu_memory_utilization")
@@ -64,9 +64,10 @@ def draw(lines: pd.DataFrame, path: Path) -> None:
     for (name, group), color in zip(lines.groupby("card"), COLORS, strict=False):
         axes[0, 0].plot(group["kv_gib"], group["error_pct"], "o", color=color, label=name, markersize=4)
     axes[0, 0].axhspan(-3, 3, color="#F2F2F2", zorder=0)
-    axes[0, 0].set(xlabel="KV pool of one GPU, GiB", ylabel="error, %", xscale="log")
-    axes[0, 0].legend()
-    figure.savefig(path)
+    axes[0, 0].set(xlabel="KV pool of one GPU, GiB", ylabel="error, %")
+    log_axis(axes[0, 0], "x", lines["kv_gib"].min(), lines["kv_gib"].max())
+    axes[0, 0].legend(frameon=False)
+    save(figure, path)
 
 
 if __name__ == "__main__":

@@ -90,6 +90,10 @@ class RealEngine:
             return torch.cuda.get_device_name()
         return cpu_with_threads(cpu_model(), torch.get_num_threads())
 
+    def step_times_from(self) -> str:
+        """Where the times of steps come from, in one line."""
+        return "step times: measured"
+
     def describe(self) -> str:
         """The KV pool and the attention backend, for the log."""
         settings = self._engine.config

@@ -46,6 +46,9 @@ class Engine(Protocol):
     def describe(self) -> str:
         """One line on the KV pool."""
 
+    def step_times_from(self) -> str:
+        """One line on where the times of steps come from."""
+
     def notes(self) -> list[str]:
         """After the run: lines that a reader of the results must know, such as step times outside a profile."""
 
@@ -111,7 +114,8 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        console.print(engine.describe(), highlight=False, soft_wrap=True)
+        for line in (engine.describe(), engine.step_times_from()):
+            console.print(line, highlight=False, soft_wrap=True)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with bar, kept_for_tables():
@@ -195,6 +199,7 @@ def _collect(
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],
         "kv_pool": engine.describe(),
+        "cost_source": engine.step_times_from(),
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),

@@ -72,6 +72,10 @@ class SimulatedEngine:
         """The KV pool, for the log."""
         return self._system.pool.describe()
 
+    def step_times_from(self) -> str:
+        """Where the times of steps come from, in one line."""
+        return self._system.step_times_from()
+
     def run(self) -> None:
         """Simulate to the end, or to the end of the plan in which `stop` was called.
 

@@ -121,6 +121,16 @@ class System:
         rates: dict[str, Any] = values
         return RooflineCost(self.model, replace(self.device, **rates), self.tensor_parallel_size)
 
+    def step_times_from(self) -> str:
+        """Where the times of steps come from, in one line."""
+        fit = f", constants of {self.calibration.path}" if self.calibration else ""
+        if self.profile is None:
+            what = "roofline of the device's rates" if self.cost.kind == "roofline" else "four constants"
+            return f"step times: cost={self.cost.kind}, {what}{fit}"
+        source, meta = self.profile.meta.source, self.profile.meta
+        tool = source.get("database") and f", {source['tool']} {source['database']}"
+        return f"step times: measured kernels of {meta.model} on {meta.device}{tool or ''}{fit}"
+
     def _profiled_cost(self, cost: ProfiledCost, values: Mapping[str, float]) -> profiled.ProfiledCost:
         assert self.profile is not None, "`resolve` opens it"
         of_means = cost.statistic == "mean"

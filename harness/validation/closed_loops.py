@@ -181,7 +181,11 @@ def _subtitle(config: RunConfig, path: Path) -> str:
 
 
 def _print(document: dict[str, Any], table: pd.DataFrame, console: Console) -> None:
-    shown = Table(title=f"{document['model']} on {document['device']}: measured and simulated closed loops, ms")
+    shown = Table(
+        title=f"{document['model']} on {document['device']}: measured and simulated closed loops, ms",
+        box=None,
+        pad_edge=False,
+    )
     for name in ("prompt", "output", "GPUs", "clients", "TTFT", "sim.", "error", "TPOT", "sim.", "error"):
         shown.add_column(name, justify="right", no_wrap=True)
     for row in table.itertuples(index=False):

@@ -1,6 +1,7 @@
 """The command line: every error of the user's is one line on stderr with exit code 2; defects keep their traceback."""
 
 import importlib.util
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -259,3 +260,10 @@ def test_an_engine_that_can_run_is_let_through(monkeypatch: pytest.MonkeyPatch) 
 def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", raising(AssertionError("looked for torch")))
     availability.check_engine("sim")
+
+
+def test_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert cli.launch(lambda: None) == 0
+    assert os.environ["HYDRA_FULL_ERROR"] == "0"

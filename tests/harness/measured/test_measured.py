@@ -291,8 +291,8 @@ def test_a_result_folder_whose_tables_lack_a_column_or_its_type_is_refused(tmp_p
             assert refusal(f"run:{tmp_path}").endswith(f"steps.parquet: no column of whole numbers: {name}")
     table.to_parquet(tmp_path / "steps.parquet")
     requests = pd.read_parquet(tmp_path / "requests.parquet")
-    odd: list[Any] = [1, None, [["finished"]] * len(requests)]
-    for statuses in odd:
+    wrong: tuple[Any, ...] = (1, None, [["finished"]] * len(requests))
+    for statuses in wrong:
         requests.assign(status=statuses).to_parquet(tmp_path / "requests.parquet")
         assert refusal(f"run:{tmp_path}").endswith("requests.parquet: no column of text: status")
     requests.assign(ttft=1.0, arrival_time="1").to_parquet(tmp_path / "requests.parquet")
