@@ -14,7 +14,7 @@ from experiments.recovery.batches import errors
 from experiments.recovery.constants import recovered
 from experiments.recovery.steps import priced_by
 from harness.runs.system import resolve
-from simulator.importers.llmservingsim import graph_sizes
+from simulator.profile.cuda_graphs import graph_sizes
 
 
 def database(lab: Lab, data: Path, profile: str) -> None:

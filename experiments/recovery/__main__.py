@@ -31,7 +31,7 @@ from experiments.recovery.recovered_run import RecoveredRun, summary
 from experiments.recovery.steps import priced_by
 from harness.calibration.fit import minimise
 from harness.runs.system import System
-from simulator.importers.llmservingsim import graph_sizes
+from simulator.profile.cuda_graphs import graph_sizes
 
 POOLS = range(3360, 3421)  # KV blocks to try
 

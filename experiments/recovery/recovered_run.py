@@ -20,7 +20,7 @@ from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import System
 from harness.validation.steps import relative_errors
 from harness.workload.arrivals import make_arrivals
-from simulator.importers.llmservingsim import graph_sizes
+from simulator.profile.cuda_graphs import graph_sizes
 
 _TO_MS = 1e-6
 

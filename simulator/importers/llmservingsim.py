@@ -36,6 +36,7 @@ import pandas as pd
 
 from simulator.hardware import Device, ModelShape
 from simulator.profile.csv_table import read_table
+from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.files import rank_folder, read_meta
 from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
 from simulator.quantities import RANGES
@@ -60,7 +61,6 @@ _SKEW = {
     "t_max_us": "time_us",
     "t_skew_us": "time_us",
 }
-_LARGEST_GRAPH = 512
 _FILLED_SHARE = 0.8  # FlashAttention 2 splits contexts below this share of twice the multiprocessors
 
 
@@ -123,13 +123,6 @@ def _read(path: Path, quantities: Mapping[str, str], *texts: str) -> pd.DataFram
     for name, quantity in quantities.items():
         check_numbers(path.name, table[name], quantity)
     return table
-
-
-def graph_sizes(max_num_seqs: int) -> tuple[int, ...]:
-    """Token counts for which vLLM captures CUDA graphs: 1, 2, 4, by 8 to 256, by 16 to twice `max_num_seqs` or 512."""
-    largest = min(2 * max_num_seqs, _LARGEST_GRAPH)
-    sizes = [1, 2, 4, *range(8, 256, 8), *range(256, _LARGEST_GRAPH + 1, 16)]
-    return tuple(size for size in sizes if size <= largest)
 
 
 def _block_size(meta: Mapping[str, Any]) -> int | None:

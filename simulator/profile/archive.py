@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from simulator.hardware import ModelShape
-from simulator.importers.llmservingsim import graph_sizes
 from simulator.profile.checks import base_name, check_fits
+from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.files import load_profile, save_profile
 from simulator.profile.profile import Profile, ProfileError
 

@@ -17,8 +17,9 @@ from simulator.costs.constants import profiled_constants as constants
 from simulator.costs.profiled import ProfiledCost
 from simulator.hardware import ModelShape
 from simulator.importers import open_profile
-from simulator.importers.llmservingsim import graph_sizes, read_bundle
+from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
+from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.files import save_profile
 from simulator.profile.profile import Profile, ProfileError
 from tests.simulator.builders import MODEL, OPERATORS, SLOW_LINK, profile, work

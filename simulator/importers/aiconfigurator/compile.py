@@ -1,15 +1,18 @@
 """Compiles a profile of one model from the operator times of a database.
 
-aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
-aiconfigurator:h100_sxm/vllm/0.24.0      a version
-aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+The database and the version of vLLM are named by
 
-table of the profile    from
-tokens                  GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
-sequences               GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
-attention               context and generation attention
-all_reduce              all-reduces in CUDA graphs (`communication`)
-steps                   the host's share of a step, by `rules`
+    aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
+    aiconfigurator:h100_sxm/vllm/0.24.0      a version
+    aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+
+and the tables of the profile are made from
+
+    tokens        GEMMs, mixture of experts; norms, rotary, activation and KV store by `rules`
+    sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
+    attention     context and generation attention
+    all_reduce    all-reduces in CUDA graphs (`communication`)
+    steps         the host's share of a step, by `rules`
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, Host, elementwise_work, memory_rule, sampler_bytes
-from simulator.importers.llmservingsim import graph_sizes
+from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
@@ -111,7 +114,7 @@ def _operators(
         width = model.intermediate_size // ranks
         curves["gate_up_proj"] = gemms.curve(dtype, 2 * width, model.hidden_size)
         curves["down_proj"] = gemms.curve(dtype, model.hidden_size, width)
-    rule = memory_rule(dict(database.rates))
+    rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks)
     if fuses_norms(database, ranks):
         num_kernels -= NUM_NORMS
@@ -151,7 +154,7 @@ def _sequence_operators(
     """Times over sampled sequences of the LM head, the gathering of its logits, and the sampler."""
     curves = {"lm_head": gemms.curve("bfloat16", model.vocab_size // ranks, model.hidden_size)}
     sizes = curves["lm_head"].sizes[curves["lm_head"].sizes <= 4096]
-    rule = memory_rule(dict(database.rates))
+    rule = memory_rule(database.rates)
     curves["sampler"] = MeasuredCurve(sizes, np.array([rule.time_us(1, sampler_bytes(model) * n) for n in sizes]))
     if ranks > 1:
         gather = all_gather(database, ranks)

@@ -12,6 +12,7 @@ times of servers without asynchronous scheduling to those of Qwen3-32B on two H1
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from simulator.hardware import ModelShape
@@ -50,7 +51,7 @@ class MemoryRule(NamedTuple):
         return num_kernels * self.fixed_us + num_bytes * self.us_per_byte
 
 
-def memory_rule(rates: dict[str, float]) -> MemoryRule:
+def memory_rule(rates: Mapping[str, float]) -> MemoryRule:
     """The rule of a system, from its description."""
     bandwidth = rates["mem_bw"] * rates["mem_bw_empirical_scaling_factor"]
     return MemoryRule(1e6 * rates["mem_empirical_constant_latency"], 1e6 / bandwidth)
