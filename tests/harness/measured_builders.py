@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.config import RunConfig
+from harness.errors import MeasuredRunError
 from harness.measured import load_measured
 from harness.measured.measured_run import requests_table
 from harness.results.files import CALIBRATION, VALIDATION
@@ -130,3 +131,31 @@ def write_executions(run: Path, folder: Path, *durations_s: Floats) -> Path:
     measured = {"source": str(run), "data_sha256": load_measured(f"run:{run}").data_sha256()}
     (folder / "retimed.json").write_text(json.dumps({"measured": measured}))
     return folder
+
+
+def refusal(name: str, workload: Path | None = None) -> str:
+    """The one line with which a measured run is refused."""
+    with pytest.raises(MeasuredRunError) as caught:
+        load_measured(name, None if workload is None else str(workload))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def edit_lines(path: Path, row: int, **changes: Any) -> None:
+    """Change fields of one record of a JSON-lines file."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[row] = {key: value for key, value in (lines[row] | changes).items() if value != "remove"}
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+BENCH: dict[str, Any] = {
+    "backend": "vllm", "model_id": "m", "num_prompts": 2, "max_concurrency": None, "input_lens": [30, 20],
+    "output_lens": [3, 1], "ttfts": [0.5, 0.25], "itls": [[0.1, 0.3], []], "start_times": [11.0, 10.0],
+    "errors": ["", ""],
+}  # fmt: skip
+
+
+def bench(path: Path, **changes: Any) -> str:
+    """Write a record of `vllm bench serve` with these changes, and return the name of the measured run."""
+    path.write_text(json.dumps({key: value for key, value in (BENCH | changes).items() if value != "remove"}))
+    return f"vllm_bench:{path}"

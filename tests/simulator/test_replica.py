@@ -12,15 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.policies.static import Static
-from engine.core.preemption import Preemption
-from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
-from engine.core.step_planner import Limits
-from engine.core.waiting_queue import by_arrival
 from engine.core.work import StepWork
 from harness.runs.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
@@ -33,25 +27,15 @@ from tests.simulator.workloads import (
     ROOFLINE,
     Both,
     Case,
-    FlatCost,
     PlanLog,
     assert_same,
     cases,
     expanded_gaps,
+    make,
     simple_trace,
     simulate,
     simulate_case,
 )
-
-
-def make(max_num_seqs: int, *, num_blocks: int = 1000, **options: Any) -> Scheduler:
-    return make_scheduler(
-        SchedulerOptions(**options),
-        num_blocks=num_blocks,
-        block_size=4,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=100,
-    )
 
 
 class TokenLog:
@@ -221,66 +205,6 @@ def test_times_beyond_all_reason_end_the_run(first_ns: int, later_ns: int, num_o
 
 
 # -- static batching --------------------------------------------------------------------------------------------------
-
-
-class CountingEnvironment(simpy.Environment):
-    """Counts its events."""
-
-    def __init__(self) -> None:
-        super().__init__(initial_time=0)
-        self.num_events = 0
-
-    def step(self) -> None:
-        super().step()
-        self.num_events += 1
-
-
-def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans() -> None:
-    rng = np.random.default_rng(0)
-    trace = simple_trace(rng.integers(1, 90, 64).tolist(), rng.integers(100, 1000, 64).tolist())
-    runs, counts = [], []
-    for compress in (True, False):
-        env, log = CountingEnvironment(), PlanLog()
-        scheduler = make(16, policy="static", num_blocks=5000)
-        arrivals = OpenLoop(np.zeros(64, np.int64))
-        runs += simulate(trace, arrivals, [scheduler], observer=log, env=env, compress=compress)
-        assert env.num_events == len(log.plans) + 1  # one starts the process
-        counts.append(len(log.plans))
-    assert_same(*runs)
-    # A batch has its prompts, and a plan for each end of a request.
-    assert counts[0] <= 2 * 64 + 4 and counts[1] == len(runs[0].steps) > 20 * counts[0]
-
-
-DELAY = 10_000
-
-
-@pytest.mark.parametrize("compress", [True, False])
-@pytest.mark.parametrize(
-    ("arrivals", "starts"),
-    [
-        ([100], [100 + DELAY]),
-        ([100, 200], [100 + DELAY] * 2),
-        ([100, 200, 300], [300] * 3),  # a full batch
-        ([100, 100 + DELAY], [100 + DELAY] * 2),
-        # The third comes when two tokens of the batch are there, and waits for its end or its own delay.
-        ([100, 200, 100 + DELAY + 1500], [100 + DELAY] * 2 + [100 + 2 * DELAY + 1500]),
-    ],
-)
-def test_a_static_batch_waits_for_more_requests_as_long_as_it_may(
-    arrivals: list[int], starts: list[int], compress: bool
-) -> None:
-    n = len(arrivals)
-    limits = Limits(max_num_seqs=3, max_num_batched_tokens=100)
-    scheduler = Scheduler(BlockManager(100, 4), Static(by_arrival, Preemption(), max_queue_delay=DELAY), limits)
-    log = PlanLog()
-    simulate(
-        simple_trace([5] * n, [4] * n), OpenLoop(np.array(arrivals)), [scheduler], FlatCost(1000),
-        observer=log, compress=compress,
-    )  # fmt: skip
-    assert sorted(request.first_scheduled_time for request in log.finished) == starts  # type: ignore[type-var]
-
-
-# -- several sequences of a request -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("num_blocks", [1000, 12])

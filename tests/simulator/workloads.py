@@ -268,3 +268,14 @@ def assert_same(left: RecordedRun, right: RecordedRun, *, but: tuple[str, ...] =
     columns = [column for column in left.steps if column not in but]
     pd.testing.assert_frame_equal(left.steps[columns], right.steps[columns], check_exact=True)
     np.testing.assert_array_equal(expanded_gaps(left), expanded_gaps(right))
+
+
+def make(max_num_seqs: int, *, num_blocks: int = 1000, **options: Any) -> Scheduler:
+    """A scheduler with blocks of 4 tokens and at most 100 tokens a step."""
+    return make_scheduler(
+        SchedulerOptions(**options),
+        num_blocks=num_blocks,
+        block_size=4,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=100,
+    )

@@ -9,8 +9,15 @@ import pytest
 
 from harness.errors import TwinServeError
 from harness.measured import READERS, load_measured
-from tests.harness.measured.test_measured import bench, edit_lines, refusal
-from tests.harness.measured_builders import made_up, pretend_measured, write_distserve, write_llmservingsim
+from tests.harness.measured_builders import (
+    bench,
+    edit_lines,
+    made_up,
+    pretend_measured,
+    refusal,
+    write_distserve,
+    write_llmservingsim,
+)
 
 ABSURD_LENGTHS = [5.5, 0, -3, 2**31, 1e30, 10**400, float("nan"), "7", True, None, [1]]
 ABSURD_TIMES = [1e30, 10**400, -(10**30), float("inf"), float("nan"), "1", None, {}]

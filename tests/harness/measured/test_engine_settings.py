@@ -14,8 +14,7 @@ from harness.measured import load_measured
 from harness.measured.measured_run import TIMES, check_order, requests_table
 from harness.validation.simulation import different_pool, simulation_config
 from tests.harness.builders import config
-from tests.harness.measured.test_measured import bench, refusal
-from tests.harness.measured_builders import write_llmservingsim
+from tests.harness.measured_builders import bench, refusal, write_llmservingsim
 
 
 def with_settings(folder: Path, **settings: Any) -> str:

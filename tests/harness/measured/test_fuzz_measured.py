@@ -14,8 +14,7 @@ from harness.config.workload import MAX_TOKENS
 from harness.errors import TwinServeError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import MAX_SPAN_S
-from tests.harness.measured.test_measured import bench
-from tests.harness.measured_builders import made_up, pretend_measured, write_distserve, write_llmservingsim
+from tests.harness.measured_builders import bench, made_up, pretend_measured, write_distserve, write_llmservingsim
 from tests.harness.mutations import mutants
 
 MAX_SECONDS = 10

@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.errors import MeasuredRunError
 from harness.measured import READERS, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.results.tables import DECISIONS
@@ -19,31 +18,13 @@ from harness.validation.metrics import statistics
 from tests.harness.builders import GROUND_TRUTH
 from tests.harness.measured_builders import (
     change_summary,
+    edit_lines,
     needs_ground_truth,
     pretend_measured,
+    refusal,
     write_distserve,
     write_llmservingsim,
 )
-
-BENCH: dict[str, Any] = {
-    "backend": "vllm", "model_id": "m", "num_prompts": 2, "max_concurrency": None, "input_lens": [30, 20],
-    "output_lens": [3, 1], "ttfts": [0.5, 0.25], "itls": [[0.1, 0.3], []], "start_times": [11.0, 10.0],
-    "errors": ["", ""],
-}  # fmt: skip
-
-
-def refusal(name: str, workload: Path | None = None) -> str:
-    with pytest.raises(MeasuredRunError) as caught:
-        load_measured(name, None if workload is None else str(workload))
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
-def edit_lines(path: Path, row: int, **changes: Any) -> None:
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    lines[row] = {key: value for key, value in (lines[row] | changes).items() if value != "remove"}
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-
 
 # -- llmservingsim ----------------------------------------------------------------------------------------------------
 
@@ -188,61 +169,6 @@ def test_distserve_means_are_those_in_the_file() -> None:
         found = statistics(run.requests)
         assert found["ttft", "mean"] == pytest.approx(float(said["avg_ttft_ms"]))
         assert found["tpot", "mean"] == pytest.approx(float(said["avg_tpot_ms"]))
-
-
-# -- vllm bench serve -------------------------------------------------------------------------------------------------
-
-
-def bench(path: Path, **changes: Any) -> str:
-    path.write_text(json.dumps({key: value for key, value in (BENCH | changes).items() if value != "remove"}))
-    return f"vllm_bench:{path}"
-
-
-def test_vllm_bench_gaps_add_up(tmp_path: Path) -> None:
-    run = load_measured(bench(tmp_path / "b.json", max_concurrency=4))
-    assert run.requests["num_prompt_tokens"].tolist() == [20, 30]  # in order of arrival
-    assert run.requests["arrival_time"].tolist() == [0, 1]
-    assert run.requests["ttft"].tolist() == pytest.approx([0.25, 0.5])
-    assert run.requests["e2el"].tolist() == pytest.approx([0.25, 0.9])
-    assert run.requests["tpot"].tolist() == pytest.approx([np.nan, 0.2], nan_ok=True)
-    assert any("max_concurrency=4" in note for note in run.notes)
-
-
-def test_vllm_bench_refuses_what_is_not_whole(tmp_path: Path) -> None:
-    path = tmp_path / "b.json"
-    assert "1 of 2 requests failed, first with: E: no" in refusal(bench(path, errors=["", "Traceback\nE: no"]))
-    message = refusal(bench(path, start_times="remove", itls="remove"))
-    assert "no list itls, start_times (there: input_lens, output_lens, ttfts, errors)" in message
-    assert "ttfts 1" in refusal(bench(path, ttfts=[0.5]))
-    assert "1 of 2 requests failed or are incomplete; request 2 has no ttfts" in refusal(bench(path, ttfts=[1, None]))
-    assert "a request of 0 tokens failed" in refusal(bench(path, output_lens=[3, 0]))
-    assert "leave it out" in refusal(bench(path), path)
-    path.write_text("{")
-    assert "not JSON: " in refusal(f"vllm_bench:{path}")
-
-
-@pytest.mark.parametrize(
-    ("itls", "message"),
-    [
-        ([[None, 0.1], []], "itls of request 1: None is not a gap in s"),
-        ([[0.1, float("nan")], []], "itls of request 1: nan is not a gap in s"),
-        ([[0.1], [float("inf")]], "itls of request 2: inf is not a gap in s"),
-        ([[0.1, -0.1], []], "itls of request 1: -0.1 is not a gap in s"),
-        ([["0.1"], []], "itls of request 1: '0.1' is not a gap in s"),
-        ([0.1, 0.2], "itls of request 1: 0.1 is not a list of gaps"),
-        ([[0.1], None], "itls of request 2: None is not a list of gaps"),
-        ([[], []], "itls of request 1: no gaps between 3 output tokens"),
-    ],
-    ids=str,
-)
-def test_vllm_bench_refuses_gaps_that_are_none(itls: list[Any], message: str, tmp_path: Path) -> None:
-    assert message in refusal(bench(tmp_path / "b.json", itls=itls))
-
-
-def test_vllm_bench_tokens_may_come_several_in_a_chunk(tmp_path: Path) -> None:
-    run = load_measured(bench(tmp_path / "b.json", output_lens=[3, 4], itls=[[0.4], []]))
-    assert run.requests["tpot"].tolist() == pytest.approx([0, 0.2])
-    assert "1 requests with several output tokens came in one piece: their TPOT counts as 0" in run.notes
 
 
 # -- result folders ---------------------------------------------------------------------------------------------------
