@@ -24,7 +24,7 @@ def decode_horizon(
             return 1
         if waiting.head_blocked and waiting.suppliers and policy.admits(view._replace(head_fits=True)):
             limit = min(limit, _steps_until_supply(running, waiting, blocks.block_size))
-    return decodes.affordable_steps(limit, blocks.num_free_blocks) if limit > 1 else 1
+    return decodes.affordable_steps(limit, blocks.num_undisturbing_blocks) if limit > 1 else 1
 
 
 def _steps_until_supply(running: RunningSet, waiting: WaitingQueue, block_size: int) -> int:

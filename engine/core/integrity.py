@@ -30,7 +30,8 @@ def check_tables(
 ) -> None:
     """Prove that each running sequence holds the blocks of its tokens, and that the pool agrees."""
     running = [sequence for lane in lanes for sequence in lane.sequences]
-    blocks.check_integrity(running, [*waiting, *running])
+    landing = [sequence for lane in lanes for sequence in lane.landing]
+    blocks.check_integrity([*running, *landing], [*waiting, *running, *landing])
     for lane in lanes:
         for sequence in lane.sequences:
             num_held = sequence.num_computed_tokens

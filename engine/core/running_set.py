@@ -9,11 +9,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
@@ -35,6 +36,7 @@ class RunningSet:
         decodes: those that decode.
         paused: those that decode but sit out the planned step.
         parked: those that wait for something that is not a step.
+        landing: those that were aborted while parked, without a seat: they hold the blocks that are written for them.
         forked: those that may have to copy a block that they share before they write into it.
         ending: those that got their last token in a plan that is not committed.
         num_reserved: seats of sequences that will be forked from admitted ones.
@@ -49,6 +51,7 @@ class RunningSet:
         self.decodes = decodes
         self.paused: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
+        self.landing: dict[Sequence, None] = {}
         self.forked: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
         self.num_reserved = 0
@@ -67,13 +70,19 @@ class RunningSet:
 
     # -- while a step is planned ----------------------------------------------------------------------------------
 
-    def start(self, sequence: Sequence, num_cached_tokens: int, now: int) -> None:
-        """Admit a sequence that has its first blocks, `num_cached_tokens` of them computed."""
+    def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
+        """Admit a sequence that has its first blocks, those of `match` computed."""
         self._admit(sequence, SequenceStatus.PREFILLING, now)
-        sequence.set_computed(num_cached_tokens)
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = num_cached_tokens
+        self.note_cached(sequence, match)
         self.prefilling[sequence] = None
+
+    def note_cached(self, sequence: Sequence, match: PrefixMatch) -> None:
+        """Count what the prefix cache saves a sequence that is admitted with `match`."""
+        sequence.set_computed(match.num_cached_tokens)
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = match.num_cached_tokens
+            if match.hits:
+                sequence.hits_by_tier = Counter(hit.tier.name for hit in match.hits)
 
     def park(self, sequence: Sequence, now: int) -> None:
         """Admit a sequence that has its blocks and cannot run before `ready`."""
@@ -87,7 +96,7 @@ class RunningSet:
             return
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
-        self._blocks.drop_host_blocks(sequence)
+        self._blocks.land(sequence)
         if sequence.is_prefilled:
             self.decodes.join(sequence)
         else:
@@ -151,8 +160,22 @@ class RunningSet:
         self.release(sequence)
 
     def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
+        is_coming = sequence in self.parked and sequence not in self.returning
         self.leave(sequence, SequenceStatus.ABORTED)
-        self.release(sequence)
+        if is_coming:
+            del self.sequences[sequence]
+            self.landing[sequence] = None
+            self._waiting.head_blocked = False
+        else:
+            self.release(sequence)
+
+    def landed(self, sequence: Sequence) -> None:
+        """What an aborted sequence had waited for is there: its blocks are of use to others again."""
+        del self.landing[sequence]
+        self._blocks.land(sequence)
+        self._blocks.release(sequence)
+        self._waiting.head_blocked = False
 
     # -- between states -------------------------------------------------------------------------------------------
 

@@ -151,9 +151,15 @@ class Scheduler:
         return request
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there: from the next plan on it takes part."""
-        (lane,) = (lane for lane in self._lanes if sequence in lane.parked)
-        lane.ready(sequence)
+        """What a parked sequence waited for is there: from the next plan on it takes part.
+
+        Also to be called for one that was aborted meanwhile: until then nobody else gets the blocks that are written.
+        """
+        for lane in self._lanes:
+            if sequence in lane.parked:
+                lane.ready(sequence)
+            elif sequence in lane.landing:
+                lane.landed(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -188,6 +194,9 @@ class Scheduler:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused
             self._unreported = StepDraft(now)
+        if self.blocks.moves:
+            draft.transfers[:0] = self.blocks.moves
+            self.blocks.moves.clear()
         num_running = self.num_running
         horizon = 1
         if not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):

@@ -10,7 +10,8 @@ from typing import Literal
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.block_manager import BlockManager, Eviction, FullHit
-from engine.core.kv.tier import HOST, Tier
+from engine.core.kv.offload import Offload
+from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
 from engine.core.limits import Limits
 from engine.core.policies import POLICIES
 from engine.core.preemption import VICTIM_RULES, Preemption
@@ -77,6 +78,33 @@ class SchedulerOptions:
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
 
+@dataclass(frozen=True)
+class OffloadOptions:
+    """How blocks that leave the device's prefix cache are kept in the tiers behind it.
+
+    Attributes:
+        num_disk_blocks: size of the tier behind the host's; 0 for none.
+        overlap: hits come back while others compute; else the step waits for them.
+        host_eviction, disk_eviction: which cached block of the tier goes first: "lru" the one that was stored or found
+            longest ago, "fifo" the one that was stored longest ago.
+    """
+
+    num_disk_blocks: int = 0
+    overlap: bool = True
+    host_eviction: TierEviction = "lru"
+    disk_eviction: TierEviction = "lru"
+
+    def make(self, num_host_blocks: int) -> tuple[Tier, Offload]:
+        """The host's tier, and all tiers."""
+        moves: list[Transfer] = []
+        tiers = []
+        if self.num_disk_blocks:
+            tiers = [Tier(DISK, self.num_disk_blocks, eviction=self.disk_eviction, moves=moves)]
+        below = tiers[0] if tiers else None
+        host = Tier(HOST, num_host_blocks, below=below, eviction=self.host_eviction, moves=moves)
+        return host, Offload([host, *tiers], moves, overlaps=self.overlap)
+
+
 def make_scheduler(
     options: SchedulerOptions,
     *,
@@ -86,23 +114,31 @@ def make_scheduler(
     max_num_batched_tokens: int,
     max_model_len: int | None = None,
     num_host_blocks: int = 0,
+    offload: OffloadOptions | None = None,
     num_lanes: int = 1,
     make_decodes: Callable[[int], Decodes] = UniformDecodes,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
-    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room.
+    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room. With
+    `offload` too, what leaves the prefix cache goes there and further.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or prompts that wait for hits would have to be cut.
     """
+    host = Tier(HOST, num_host_blocks) if num_host_blocks else None
+    cached_tiers = None
+    if offload is not None:
+        _check_offload(options, offload, num_host_blocks)
+        host, cached_tiers = offload.make(num_host_blocks)
     blocks = BlockManager(
         num_blocks - options.reserved_blocks,
         block_size,
         enable_prefix_caching=options.enable_prefix_caching,
         eviction=options.eviction,
         full_hit=options.full_hit,
-        host=Tier(HOST, num_host_blocks) if num_host_blocks else None,
+        host=host,
+        offload=cached_tiers,
     )
     preemption = Preemption(VICTIM_RULES[options.victim], "host_copy" if num_host_blocks else "nothing")
     limits = Limits(
@@ -124,3 +160,15 @@ def make_scheduler(
         num_lanes=num_lanes,
         make_decodes=make_decodes,
     )
+
+
+def _check_offload(options: SchedulerOptions, offload: OffloadOptions, num_host_blocks: int) -> None:
+    if not num_host_blocks:
+        raise ValueError("num_host_blocks=0: blocks that leave the prefix cache go to the host first")
+    if not options.enable_prefix_caching:
+        raise ValueError("enable_prefix_caching=False: without a prefix cache no block leaves it for a tier")
+    if offload.overlap and not (options.enable_chunked_prefill and options.max_padding is None):
+        raise ValueError(
+            "overlap=True: a prompt whose first part comes from a tier is a cut one; it needs "
+            "enable_chunked_prefill=True and no max_padding"
+        )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from engine.core.kv.block_manager import BlockManager, PrefixMatch
 from engine.core.limits import Limits
+from engine.core.parking import Parking
 from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.preemption import Preemption
 from engine.core.running_set import RunningSet
@@ -31,6 +32,8 @@ class StepPlanner:
         self.limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
         self._blocks = blocks
+        self._offload = blocks.offload
+        self._parking = Parking(blocks, waiting, running, limits)
         self._preemption = preemption
         self._last_victim: Sequence | None = None
 
@@ -95,17 +98,24 @@ class StepPlanner:
             if running.num_seats + sequence.num_forks >= limits.max_num_seqs:
                 return
             if sequence.host_blocks is not None:
-                if not self._swap_in(draft, sequence):
+                if not self._parking.swap_in(draft, sequence):
                     return
                 continue
             match = self._blocks.match(sequence)
+            if self._offload is not None:
+                match = self._blocks.match_below(sequence, match)
+                if self._offload.must_wait(match):
+                    num_tokens = self.chunk_tokens(sequence, match.num_cached_tokens, budget)
+                    if not self._parking.load(draft, sequence, match, num_tokens):
+                        return
+                    continue
             num_tokens = self._admissible_tokens(draft, sequence, match, budget, cut)
             if not num_tokens:
                 return
             waiting.pop()
             num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
             draft.transfers += self._blocks.admit(sequence, match, num_held)
-            running.start(sequence, match.num_cached_tokens, draft.now)
+            running.start(sequence, match, draft.now)
             draft.admitted.append(sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
@@ -193,21 +203,6 @@ class StepPlanner:
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0
         return num_tokens
-
-    def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
-        """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
-        reserve = self.limits.watermark_blocks if self.running.sequences else 0
-        holds_computed = sequence.is_prefilled or self.limits.allocates_chunks
-        num_held = sequence.num_computed_tokens if holds_computed else sequence.num_tokens
-        if self._blocks.blocks_for(sequence.num_tokens) + reserve > self._blocks.num_free_blocks:
-            self.waiting.block_head(0, [])
-            return False
-        self.waiting.pop()
-        draft.transfers += self._blocks.swap_in(sequence, num_held)
-        self.running.park(sequence, draft.now)
-        draft.admitted.append(sequence)
-        draft.parked.append(sequence)
-        return True
 
     def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
         """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""

@@ -14,7 +14,7 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
 
 ALTERNATIVES: dict[str, Any] = {
@@ -64,6 +64,7 @@ class Workload:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_host_blocks: int = 0
+    offload: OffloadOptions | None = None
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
 
@@ -79,6 +80,7 @@ class Workload:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=self.num_host_blocks,
+            offload=self.offload,
             num_lanes=self.num_lanes,
             make_decodes=self._make_decodes,
         )
@@ -113,6 +115,17 @@ def random_options(rng: random.Random) -> SchedulerOptions:
     if options.get("allocation") == "chunk" and rng.random() < 0.3:
         options["admission"] = "first_chunk"
     return SchedulerOptions(**options)
+
+
+def random_offload(options: SchedulerOptions, most: int, rng: random.Random) -> OffloadOptions:
+    """Tiers that hold a block, a sequence or many."""
+    may_overlap = options.enable_chunked_prefill and options.max_padding is None
+    return OffloadOptions(
+        num_disk_blocks=rng.choice([0, 1, most, 10 * most]),
+        overlap=may_overlap and rng.random() < 0.7,
+        host_eviction=rng.choice(["lru", "fifo"]),
+        disk_eviction=rng.choice(["lru", "fifo"]),
+    )
 
 
 def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
@@ -182,6 +195,10 @@ def random_workload(seed: int) -> Workload:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
+    num_host_blocks = rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0
+    offload = random_offload(options, most, rng) if options.enable_prefix_caching and rng.random() < 0.3 else None
+    if offload is not None:
+        num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])
     return Workload(
         cases,
         options=options,
@@ -189,7 +206,8 @@ def random_workload(seed: int) -> Workload:
         num_blocks=num_lanes * most + rng.choice(spare_blocks),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
-        num_host_blocks=rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0,
+        num_host_blocks=num_host_blocks,
+        offload=offload,
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )

@@ -45,7 +45,7 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
         decodes = scheduler._planners[0].running.decodes
-        steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_free_blocks)
+        steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_undisturbing_blocks)
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
 
 
@@ -87,9 +87,14 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
     if num_decodes and options.policy not in ("mixed", "admission_order"):
         match = NO_MATCH  # what these decodes fill can be found from the next step on
+    elif blocks.offload is not None:
+        match = blocks.match_below(head, match)
     wanted = head.num_tokens - match.num_cached_tokens
     if options.long_prefill_token_threshold:
         wanted = min(wanted, options.long_prefill_token_threshold)
+    checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + min(wanted, budget)
+    if blocks.offload is not None and blocks.offload.must_wait(match):
+        return budget > 0 and blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks
     may_cut = options.enable_chunked_prefill and (options.policy in ("mixed", "admission_order") or not sizes)
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
@@ -98,5 +103,4 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
         if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
             return False
-    checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + num_tokens
     return blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks

@@ -3,36 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from typing import Literal, NamedTuple
+from itertools import repeat
+from typing import Literal
 
 from engine.core.hashing import token_bytes
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.integrity import check_blocks
+from engine.core.kv.offload import Offload
 from engine.core.kv.prefix_index import Content, PrefixIndex
-from engine.core.kv.tier import DEVICE, Tier, Transfer
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
+from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Sequence
-
-
-class PrefixMatch(NamedTuple):
-    """What the prefix cache holds of a waiting sequence.
-
-    Attributes:
-        blocks: the cached leading blocks.
-        num_cached_tokens: tokens that need no computing, at most all known tokens but one.
-        num_revived: how many of `blocks` are free now and leave the free pool when they are used.
-        copy_last: the last of `blocks` is held by another sequence and must be copied before the one token that is
-            left to compute is written into it.
-    """
-
-    blocks: list[int]
-    num_cached_tokens: int
-    num_revived: int
-    copy_last: bool
 
 
 Eviction = Literal["unhashed_first", "lru"]
 FullHit = Literal["copy", "recompute_block"]
-NO_MATCH = PrefixMatch([], 0, 0, False)
 
 
 class BlockManager:
@@ -45,6 +30,7 @@ class BlockManager:
             computes that token, in a copy of its block if another sequence holds it; "recompute_block" computes the
             whole last block.
         host: the tier that swapped-out sequences go to; None where none is.
+        offload: the tiers that what leaves the prefix cache goes to, `host` among them; None where it is lost.
 
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
@@ -59,6 +45,7 @@ class BlockManager:
         eviction: Eviction = "unhashed_first",
         full_hit: FullHit = "copy",
         host: Tier | None = None,
+        offload: Offload | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
@@ -66,15 +53,24 @@ class BlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
+        self.offload = offload
         self._recomputes_last_block = full_hit == "recompute_block"
-        self.index = PrefixIndex()
-        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=self.index.remove)
+        self.index = PrefixIndex() if offload is None else offload.index
+        evict, self.settle = self.index.remove, self.index.settle
+        if offload is not None:
+            evict, self.settle = offload.evict, offload.settle
+        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=evict)
         self.take = self.pool.take
-        self.settle = self.index.settle
+        self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
     @property
     def num_free_blocks(self) -> int:
         return self.pool.num_free
+
+    @property
+    def num_undisturbing_blocks(self) -> int:
+        """Free blocks that can be taken without a transfer, which would have to stand in a plan of its own."""
+        return self.pool.num_free if self.offload is None else self.pool.num_uncached
 
     def num_used_blocks(self, without: abc.Collection[Sequence] = ()) -> int:
         """Blocks that some sequence references, other than those in `without`."""
@@ -112,6 +108,20 @@ class BlockManager:
                 copy_last = not self.pool.is_queued(blocks[-1])
                 num_cached_tokens -= 1
         return PrefixMatch(blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last)
+
+    def match_below(self, sequence: Sequence, match: PrefixMatch) -> PrefixMatch:
+        """`match`, which is that of `sequence` on the device, continued in the tiers behind it."""
+        assert self.offload is not None
+        if not sequence.request.reads_prefix_cache:
+            return match
+        match = self.offload.drop_unusable(match, self.pool, self.block_size)
+        start, end = len(match.blocks), (sequence.num_tokens - 1) // self.block_size
+        hashes = self._hashes(sequence, end)[start:end]
+        if not hashes:
+            return match
+        known = sequence.token_ids is not None
+        contents = self._contents(sequence, start, end) if known else repeat(None)
+        return self.offload.continue_match(match, hashes, contents, self.block_size)
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
@@ -174,6 +184,9 @@ class BlockManager:
         sequence.block_table = match.blocks.copy()
         sequence.num_registered_blocks = len(match.blocks) - match.copy_last
         copies = [self._copy(sequence, len(match.blocks) - 1)] if match.copy_last else []
+        if match.hits:
+            assert self.offload is not None
+            copies += self.offload.load(sequence, match.hits, self.pool)
         self.extend(sequence, num_tokens)
         return copies
 
@@ -241,8 +254,17 @@ class BlockManager:
             self.host.release(sequence.host_blocks)
             sequence.host_blocks = None
 
-    def check_integrity(self, sequences: abc.Iterable[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
-        """Prove the invariants of pool, index and host tier; arguments and errors as those of `check_blocks`."""
+    def land(self, sequence: Sequence) -> None:
+        """What came from tiers for `sequence` is there."""
+        self.drop_host_blocks(sequence)
+        if self.offload is not None:
+            self.offload.end_load(sequence)
+
+    def check_integrity(self, sequences: abc.Sequence[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
+        """Prove the invariants of pool, index and tiers; arguments and errors as those of `check_blocks`."""
         check_blocks(self.pool, self.index, self.block_size, list(sequences))
-        if self.host is not None:
-            self.host.check_integrity([block for s in swapped for block in s.host_blocks or ()])
+        on_host = [block for s in swapped for block in s.host_blocks or ()]
+        if self.offload is not None:
+            self.offload.check_integrity(sequences, {HOST: on_host})
+        elif self.host is not None:
+            self.host.check_integrity(on_host)

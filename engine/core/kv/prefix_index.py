@@ -44,6 +44,10 @@ class PrefixIndex:
                 return i
         return len(blocks)
 
+    def content_of(self, block: int) -> Content | None:
+        """The content that a block was added with; None where tokens are only counted."""
+        return self._content.get(block)
+
     def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
         """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
         found = list(map(self._blocks.setdefault, hashes, blocks))
