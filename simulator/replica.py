@@ -220,7 +220,7 @@ class Replica:
     def _price(self, plan: StepPlan, now: int) -> int | tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
         before the next request is seen."""
-        first = self._transfers.start(plan, now) if plan.transfers else 0
+        first = self._transfers.start(plan, now) if plan.transfers or plan.parked else 0
         if plan.work.num_decodes or plan.work.chunks:
             first += self._cost_model.step_ns(plan.work)
         if first > _LONGEST_STEP_NS:

@@ -199,7 +199,7 @@ class Scheduler:
             self.blocks.moves.clear()
         num_running = self.num_running
         horizon = 1
-        if not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
+        if draft.num_decodes and not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
         num_running -= len(running.ending)
         num_used_blocks = self.blocks.num_used_blocks(running.ending)

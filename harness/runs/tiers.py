@@ -6,7 +6,7 @@ from harness.config import TiersConfig
 from harness.errors import ConfigError
 from simulator.memory import GIB, KVPool
 from simulator.quantities import MAX_BLOCKS
-from simulator.transfers import HostLink
+from simulator.transfers import TierLinks
 
 
 def num_host_blocks(tiers: TiersConfig, pool: KVPool, num_ranks: int) -> int:
@@ -27,6 +27,6 @@ def num_host_blocks(tiers: TiersConfig, pool: KVPool, num_ranks: int) -> int:
     return num_blocks
 
 
-def host_link(tiers: TiersConfig, pool: KVPool) -> HostLink:
+def host_link(tiers: TiersConfig, pool: KVPool) -> TierLinks:
     """The link of one device to its host, which the device's share of each block takes."""
-    return HostLink(pool.block_bytes, tiers.host.gb_per_s * 1e9)
+    return TierLinks(pool.block_bytes, tiers.host.gb_per_s * 1e9)
