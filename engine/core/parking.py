@@ -39,7 +39,7 @@ class Parking:
         blocks, num_cached = self._blocks, match.num_cached_tokens
         checked = sequence.num_tokens if self._limits.checks_full_prompt else num_cached + num_tokens
         if blocks.blocks_needed(match, checked) + self._reserve() > blocks.num_free_blocks:
-            num_matched = len(match.blocks)
+            num_matched = match.num_kept + len(match.blocks)
             awaited = suppliers(self._running, sequence, num_matched, blocks.block_size)
             self._waiting.block_head(num_matched, awaited)
             return False

@@ -65,6 +65,7 @@ class Workload:
     max_num_batched_tokens: int
     num_host_blocks: int = 0
     offload: OffloadOptions | None = None
+    transfer_block_us: float = 10.0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
 
@@ -81,6 +82,7 @@ class Workload:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=self.num_host_blocks,
             offload=self.offload,
+            transfer_block_us=self.transfer_block_us,
             num_lanes=self.num_lanes,
             make_decodes=self._make_decodes,
         )
@@ -194,8 +196,10 @@ def random_workload(seed: int) -> Workload:
     if makes_pauses or makes_supply:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
+    preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
+    num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
+    options = replace(options, preemption=preemption, recompute_token_us=1.0 if preemption == "auto" else None)
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
-    num_host_blocks = rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0
     offload = random_offload(options, most, rng) if options.enable_prefix_caching and rng.random() < 0.3 else None
     if offload is not None:
         num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])
@@ -208,6 +212,7 @@ def random_workload(seed: int) -> Workload:
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
         num_host_blocks=num_host_blocks,
         offload=offload,
+        transfer_block_us=0.4 * block_size,
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )

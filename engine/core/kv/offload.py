@@ -96,11 +96,11 @@ class Offload:
 
     def drop_unusable(self, match: PrefixMatch, pool: BlockPool, block_size: int) -> PrefixMatch:
         """`match` without its last block if that is coming and a token of it must be computed."""
-        blocks = match.blocks
-        if not blocks or blocks[-1] not in self._coming or match.num_cached_tokens == len(blocks) * block_size:
+        blocks, num_held = match.blocks, match.num_kept + len(match.blocks)
+        if not blocks or blocks[-1] not in self._coming or match.num_cached_tokens == num_held * block_size:
             return match
         blocks = blocks[:-1]
-        return PrefixMatch(blocks, len(blocks) * block_size, pool.count_queued(blocks), False)
+        return PrefixMatch(blocks, (num_held - 1) * block_size, pool.count_queued(blocks), False, match.num_kept)
 
     def must_wait(self, match: PrefixMatch) -> bool:
         """Whether a sequence with this match is parked until transfers are done."""

@@ -1,4 +1,4 @@
-"""What the prefix cache, on the device and behind it, holds of a waiting sequence."""
+"""What need not be computed of a sequence that is about to be admitted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from engine.core.kv.tier import Tier
 
 
 class Hit(NamedTuple):
-    """A block of a prefix that a tier holds."""
+    """A block of a prefix that a tier behind the device holds."""
 
     tier: Tier
     block_hash: int
@@ -18,14 +18,15 @@ class Hit(NamedTuple):
 
 
 class PrefixMatch(NamedTuple):
-    """What the prefix cache holds of a waiting sequence.
+    """What need not be computed of a waiting sequence: what it kept in a preemption, and what the prefix cache holds.
 
     Attributes:
-        blocks: the cached leading blocks of the device.
+        blocks: the cached blocks of the device behind those that it kept.
         num_cached_tokens: tokens that need no computing, at most all known tokens but one.
         num_revived: how many of `blocks` are free now and leave the free pool when they are used.
         copy_last: the last of `blocks` is held by another sequence and must be copied before the one token that is
             left to compute is written into it.
+        num_kept: leading blocks that the sequence holds already.
         hits: the blocks after these that tiers behind the device hold.
     """
 
@@ -33,6 +34,7 @@ class PrefixMatch(NamedTuple):
     num_cached_tokens: int
     num_revived: int
     copy_last: bool
+    num_kept: int = 0
     hits: abc.Sequence[Hit] = ()
 
 
