@@ -130,6 +130,15 @@ def random_offload(options: SchedulerOptions, most: int, rng: random.Random) -> 
     )
 
 
+def come_in_waves(cases: list[Case], stems: list[list[int]], rng: random.Random) -> None:
+    """Let several at a time ask for what an earlier wave computed and later ones drove from the device."""
+    gap = rng.choice([5, 30])
+    for i, case in enumerate(cases):
+        stem = stems[i // 3 % len(stems)]
+        case.tokens = stem + case.tokens[case.num_prompt_tokens - 1 :][: len(stem) + 1]
+        case.num_prompt_tokens, case.arrival_step = len(stem) + 1, i // 3 * gap + rng.randint(0, 3)
+
+
 def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
     """Let prompts repeat what another request is generating when they arrive, and one token more."""
     for case, before in zip(cases[1:], cases, strict=False):
@@ -189,18 +198,23 @@ def random_workload(seed: int) -> Workload:
     if makes_supply:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
         continue_others(cases, rng, 4 * longest)
+    uses_tiers = rng.random() < 0.25
+    if uses_tiers and rng.random() < 0.5:
+        come_in_waves(cases, stems, rng)
     most = max(-(-len(case.tokens) // block_size) for case in cases)
     max_num_seqs = rng.choice([8, 32] if makes_pauses else [1, 2, 8, 32])
     num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None
     spare_blocks = [1, 1, 2, most, 10 * most]
     if makes_pauses or makes_supply:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
+    if uses_tiers:
+        spare_blocks = [1, most // 2, most, 2 * most]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
     num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
     options = replace(options, preemption=preemption, recompute_token_us=1.0 if preemption == "auto" else None)
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
-    offload = random_offload(options, most, rng) if options.enable_prefix_caching and rng.random() < 0.3 else None
+    offload = random_offload(options, most, rng) if uses_tiers and options.enable_prefix_caching else None
     if offload is not None:
         num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])
     return Workload(
