@@ -18,8 +18,6 @@ from engine.core.preemption import VICTIM_RULES, Preemption, PreemptionMode
 from engine.core.scheduler import Scheduler
 from engine.core.waiting_queue import by_arrival, by_priority
 
-_LONGEST_TOKEN_US = 1e9
-
 
 @dataclass(frozen=True)
 class SchedulerOptions:
@@ -37,11 +35,11 @@ class SchedulerOptions:
             freed first.
         victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
             running; "last" the last admitted; "least_urgent" the last come of the least urgent.
-        preemption: what who gives way keeps of its KV: "recompute" nothing; "partial" all full blocks, of which others take
-            the last ones as they need them; "swap" a copy in the host tier, as long as that has room; "auto" a copy if
-            that is predicted to take less time, out and back, than to compute the lost tokens again.
-        recompute_token_us: time that a lost token takes to compute again, in microseconds, for preemption=auto; null
-            takes it from the cost model, and the real engine, which has none, needs it.
+        preemption: what a sequence that gives way keeps of its KV: "recompute" nothing; "partial" its full blocks, the
+            last of which others take when they need them; "swap" a copy in the host tier, while that has room; "auto" a
+            copy if that is predicted to take less time, out and back, than to compute the lost tokens again.
+        recompute_token_us: for preemption=auto: microseconds that a lost token takes to compute again. null takes the
+            time of a full prefill step from the cost model; the real engine has none and needs the number.
         full_hit: what a prompt that is cached as a whole computes: "copy" its last token, in a copy of the block if
             others hold it, "recompute_block" its last block.
         queue: who is admitted first: "priority" the most urgent, and among equals the first come; "fcfs" the first come
@@ -83,10 +81,8 @@ class SchedulerOptions:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: must be an integer >= 0")
-        if self.recompute_token_us is not None and not 0 < self.recompute_token_us <= _LONGEST_TOKEN_US:
-            raise ValueError(
-                f"recompute_token_us={self.recompute_token_us:g}: must be a number > 0 and <= {_LONGEST_TOKEN_US:g}"
-            )
+        if self.recompute_token_us is not None and not self.recompute_token_us > 0:
+            raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: must be a number > 0")
         if self.recompute_token_us is not None and self.preemption != "auto":
             raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: read by preemption='auto' only")
         if self.admission == "first_chunk" and self.allocation != "chunk":
@@ -109,8 +105,24 @@ class OffloadOptions:
     host_eviction: TierEviction = "lru"
     disk_eviction: TierEviction = "lru"
 
+    def check(self, options: SchedulerOptions) -> None:
+        """Raise ValueError where a scheduler with `options` cannot serve the tiers."""
+        if not options.enable_prefix_caching:
+            raise ValueError("enable_prefix_caching=False: blocks that leave the prefix cache need one, to be found")
+        if self.overlap and not (options.enable_chunked_prefill and options.max_padding is None):
+            raise ValueError(
+                "overlap=True: a prompt whose first part comes from a tier is a cut one; it needs "
+                "enable_chunked_prefill=True and no max_padding"
+            )
+
     def make(self, num_host_blocks: int) -> tuple[Tier, Offload]:
-        """The host's tier, and all tiers."""
+        """The host's tier, and all tiers.
+
+        Raises:
+            ValueError: there is no host tier.
+        """
+        if num_host_blocks < 1:
+            raise ValueError(f"num_host_blocks={num_host_blocks}: blocks that leave the device go to the host first")
         moves: list[Transfer] = []
         tiers = []
         if self.num_disk_blocks:
@@ -151,7 +163,7 @@ def make_scheduler(
     host = Tier(HOST, num_host_blocks) if num_host_blocks else None
     cached_tiers = None
     if offload is not None:
-        _check_offload(options, offload, num_host_blocks)
+        offload.check(options)
         host, cached_tiers = offload.make(num_host_blocks)
     blocks = BlockManager(
         num_blocks - options.reserved_blocks,
@@ -184,15 +196,3 @@ def make_scheduler(
         num_lanes=num_lanes,
         make_decodes=make_decodes,
     )
-
-
-def _check_offload(options: SchedulerOptions, offload: OffloadOptions, num_host_blocks: int) -> None:
-    if not num_host_blocks:
-        raise ValueError("num_host_blocks=0: blocks that leave the prefix cache go to the host first")
-    if not options.enable_prefix_caching:
-        raise ValueError("enable_prefix_caching=False: without a prefix cache no block leaves it for a tier")
-    if offload.overlap and not (options.enable_chunked_prefill and options.max_padding is None):
-        raise ValueError(
-            "overlap=True: a prompt whose first part comes from a tier is a cut one; it needs "
-            "enable_chunked_prefill=True and no max_padding"
-        )

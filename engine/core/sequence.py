@@ -127,8 +127,9 @@ class Sequence:
         hits_by_tier: how many of these blocks came from which tier behind the device.
         num_recomputed_tokens: tokens computed again because of preemptions.
         num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
-        num_preemptions, num_swaps, num_partial_preemptions: how often it gave way; how often its KV moved to the host tier
-            then; how often it kept blocks of the device then, which others may have taken later.
+        num_preemptions: how often it gave way.
+        num_swaps: how often its KV moved to the host tier then.
+        num_partial_preemptions: how often it kept blocks of the device then, which others may have taken later.
         last_token_time: when its last token came before a preemption or before it joined the decodes.
         admission: how many admissions its lane had before its own.
     """

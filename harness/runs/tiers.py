@@ -35,6 +35,11 @@ def offload_options(tiers: TiersConfig, pool: KVPool, num_ranks: int) -> Offload
     )
 
 
+def transfer_block_us(tiers: TiersConfig, pool: KVPool) -> float:
+    """Microseconds that a block takes to the host or back."""
+    return pool.block_bytes / (tiers.host.gb_per_s * 1e3)
+
+
 def tier_links(tiers: TiersConfig, pool: KVPool, num_ranks: int) -> TierLinks:
     """The link of one device to its host, which the device's share of each block takes, and the disk's, for all."""
     disk = None
@@ -50,7 +55,7 @@ def _num_blocks(key: str, gib: float, block_bytes: int) -> int:
         raise ConfigError(f"{key}.gib={gib:g}: has no room for a KV block of {block_bytes / GIB:.3g} GiB")
     if num_blocks > MAX_BLOCKS:
         raise ConfigError(
-            f"{key}.gib={gib:g}: has room for {num_blocks} KV blocks, at most {MAX_BLOCKS} are simulated; set less or a "
-            "larger block_size"
+            f"{key}.gib={gib:g}: has room for {num_blocks} KV blocks, at most {MAX_BLOCKS} are simulated; set less or "
+            "a larger block_size"
         )
     return num_blocks
