@@ -42,6 +42,8 @@ class ShadowStore:
 
     def execute(self, plan: StepPlan, before: Holders) -> list[Token]:
         """Execute a plan, given who held which block before it was made; returns the tokens that it yields."""
+        stored = [(t.target_tier, t.target) for t in plan.transfers if t.target_tier != DEVICE]
+        assert len(set(stored)) == len(stored), "a block of a tier is written twice"
         parked = {block for sequence in plan.parked for block in sequence.block_table}
         for transfer in plan.transfers:
             if transfer.target_tier == DEVICE != transfer.source_tier and transfer.target in parked:
