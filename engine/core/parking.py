@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.lower_tiers import swap_in
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.limits import Limits
 from engine.core.plan import StepDraft
@@ -27,7 +28,8 @@ class Parking:
             self._waiting.block_head(0, [])
             return False
         self._waiting.pop()
-        draft.transfers += self._blocks.swap_in(sequence, self._num_held(sequence, sequence.num_computed_tokens))
+        num_held = self._num_held(sequence, sequence.num_computed_tokens)
+        draft.transfers += swap_in(self._blocks, sequence, num_held)
         self._park(draft, sequence)
         return True
 

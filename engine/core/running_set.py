@@ -15,6 +15,7 @@ from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import keep_prefix
+from engine.core.kv.lower_tiers import swap_out
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.preemption import Keeps
@@ -92,7 +93,14 @@ class RunningSet:
         self.parked[sequence] = None
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there: it takes part in the next plan."""
+        """What a parked sequence waited for is there: it takes part in the next plan.
+
+        One that was aborted gives up its blocks, which nobody else could have as long as they were written.
+        """
+        if sequence in self.landing:
+            self._end_landing(sequence)
+        if sequence not in self.parked:
+            return
         if self.flights and not self.flights[-1].is_advanced:
             self.returning.append(sequence)  # it gets no token of the plan that is under way
             return
@@ -149,7 +157,7 @@ class RunningSet:
         transfers = []
         if keeps == "host_copy":
             sequence.num_swaps += 1
-            transfers = self._blocks.swap_out(sequence)
+            transfers = swap_out(self._blocks, sequence)
         else:
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
             self._blocks.name_content(sequence, num_known)
@@ -171,17 +179,18 @@ class RunningSet:
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
-        is_coming = sequence in self.parked and sequence not in self.returning
+        was_parked = sequence in self.parked
         self.leave(sequence, SequenceStatus.ABORTED)
-        if is_coming:
+        if was_parked and sequence not in self.returning:
             del self.sequences[sequence]
             self.landing[sequence] = None
             self._waiting.head_blocked = False
-        else:
-            self.release(sequence)
+            return
+        if was_parked:
+            self._blocks.land(sequence)
+        self.release(sequence)
 
-    def landed(self, sequence: Sequence) -> None:
-        """What an aborted sequence had waited for is there: its blocks are of use to others again."""
+    def _end_landing(self, sequence: Sequence) -> None:
         del self.landing[sequence]
         self._blocks.land(sequence)
         self._blocks.release(sequence)

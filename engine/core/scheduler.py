@@ -151,15 +151,9 @@ class Scheduler:
         return request
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there: from the next plan on it takes part.
-
-        Also to be called for one that was aborted meanwhile: until then nobody else gets the blocks that are written.
-        """
+        """What a parked sequence, be it aborted meanwhile, waited for is there: it takes part from the next plan on."""
         for lane in self._lanes:
-            if sequence in lane.parked:
-                lane.ready(sequence)
-            elif sequence in lane.landing:
-                lane.landed(sequence)
+            lane.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 from engine.core.giving_way import GivingWay
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.lower_tiers import match_below
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.limits import Limits
 from engine.core.parking import Parking
@@ -102,7 +103,7 @@ class StepPlanner(GivingWay):
                 continue
             match = self._blocks.match(sequence)
             if self._offload is not None:
-                match = self._blocks.match_below(sequence, match)
+                match = match_below(self._blocks, sequence, match)
                 if self._offload.must_wait(match):
                     num_tokens = self.chunk_tokens(sequence, match.num_cached_tokens, budget)
                     if self._parking.load(draft, sequence, match, num_tokens):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.core.kv.lower_tiers import match_below
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -44,7 +45,9 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
         decodes = scheduler._planners[0].running.decodes
-        steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_undisturbing_blocks)
+        blocks = scheduler.blocks
+        num_free = blocks.num_free_blocks if blocks.offload is None else blocks.pool.num_uncached
+        steps = decodes.affordable_steps(decodes.next_event(), num_free)
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
 
 
@@ -89,7 +92,7 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         kept = match.num_kept * blocks.block_size
         match = match._replace(blocks=[], num_cached_tokens=kept, num_revived=0, copy_last=False)
     elif blocks.offload is not None:
-        match = blocks.match_below(head, match)
+        match = match_below(blocks, head, match)
     wanted = head.num_tokens - match.num_cached_tokens
     if options.long_prefill_token_threshold:
         wanted = min(wanted, options.long_prefill_token_threshold)

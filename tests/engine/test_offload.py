@@ -193,3 +193,18 @@ def test_what_cannot_work_is_refused(options: dict[str, Any], sizes: dict[str, i
         make_scheduler(
             SchedulerOptions(**options), **limits, **{"num_host_blocks": 9, **sizes}, offload=OffloadOptions()
         )
+
+
+def test_an_abort_of_who_is_ready_but_took_no_part_yet_frees_its_blocks() -> None:
+    scheduler = filled(make_offloading(), others=2)
+    scheduler.add(request(7, PROMPT))
+    plan = scheduler.schedule(0)
+    assert plan is not None
+    (sequence,) = plan.parked
+    scheduler.ready(sequence)  # the plan is still under way
+    scheduler.abort(7)
+    scheduler.check_integrity()
+    assert not sequence.block_table
+    scheduler.commit(plan, 1)
+    scheduler.check_integrity()
+    assert serve(scheduler, 8, PROMPT)[0].parked

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from itertools import repeat
 from typing import Literal
 
 from engine.core.hashing import token_bytes
@@ -66,11 +65,6 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self.pool.num_free
 
-    @property
-    def num_undisturbing_blocks(self) -> int:
-        """Free blocks that can be taken without a transfer, which would have to stand in a plan of its own."""
-        return self.pool.num_free if self.offload is None else self.pool.num_uncached
-
     def num_used_blocks(self, without: abc.Collection[Sequence] = ()) -> int:
         """Blocks that some sequence references, other than those in `without`."""
         used = self.num_blocks - self.pool.num_free
@@ -92,12 +86,12 @@ class BlockManager:
             return nothing
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
-        hashes = self._hashes(sequence, num_full)
+        hashes = self.hashes_of(sequence, num_full)
         if len(hashes) <= num_kept or hashes[num_kept] not in self.index:
             return nothing
         blocks = self.index.find(hashes[num_kept:] if num_kept else hashes, num_full - num_kept)
         if sequence.token_ids is not None:
-            contents = self._contents(sequence, num_kept, num_kept + len(blocks))
+            contents = self.contents_of(sequence, num_kept, num_kept + len(blocks))
             blocks = blocks[: self.index.num_equal(blocks, contents)]
         num_cached_tokens = (num_kept + len(blocks)) * self.block_size
         copy_last = False
@@ -111,20 +105,6 @@ class BlockManager:
                 num_cached_tokens -= 1
         return PrefixMatch(blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last, num_kept)
 
-    def match_below(self, sequence: Sequence, match: PrefixMatch) -> PrefixMatch:
-        """`match`, which is that of `sequence` on the device, continued in the tiers behind it."""
-        assert self.offload is not None
-        if not sequence.request.reads_prefix_cache:
-            return match
-        match = self.offload.drop_unusable(match, self.pool, self.block_size)
-        start, end = match.num_kept + len(match.blocks), (sequence.num_tokens - 1) // self.block_size
-        hashes = self._hashes(sequence, end)[start:end]
-        if not hashes:
-            return match
-        known = sequence.token_ids is not None
-        contents = self._contents(sequence, start, end) if known else repeat(None)
-        return self.offload.continue_match(match, hashes, contents, self.block_size)
-
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
 
@@ -134,11 +114,11 @@ class BlockManager:
         start = sequence.num_registered_blocks
         if num_full <= start:
             return
-        hashes = self._hashes(sequence, num_full)[start:num_full]
+        hashes = self.hashes_of(sequence, num_full)[start:num_full]
         if not hashes:
             return
         end = start + len(hashes)
-        self.index.add(sequence.block_table[start:end], hashes, self._contents(sequence, start, end))
+        self.index.add(sequence.block_table[start:end], hashes, self.contents_of(sequence, start, end))
         sequence.num_registered_blocks = end
 
     def name_content(self, sequence: Sequence, num_tokens: int) -> None:
@@ -155,7 +135,7 @@ class BlockManager:
         hashes.extend(range(own - len(hashes), own - num_tokens // self.block_size, -1))
         self.register(sequence, num_tokens)
 
-    def _hashes(self, sequence: Sequence, num_full: int) -> list[int]:
+    def hashes_of(self, sequence: Sequence, num_full: int) -> list[int]:
         """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""
         if not self.enable_prefix_caching:
             return []
@@ -163,7 +143,7 @@ class BlockManager:
             sequence.hash_blocks(self.block_size, num_full)
         return sequence.block_hashes or []
 
-    def _contents(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
+    def contents_of(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
         """The content of blocks `start` to `end`; nothing where tokens are only counted."""
         tokens, hashes, size = sequence.token_ids, sequence.block_hashes, self.block_size
         if tokens is None or hashes is None:
@@ -236,28 +216,7 @@ class BlockManager:
         sequence.block_table[index] = target
         return Transfer(DEVICE, source, DEVICE, target)
 
-    # -- the host tier --------------------------------------------------------------------------------------------
-
-    def can_swap_out(self, sequence: Sequence) -> bool:
-        """Whether the host tier has room for all computed tokens of `sequence`."""
-        num_blocks = self.blocks_for(sequence.num_computed_tokens)
-        return self.host is not None and 0 < num_blocks <= self.host.num_free_blocks
-
-    def swap_out(self, sequence: Sequence) -> list[Transfer]:
-        """Move the computed blocks of `sequence` to the host tier and release all that it holds on the device."""
-        assert self.host is not None
-        sources = sequence.block_table[: self.blocks_for(sequence.num_computed_tokens)]
-        sequence.host_blocks = self.host.take(len(sources))
-        name, moves = self.host.name, zip(sources, sequence.host_blocks, strict=True)
-        self.release(sequence)
-        return [Transfer(DEVICE, source, name, target) for source, target in moves]
-
-    def swap_in(self, sequence: Sequence, num_tokens: int) -> list[Transfer]:
-        """Give a swapped-out sequence device blocks for `num_tokens` tokens, its KV coming back into the first."""
-        assert self.host is not None and sequence.host_blocks
-        self.extend(sequence, num_tokens)
-        moves = zip(sequence.host_blocks, sequence.block_table, strict=False)
-        return [Transfer(self.host.name, source, DEVICE, target) for source, target in moves]
+    # -- behind the device ----------------------------------------------------------------------------------------
 
     def drop(self, sequence: Sequence) -> None:
         """Free all that `sequence` holds, on the device and in the host tier."""
