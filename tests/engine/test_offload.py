@@ -207,4 +207,5 @@ def test_an_abort_of_who_is_ready_but_took_no_part_yet_frees_its_blocks() -> Non
     assert not sequence.block_table
     scheduler.commit(plan, 1)
     scheduler.check_integrity()
-    assert serve(scheduler, 8, PROMPT)[0].parked
+    (plan,) = serve(scheduler, 8, PROMPT)
+    assert plan.prefills[0].start == 12, "what came for it is on the device"
