@@ -13,20 +13,22 @@ import simpy
 torch = pytest.importorskip("torch")
 
 from engine.core.hashing import extend_hashes  # noqa: E402
+from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
-from engine.core.sequence import Request  # noqa: E402
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler  # noqa: E402
+from engine.core.sequence import Request, Sequence  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from harness.runs.recorder import Recorder  # noqa: E402
+from harness.runs.recorder import RecordedRun, Recorder  # noqa: E402
 from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
 from harness.workload.arrivals import OpenLoop  # noqa: E402
 from harness.workload.prompts import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402
+from simulator.arrivals import NEVER  # noqa: E402
 from simulator.replica import Replica  # noqa: E402
 from simulator.router import RoundRobin  # noqa: E402
 
@@ -89,9 +91,9 @@ def make_trace() -> Trace:
     return Trace("t", trace_table(columns), "made", 8)
 
 
-def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int) -> LoggingRecorder:
+def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int, **tiers: Any) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
-                          load_format="random", **LIMITS, **asdict(options))  # fmt: skip
+                          load_format="random", **LIMITS, **tiers, **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder()
@@ -105,10 +107,34 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead
     return recorder
 
 
-def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int) -> Recorder:
+class Immediate:
+    """Copies take no time, as on a CPU; a plan of copies alone took what was measured."""
+
+    next_ns = NEVER
+
+    def __init__(self, cost: MeasuredCost) -> None:
+        self._cost = cost
+        self._parked: list[Sequence] = []
+
+    def start(self, plan: StepPlan, now_ns: int) -> int:
+        if plan.parked:
+            self._parked += plan.parked
+            self.next_ns = now_ns
+        return 0 if plan.num_decodes or plan.prefills else self._cost.step_ns(plan.work)
+
+    def pop_ready(self, until_ns: int) -> list[Sequence]:
+        ready, self._parked, self.next_ns = self._parked, [], NEVER
+        return ready
+
+
+def run_twin(
+    real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int, **tiers: Any
+) -> Recorder:
     """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
     env = simpy.Environment(initial_time=0)
-    scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
+    scheduler = make_scheduler(
+        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS, **tiers
+    )
 
     def make(order: int, arrival_ns: int) -> Request:
         row = real.issued[order][1]
@@ -122,7 +148,12 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, 
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
     router = RoundRobin(arrivals, make)
-    router.connect(Replica(env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead))
+    router.connect(
+        Replica(
+            env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead,
+            transfers=Immediate(cost),
+        )
+    )  # fmt: skip
     env.run()
     return recorder
 
@@ -133,6 +164,15 @@ OPTIONS["vllm"] = SchedulerOptions(
 )
 
 
+def check_same(trace: Trace, real: LoggingRecorder, twin: Recorder) -> RecordedRun:
+    """Prove that both runs made the same decisions; returns the measured one."""
+    measured, simulated = real.tables(trace, []), twin.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], simulated.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], simulated.requests[columns], check_exact=True)
+    return measured
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize("num_blocks", [40, 400])
 @pytest.mark.parametrize("lookahead", [1, 8])
@@ -140,12 +180,20 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     torch.set_num_threads(1)
     trace = make_trace()
     real = run_real(trace, OPTIONS[name], num_blocks, lookahead)
-    twin = run_twin(real, OPTIONS[name], num_blocks, lookahead).tables(trace, [])
-    measured = real.tables(trace, [])
+    measured = check_same(trace, real, run_twin(real, OPTIONS[name], num_blocks, lookahead))
     assert (len(real.durations) == len(measured.steps)) == (lookahead == 1)
-    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
-    columns = [c for c in measured.requests if c != "replay_lag"]
-    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
     assert measured.steps["num_cached_tokens"].sum() > 0
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
     assert measured.requests["replay_lag"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_simulator_repeats_a_real_run_with_hits_in_host_memory(overlap: bool) -> None:
+    torch.set_num_threads(1)
+    trace, options, gib = make_trace(), SchedulerOptions(), 0.001
+    num_host_blocks = int(gib * 2**30) // (2 * 2 * BLOCK_SIZE * 2 * 16 * 4)  # keys and values of 2 layers, 2 heads
+    real = run_real(trace, options, 40, 1, host_kv_gib=gib, offload=True, overlap=overlap)
+    offload = OffloadOptions(overlap=overlap)
+    measured = check_same(trace, real, run_twin(real, options, 40, 1, num_host_blocks=num_host_blocks, offload=offload))
+    without = run_real(trace, options, 40, 1).tables(trace, [])
+    assert measured.requests["num_cached_tokens"].sum() > without.requests["num_cached_tokens"].sum()
