@@ -84,6 +84,8 @@ RANGES = {
     "long_prefill_token_threshold": _TOKENS_OR_NONE,
     "max_padding": _TOKENS_OR_NONE,
     "max_lookahead_steps": _COUNT,
+    "tier_gib": Range(0.0, 1 << 20),
+    "tier_gb_per_s": _BYTES_PER_S.scaled(1e-9),
     "num_threads": Range(1, 1 << 12, is_whole=True),
     "temperature": Range(0.0, 1e3),
     "seed": Range(0, (1 << 63) - 1, is_whole=True),

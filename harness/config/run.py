@@ -15,6 +15,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
@@ -36,6 +37,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -82,6 +84,10 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"scheduler.async_scheduling=true: engine={self.engine.kind} plans a step when the one before it has "
                 "ended; use engine=sim or scheduler.async_scheduling=false"
+            )
+        if self.tiers.host.gib and self.engine.kind != "sim":
+            raise ValueError(
+                f"tiers.host.gib={self.tiers.host.gib:g}: in simulation only; use engine=sim or tiers=none"
             )
         if self.scheduler.async_scheduling and self.engine.max_lookahead_steps > 1:
             raise ValueError(

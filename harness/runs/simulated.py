@@ -7,6 +7,7 @@ import gc
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request
 from harness.errors import ConfigError
+from harness.runs import tiers
 from harness.runs.memory import check_pool
 from harness.runs.recorder import Recorder
 from harness.runs.system import System
@@ -28,7 +29,8 @@ class SimulatedEngine:
         cost: prices the steps; None takes the system's own cost model.
 
     Raises:
-        ConfigError: the cost model is not available, or the pool needs more memory than there is.
+        ConfigError: the cost model is not available, the pool needs more memory than there is, or the host tier has
+            no room for a block.
     """
 
     def __init__(self, system: System, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
@@ -37,7 +39,8 @@ class SimulatedEngine:
         self._system = system
         self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()
-        check_pool(self.num_blocks)
+        num_host_blocks = tiers.num_host_blocks(system.tiers, system.pool, system.tensor_parallel_size)
+        check_pool(self.num_blocks + num_host_blocks)
         self._scheduler = make_scheduler(
             system.scheduler,
             num_blocks=self.num_blocks,
@@ -45,6 +48,7 @@ class SimulatedEngine:
             max_num_seqs=system.max_num_seqs,
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
+            num_host_blocks=num_host_blocks,
         )
         make_request = request_factory(
             trace,
@@ -61,6 +65,7 @@ class SimulatedEngine:
             self.recorder,
             compress=system.engine.compress,
             max_lookahead_steps=system.engine.max_lookahead_steps,
+            transfers=tiers.host_link(system.tiers, system.pool) if num_host_blocks else None,
         )
         router.connect(self._replica)
 
