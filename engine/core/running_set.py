@@ -177,6 +177,7 @@ class RunningSet:
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         self.sequences[sequence] = None
+        self._waiting.on_seat(sequence)
 
     def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
         """Take `sequence` out of the state that it is in; it keeps its seat and its blocks."""
@@ -195,7 +196,7 @@ class RunningSet:
         self._blocks.release(sequence)
         if sequence.host_blocks is not None and sequence.status is not SequenceStatus.WAITING:
             self._blocks.drop_host_blocks(sequence)
-        self._waiting.head_blocked = False
+        self._waiting.on_release(sequence)
 
     def check_integrity(self) -> None:
         """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""

@@ -39,7 +39,7 @@ class StepPlanner:
         running, blocks = self.running, self._blocks
         if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
             while self.num_blocks_due() > blocks.num_free_blocks:
-                self._preempt_one(draft, self._candidates())
+                self._preempt_one(draft, self.candidates())
         self.plan_decodes(draft)
 
     def num_blocks_due(self) -> int:
@@ -130,6 +130,22 @@ class StepPlanner:
     def num_free_blocks(self) -> int:
         return self._blocks.num_free_blocks
 
+    @property
+    def num_kept_blocks(self) -> int:
+        """Free blocks that an admission leaves to those that run."""
+        return self.limits.watermark_blocks if self.running.sequences else 0
+
+    def needs(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
+        if sequence.host_blocks is not None:
+            return 0, self._blocks.blocks_for(sequence.num_tokens)
+        match = self._blocks.match(sequence)
+        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
+        first = match.num_cached_tokens + min(wanted, budget)
+        return wanted, self._blocks.blocks_needed(
+            match, sequence.num_tokens if self.limits.checks_full_prompt else first
+        )
+
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
         return sequence in self.running.forked and self._blocks.must_copy(sequence)
@@ -150,7 +166,7 @@ class StepPlanner:
 
     def choose_victim(self) -> Sequence:
         """Whom the preemption rule would take among all running sequences of the lane."""
-        return self._preemption.victim(reversed(self._candidates()), self._last_victim)
+        return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
         """Take the blocks of `victim`."""
@@ -184,11 +200,10 @@ class StepPlanner:
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        if draft.prefills and self._pads_too_much(draft, num_tokens):
+        if draft.prefills and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
             return 0
         checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
-        reserve = limits.watermark_blocks if self.running.sequences else 0
-        if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
+        if blocks.blocks_needed(match, checked) + self.num_kept_blocks > blocks.num_free_blocks:
             num_matched = len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0
@@ -196,10 +211,9 @@ class StepPlanner:
 
     def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
         """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
-        reserve = self.limits.watermark_blocks if self.running.sequences else 0
         holds_computed = sequence.is_prefilled or self.limits.allocates_chunks
         num_held = sequence.num_computed_tokens if holds_computed else sequence.num_tokens
-        if self._blocks.blocks_for(sequence.num_tokens) + reserve > self._blocks.num_free_blocks:
+        if self._blocks.blocks_for(sequence.num_tokens) + self.num_kept_blocks > self._blocks.num_free_blocks:
             self.waiting.block_head(0, [])
             return False
         self.waiting.pop()
@@ -208,14 +222,6 @@ class StepPlanner:
         draft.admitted.append(sequence)
         draft.parked.append(sequence)
         return True
-
-    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
-        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
-        if self.limits.max_padding is None:
-            return False
-        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
-        padded = max(sizes) * len(sizes)
-        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self.limits.max_padding
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]
@@ -233,7 +239,7 @@ class StepPlanner:
         self._blocks.extend(sequence, num_tokens)
         return True
 
-    def _candidates(self) -> dict[Sequence, None]:
+    def candidates(self) -> dict[Sequence, None]:
         """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
         running = self.running
         if not running.parked:
@@ -242,6 +248,6 @@ class StepPlanner:
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
         """Take the blocks of one of `candidates`, which are in order of admission."""
-        victim = self._preemption.victim(reversed(candidates), self._last_victim)
+        victim = self._preemption.victim(reversed(candidates), self._last_victim, self._blocks.pool)
         self.preempt(draft, victim)
         return victim
