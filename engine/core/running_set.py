@@ -100,6 +100,11 @@ class RunningSet:
             if sequence not in stopped:
                 self._blocks.register(sequence, num_tokens)
 
+    def register_known(self, sequence: Sequence) -> None:
+        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
+        if self.lag and sequence in self.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - self.lag)
+
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
         copies = [self._blocks.copy_on_write(s) for s in self.forked if self._blocks.must_copy(s)]

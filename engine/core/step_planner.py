@@ -141,10 +141,9 @@ class StepPlanner:
             return 0, self._blocks.blocks_for(sequence.num_tokens)
         match = self._blocks.match(sequence)
         wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
-        first = match.num_cached_tokens + min(wanted, budget)
-        return wanted, self._blocks.blocks_needed(
-            match, sequence.num_tokens if self.limits.checks_full_prompt else first
-        )
+        checked = match.num_cached_tokens + min(wanted, budget)
+        checked = sequence.num_tokens if self.limits.checks_full_prompt else checked
+        return wanted, self._blocks.blocks_needed(match, checked)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
@@ -158,11 +157,6 @@ class StepPlanner:
     def extend(self, sequence: Sequence, num_tokens: int) -> None:
         """Give a cut prompt the blocks of its next `num_tokens` tokens; they must be free."""
         self._blocks.extend(sequence, sequence.num_computed_tokens + num_tokens)
-
-    def register_before_preemption(self, sequence: Sequence) -> None:
-        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
-        if self.running.lag and sequence in self.running.decodes.findable:
-            self._blocks.register(sequence, sequence.num_tokens - self.running.lag)
 
     def choose_victim(self) -> Sequence:
         """Whom the preemption rule would take among all running sequences of the lane."""

@@ -67,7 +67,7 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
         while num_reserved + num_blocks > planner.num_free_blocks and not is_over:
             victim = planner.choose_victim()
             if victim in served:
-                planner.register_before_preemption(victim)
+                running.register_known(victim)
                 given_back = served.pop(victim)
                 budget += given_back[0]
                 num_reserved -= given_back[1]
