@@ -24,7 +24,6 @@ from engine.core.progress import Progress
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from engine.core.step_planner import StepPlanner
-from engine.core.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -67,7 +66,7 @@ class Scheduler:
         longest = blocks.num_blocks * blocks.block_size
         longest = longest if limits.cuts_prompts else min(longest, limits.max_num_batched_tokens)
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
-        self.waiting = WaitingQueue(policy.order)
+        self.waiting = policy.make_queue()
         self._policy = policy
         self._limits = limits
         self._planners: list[StepPlanner] = []  # one for each lane, and so on
@@ -243,4 +242,5 @@ class Scheduler:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""
         waiting = list(self.waiting)
         check_places(self._lanes, waiting, self.unfinished, self.max_num_seqs)
+        self.waiting.check_integrity([sequence for lane in self._lanes for sequence in lane.sequences])
         check_tables(self._lanes, waiting, self.blocks, allocates_chunks=self._limits.allocates_chunks)

@@ -104,7 +104,7 @@ MUTANTS = [
            "pass"),
     # -- the running set ----------------------------------------------------------------------------------------------
     Mutant("a released block leaves the head blocked", "running_set.py",
-           "self._blocks.drop_host_blocks(sequence)\n        self._waiting.head_blocked = False",
+           "self._blocks.drop_host_blocks(sequence)\n        self._waiting.on_release(sequence)",
            "self._blocks.drop_host_blocks(sequence)"),
     Mutant("what a stop discards is found", "running_set.py", "if sequence not in stopped:", "if True:"),
     Mutant("a decode is found before it is computed", "running_set.py", "self.decodes.filling(ahead - self.lag)",

@@ -13,7 +13,6 @@ from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import DEVICE, Tier, Transfer
 from engine.core.sequence import Sequence
 
-
 Eviction = Literal["unhashed_first", "lru"]
 FullHit = Literal["copy", "recompute_block"]
 
