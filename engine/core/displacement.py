@@ -21,14 +21,14 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: Callable[[Sequence], 
     budget = planner.max_num_batched_tokens - len(running.decodes.sequences) * running.decodes.tokens_per_decode
     budget -= sum(planner.chunk_tokens(s, s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
     num_seats = num_blocks = 0  # of those for whom room is made
-    for sequence in planner.waiting.first(len(victims)):
+    for sequence in planner.waiting.first(limits.max_num_seqs):
         num_tokens, num_needed = planner.needs(sequence, budget)
         if budget <= 0 or (num_tokens > budget and not limits.cuts_prompts):
             break
         budget, num_blocks = budget - num_tokens, num_blocks + num_needed
         num_seats += 1 + sequence.num_forks
         after = [victim for victim in victims if rank(victim) > rank(sequence)]
-        if _lacks_room(planner, num_seats, num_blocks, after):
+        if not after or _lacks_room(planner, num_seats, num_blocks, after):
             break
         while after and _lacks_room(planner, num_seats, num_blocks):
             if not planner.reclaim(1, spared=sequence):  # of those who wait, also of whoever gave way just now

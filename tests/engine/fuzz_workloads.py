@@ -135,7 +135,7 @@ def draw_policy(rng: random.Random, options: SchedulerOptions, cases: list[Case]
     """Any policy that there is, with settings of its own, and requests of several priorities, tenants and deadlines."""
     policy = rng.choice(sorted(POLICIES))
     own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
-    victim = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
+    victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
     num_tenants, has_deadlines = rng.choice([1, 2, 5]), rng.random() < 0.5
     for case in cases:
         case.priority, case.tenant = rng.choice([0, 0, 1, 3]), rng.randrange(num_tenants)
