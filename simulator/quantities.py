@@ -84,6 +84,7 @@ RANGES = {
     "long_prefill_token_threshold": _TOKENS_OR_NONE,
     "max_padding": _TOKENS_OR_NONE,
     "max_lookahead_steps": _COUNT,
+    "recompute_token_us": Range(1e-6, 1e9),
     "tier_gib": Range(0.0, 1 << 20),
     "tier_gb_per_s": _BYTES_PER_S.scaled(1e-9),
     "num_threads": Range(1, 1 << 12, is_whole=True),

@@ -14,8 +14,8 @@ from engine.core.waiting_queue import WaitingQueue
 class GivingWay:
     """Frees blocks for the sequences of one lane.
 
-    Blocks run out in this order: free ones, those that waiting sequences kept, those of whoever is preempted next, which
-    may be kept in turn. So preemption frees no more than is needed.
+    Blocks run out in this order: free ones, those that waiting sequences kept, those of whoever is preempted next,
+    which may be kept in turn. So preemption frees no more than is needed.
     """
 
     def __init__(

@@ -69,9 +69,9 @@ class Preemption(NamedTuple):
 
     Attributes:
         victim: chooses who gives way.
-        mode: what the victim keeps: nothing ("recompute"); the blocks that are not needed yet ("partial"); a copy in the
-            host tier, or nothing where that has no room ("swap"); a copy where that is predicted to take less time than
-            to compute the lost tokens again ("auto").
+        mode: what the victim keeps: nothing ("recompute"); the blocks that nobody needs yet ("partial"); a copy in the
+            host tier, or nothing where that has no room ("swap"); a copy where that is predicted to take less time
+            than to compute the lost tokens again ("auto").
         recompute_token_us, transfer_block_us: what "auto" predicts with: the time that a lost token and the time that
             the transfer of a block, one way, takes.
     """

@@ -123,8 +123,9 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
         num_recomputed_tokens: tokens computed again because of preemptions.
         num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
-        num_preemptions, num_swaps, num_partial_preemptions: how often it gave way; how often its KV moved to the host tier
-            then; how often it kept blocks of the device then, which others may have taken later.
+        num_preemptions: how often it gave way.
+        num_swaps: how often its KV moved to the host tier then.
+        num_partial_preemptions: how often it kept blocks of the device then, which others may have taken later.
         last_token_time: when its last token came before a preemption or before it joined the decodes.
         admission: how many admissions its lane had before its own.
     """
@@ -132,7 +133,8 @@ class Sequence:
     __slots__ = (
         "request", "end_length", "status", "token_ids", "block_hashes", "block_table", "host_blocks",
         "num_registered_blocks", "num_forks", "num_cached_tokens", "num_recomputed_tokens", "num_lost_tokens",
-        "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission", "_clock", "_num_tokens", "_num_computed_tokens",
+        "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission", "_clock",
+        "_num_tokens", "_num_computed_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, token_ids: list[int] | None, block_hashes: list[int] | None) -> None:

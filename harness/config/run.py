@@ -85,14 +85,25 @@ class RunConfig(ConfigModel):
                 f"scheduler.async_scheduling=true: engine={self.engine.kind} plans a step when the one before it has "
                 "ended; use engine=sim or scheduler.async_scheduling=false"
             )
-        if self.tiers.host.gib and self.engine.kind != "sim":
-            raise ValueError(
-                f"tiers.host.gib={self.tiers.host.gib:g}: in simulation only; use engine=sim or tiers=none"
-            )
         if self.scheduler.async_scheduling and self.engine.max_lookahead_steps > 1:
             raise ValueError(
                 f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
                 "scheduler.async_scheduling=true, which plans each step on its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_preemption(self) -> Self:
+        mode = self.scheduler.preemption
+        if mode in ("swap", "auto") and not self.tiers.host.gib:
+            raise ValueError(
+                f"scheduler.preemption={mode}: needs host memory to move KV blocks to; use tiers=host or set "
+                "tiers.host.gib > 0"
+            )
+        if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
+            raise ValueError(
+                f"scheduler.recompute_token_us=null: scheduler.preemption=auto needs it with engine={self.engine.kind}, "
+                "which has no cost model to take the time of a token from"
             )
         return self
 

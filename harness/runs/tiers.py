@@ -27,6 +27,11 @@ def num_host_blocks(tiers: TiersConfig, pool: KVPool, num_ranks: int) -> int:
     return num_blocks
 
 
+def transfer_block_us(tiers: TiersConfig, pool: KVPool) -> float:
+    """Microseconds that a block takes to the host or back."""
+    return pool.block_bytes / (tiers.host.gb_per_s * 1e3)
+
+
 def host_link(tiers: TiersConfig, pool: KVPool) -> HostLink:
     """The link of one device to its host, which the device's share of each block takes."""
     return HostLink(pool.block_bytes, tiers.host.gb_per_s * 1e9)

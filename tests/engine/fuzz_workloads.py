@@ -214,7 +214,8 @@ def random_workload(seed: int) -> Workload:
     slots = max_num_seqs * (1 + (num_drafts or 0))
     preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
     num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
-    options = replace(options, preemption=preemption, recompute_token_us=1.0 if preemption == "auto" else None)
+    token_us = 1.0 if preemption == "auto" else None
+    options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
     return Workload(
         cases,

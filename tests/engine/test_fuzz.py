@@ -51,7 +51,7 @@ def small_workloads(draw: st.DrawFn) -> Workload:
             policy=policy,
             watermark=draw(st.sampled_from([0.0, 0.1])),
             enable_prefix_caching=draw(st.booleans()),
-            preemption=preemption,
+            preemption=preemption,  # type: ignore[arg-type]
             recompute_token_us=1.0 if preemption == "auto" else None,
             **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(names)))},
         ),
