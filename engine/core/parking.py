@@ -33,13 +33,15 @@ class Parking:
         self._park(draft, sequence)
         return True
 
-    def load(self, draft: StepDraft, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> bool:
+    def load(self, draft: StepDraft, sequence: Sequence, match: PrefixMatch, budget: int) -> bool:
         """Admit a sequence with hits, or with blocks that are coming for another one; False if it does not fit.
 
-        `num_tokens` is what it computes when they are there, in its first chunk.
+        Its first chunk, when they are there, is taken to have up to `budget` tokens.
         """
-        blocks, num_cached = self._blocks, match.num_cached_tokens
-        checked = sequence.num_tokens if self._limits.checks_full_prompt else num_cached + num_tokens
+        blocks, limits, num_cached = self._blocks, self._limits, match.num_cached_tokens
+        checked = sequence.num_tokens
+        if not limits.checks_full_prompt:
+            checked = min(checked, num_cached + min(budget, limits.max_chunk_tokens or budget))
         if blocks.blocks_needed(match, checked) + self._reserve() > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
             awaited = suppliers(self._running, sequence, num_matched, blocks.block_size)
@@ -47,7 +49,7 @@ class Parking:
             return False
         self._waiting.pop()
         draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, num_cached))
-        self._running.note_cached(sequence, match)
+        match.count_for(sequence)
         self._park(draft, sequence)
         return True
 

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import deque
 
 from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
@@ -76,16 +76,8 @@ class RunningSet:
     def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
         """Admit a sequence that has its first blocks, those of `match` computed."""
         self._admit(sequence, SequenceStatus.PREFILLING, now)
-        self.note_cached(sequence, match)
+        match.count_for(sequence)
         self.prefilling[sequence] = None
-
-    def note_cached(self, sequence: Sequence, match: PrefixMatch) -> None:
-        """Count what the prefix cache saves a sequence that is admitted with `match`."""
-        sequence.set_computed(match.num_cached_tokens)
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = match.num_cached_tokens
-            if match.hits:
-                sequence.hits_by_tier = Counter(hit.tier.name for hit in match.hits)
 
     def park(self, sequence: Sequence, now: int) -> None:
         """Admit a sequence that has its blocks and cannot run before `ready`."""
@@ -118,6 +110,11 @@ class RunningSet:
         for sequence, num_tokens in self.decodes.filling(ahead - self.lag):
             if sequence not in stopped:
                 self._blocks.register(sequence, num_tokens)
+
+    def register_known(self, sequence: Sequence) -> None:
+        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
+        if self.lag and sequence in self.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - self.lag)
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
@@ -168,7 +165,7 @@ class RunningSet:
                 self._blocks.release(sequence)
                 sequence.set_computed(0)
         del self.sequences[sequence]
-        self._waiting.head_blocked = False
+        self._waiting.on_release(sequence)
         self._waiting.push(sequence)
         return transfers
 
@@ -219,6 +216,7 @@ class RunningSet:
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         self.sequences[sequence] = None
+        self._waiting.on_seat(sequence)
 
     def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
         """Take `sequence` out of the state that it is in; it keeps its seat and its blocks."""
@@ -235,7 +233,7 @@ class RunningSet:
         """Take the seat and the blocks of a sequence that is in no state any more."""
         del self.sequences[sequence]
         self._blocks.drop(sequence)
-        self._waiting.head_blocked = False
+        self._waiting.on_release(sequence)
 
     def check_integrity(self) -> None:
         """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""

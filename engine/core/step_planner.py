@@ -42,7 +42,7 @@ class StepPlanner(GivingWay):
         if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
             while (shortage := self.num_blocks_due() - blocks.num_free_blocks) > 0:
                 if not self.reclaim(shortage):
-                    self._preempt_one(draft, self._candidates())
+                    self._preempt_one(draft, self.candidates())
         self.plan_decodes(draft)
 
     def num_blocks_due(self) -> int:
@@ -101,17 +101,11 @@ class StepPlanner(GivingWay):
                 if not self._parking.swap_in(draft, sequence):
                     return
                 continue
-            match = self._blocks.match(sequence)
-            if self._offload is not None:
-                match = match_below(self._blocks, sequence, match)
-                if self._offload.must_wait(match):
-                    num_tokens = self.chunk_tokens(sequence, match.num_cached_tokens, budget)
-                    if self._parking.load(draft, sequence, match, num_tokens):
-                        continue
-                    if waiting.holders and self._others_give_up(sequence):
-                        continue
-                    return
-            num_tokens = self._admissible_tokens(draft, sequence, match, budget, cut)
+            match = self._match(sequence)
+            is_parked = self._offload is not None and self._offload.must_wait(match)
+            if is_parked and self._parking.load(draft, sequence, match, budget):
+                continue
+            num_tokens = 0 if is_parked else self._admissible_tokens(draft, sequence, match, budget, cut)
             if not num_tokens:
                 if waiting.holders and self._others_give_up(sequence):
                     continue
@@ -123,6 +117,11 @@ class StepPlanner(GivingWay):
             draft.admitted.append(sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """What need not be computed of a waiting sequence, wherever it is."""
+        match = self._blocks.match(sequence)
+        return match if self._offload is None else match_below(self._blocks, sequence, match)
 
     def chunk_tokens(self, sequence: Sequence, start: int, budget: int) -> int:
         """Tokens of the next chunk of a prompt, computed up to `start`, within the budget and the limit of a chunk."""
@@ -139,6 +138,22 @@ class StepPlanner(GivingWay):
         draft.prefills.append(PrefillChunk(sequence, start, num_tokens, start + num_tokens == sequence.num_tokens))
         if sequence.has_content:
             self._blocks.register(sequence, start + num_tokens)
+
+    @property
+    def num_kept_blocks(self) -> int:
+        """Free blocks that an admission leaves to those that run."""
+        return self.limits.watermark_blocks if self.running.sequences else 0
+
+    def needs(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
+        if sequence.host_blocks is not None:
+            return 0, self._blocks.blocks_for(sequence.num_tokens)
+        match = self._match(sequence)
+        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
+        checked = match.num_cached_tokens + min(wanted, budget)
+        checked = sequence.num_tokens if self.limits.checks_full_prompt else checked
+        is_parked = self._offload is not None and self._offload.must_wait(match)
+        return 0 if is_parked else wanted, self._blocks.blocks_needed(match, checked)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
@@ -179,23 +194,14 @@ class StepPlanner(GivingWay):
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        if draft.prefills and self._pads_too_much(draft, num_tokens):
+        if draft.prefills and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
             return 0
         checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
-        reserve = limits.watermark_blocks if self.running.sequences else 0
-        if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
+        if blocks.blocks_needed(match, checked) + self.num_kept_blocks > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0
         return num_tokens
-
-    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
-        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
-        if self.limits.max_padding is None:
-            return False
-        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
-        padded = max(sizes) * len(sizes)
-        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self.limits.max_padding
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]

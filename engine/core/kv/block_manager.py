@@ -218,6 +218,10 @@ class BlockManager:
 
     # -- behind the device ----------------------------------------------------------------------------------------
 
+    def pop_moves(self) -> list[Transfer]:
+        moves, self.moves[:] = self.moves[:], []
+        return moves
+
     def drop(self, sequence: Sequence) -> None:
         """Free all that `sequence` holds, on the device and in the host tier."""
         self.release(sequence)

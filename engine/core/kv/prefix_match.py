@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import abc
+from collections import Counter, abc
 from typing import NamedTuple
 
 from engine.core.kv.prefix_index import Content
 from engine.core.kv.tier import Tier
+from engine.core.sequence import Sequence
 
 
 class Hit(NamedTuple):
@@ -36,6 +37,14 @@ class PrefixMatch(NamedTuple):
     copy_last: bool
     num_kept: int = 0
     hits: abc.Sequence[Hit] = ()
+
+    def count_for(self, sequence: Sequence) -> None:
+        """Count what it saves the sequence that is admitted with it."""
+        sequence.set_computed(self.num_cached_tokens)
+        if not sequence.num_preemptions:
+            sequence.num_cached_tokens = self.num_cached_tokens
+            if self.hits:
+                sequence.hits_by_tier = Counter(hit.tier.name for hit in self.hits)
 
 
 NO_MATCH = PrefixMatch([], 0, 0, False)
