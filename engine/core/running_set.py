@@ -118,8 +118,9 @@ class RunningSet:
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
-        copies = [self._blocks.copy_on_write(s) for s in self.forked if self._blocks.must_copy(s)]
-        self.forked.clear()
+        decodes = self.decodes.sequences
+        copies = [self._blocks.copy_on_write(s) for s in self.forked if s in decodes and self._blocks.must_copy(s)]
+        self.forked = {sequence: None for sequence in self.forked if sequence not in decodes}
         return copies
 
     def num_shared_blocks(self) -> int:

@@ -220,6 +220,8 @@ def random_workload(seed: int) -> Workload:
         options = replace(options, victim="least_urgent", queue="fcfs")
         for case in cases:
             case.priority, case.arrival_step = rng.randint(0, 9), case.arrival_step // 10
+            if forks and case.stop_after is None:
+                case.num_sequences = rng.randint(1, 3)
     makes_supply = rng.random() < 0.15
     if makes_supply:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")

@@ -66,6 +66,8 @@ MUTANTS = [
     # -- forks and the host tier --------------------------------------------------------------------------------------
     Mutant("forks are not counted", "progress.py", "            self._blocks.share(fork)\n", ""),
     Mutant("forks write what they share", "progress.py", "running.forked |= dict.fromkeys([sequence, *forks])", "pass"),
+    Mutant("who sits a step out copies what it shares", "running_set.py",
+           "if s in decodes and self._blocks.must_copy(s)]", "if self._blocks.must_copy(s)]"),
     Mutant("a copy keeps its old reference", "kv/block_manager.py", "        self.pool.drop_shared(source)\n", ""),
     Mutant("a copy is not made", "kv/block_manager.py", "return Transfer(DEVICE, source, DEVICE, target)",
            "return Transfer(DEVICE, target, DEVICE, target)"),
