@@ -49,7 +49,7 @@ class Parking:
             return False
         self._waiting.pop()
         draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, num_cached))
-        match.count_for(sequence)
+        match.count_for(sequence, blocks.block_size)
         self._park(draft, sequence)
         return True
 

@@ -76,7 +76,7 @@ class RunningSet:
     def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
         """Admit a sequence that has its first blocks, those of `match` computed."""
         self._admit(sequence, SequenceStatus.PREFILLING, now)
-        match.count_for(sequence)
+        match.count_for(sequence, self._blocks.block_size)
         self.prefilling[sequence] = None
 
     def park(self, sequence: Sequence, now: int) -> None:

@@ -7,6 +7,7 @@ A million steps take about 100 MB and no Python objects. Any engine that reports
 from __future__ import annotations
 
 from array import array
+from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
@@ -16,9 +17,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tier import DEVICE, DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.sequence import Request
+from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
@@ -36,8 +37,11 @@ _PLAN_COLUMNS = (
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
+    "num_host_cached_tokens", "num_disk_cached_tokens",
 )  # fmt: skip
-_TRANSFER_COLUMNS = ("plan", "num_blocks_out", "num_blocks_in", "wait_ns")
+_TRANSFER_COLUMNS = (
+    "plan", "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk", "wait_ns"
+)  # fmt: skip
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
 _TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
@@ -68,6 +72,8 @@ class Recorder:
         self._single_gaps = array("q")
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
+        self._parked: dict[Sequence, int] = {}  # since when
+        self._parked_ns: dict[int, int] = {}  # by request
         self._times = array("q")
 
     # -- while the run goes on ------------------------------------------------------------------------------------
@@ -90,6 +96,8 @@ class Recorder:
         first_end = start_ns + first
         for sequence in plan.fresh_decodes:
             self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
+        if plan.parked or self._parked:
+            self._note_parked(plan, start_ns)
         admitted, prefill_tokens = 0, 0
         cached = 0
         for sequence in plan.admitted:
@@ -108,11 +116,21 @@ class Recorder:
         self._num_plans += 1
         self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
 
+    def _note_parked(self, plan: StepPlan, start_ns: int) -> None:
+        """A sequence is parked from the plan that admits it to the next in which it takes part."""
+        for sequence in (*[chunk.sequence for chunk in plan.prefills], *plan.fresh_decodes):
+            if (since := self._parked.pop(sequence, None)) is not None:
+                number = sequence.request_id
+                self._parked_ns[number] = self._parked_ns.get(number, 0) + start_ns - since
+        self._parked.update(dict.fromkeys(plan.parked, start_ns))
+
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
-        num_out = sum(each.source_tier == DEVICE != each.target_tier for each in plan.transfers)
-        num_in = sum(each.source_tier != DEVICE == each.target_tier for each in plan.transfers)
-        if num_out or num_in:
-            self._transfers.extend((self._num_plans, num_out, num_in, wait_ns))
+        """The transfers of the plan that is recorded next, and how long its step waits for them."""
+        moves = [(each.source_tier, each.target_tier) for each in plan.transfers if not each.is_within_device]
+        if moves:
+            ends = Counter((tier, is_target) for move in moves for is_target, tier in enumerate(move))
+            counts = (ends[DEVICE, 0], ends[DEVICE, 1], ends[DISK, 1], ends[DISK, 0])
+            self._transfers.extend((self._num_plans, *counts, wait_ns))
 
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
@@ -153,6 +171,8 @@ class Recorder:
                 counts[0],
                 request.sequences[0].num_cached_tokens,
                 *counts[1:],
+                request.sequences[0].cached_by_tier.get(HOST, 0),
+                request.sequences[0].cached_by_tier.get(DISK, 0),
             )
         )
 
@@ -207,6 +227,7 @@ class Recorder:
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
+        table["parked_time"] = pd.Series(self._parked_ns, index=table.index, dtype=np.float64).fillna(0.0) * _NS
         return _with_latencies(table, recorded)
 
     def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:

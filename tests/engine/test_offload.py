@@ -62,7 +62,7 @@ def test_a_prefix_that_left_the_device_comes_back_and_only_the_rest_is_computed(
     (sequence,) = load.parked
     assert load.admitted == [sequence] and not load.prefills
     assert [(chunk.start, chunk.num_tokens) for chunk in rest.prefills] == [(12, 1)]
-    assert sequence.num_cached_tokens == 12 and sequence.hits_by_tier == {HOST: 2}
+    assert sequence.num_cached_tokens == 12 and sequence.cached_by_tier == {HOST: 8}
 
 
 def test_what_a_tier_has_is_not_copied_to_it_again() -> None:
@@ -82,7 +82,7 @@ def test_without_overlap_the_step_itself_waits_for_the_hits() -> None:
 def test_what_leaves_the_host_goes_to_the_disk_and_comes_back_from_there() -> None:
     scheduler = filled(make_offloading(num_host_blocks=3, num_disk_blocks=50), others=3)
     load, _ = serve(scheduler, 9, PROMPT)
-    assert moves(load).count((DISK, DEVICE)) == 3 and load.parked[0].hits_by_tier == {DISK: 3}
+    assert moves(load).count((DISK, DEVICE)) == 3 and load.parked[0].cached_by_tier == {DISK: 12}
 
 
 def test_two_requests_share_what_comes_for_the_first() -> None:
@@ -122,7 +122,7 @@ def test_who_does_not_read_the_cache_stores_in_it() -> None:
     (plan,) = serve(scheduler, 2, PROMPT, reads_prefix_cache=False)
     assert not plan.parked and plan.prefills[0].start == 0
     serve(scheduler, 3, OTHERS[1])
-    assert serve(scheduler, 4, PROMPT)[0].parked[0].hits_by_tier[HOST] >= 2
+    assert serve(scheduler, 4, PROMPT)[0].parked[0].cached_by_tier[HOST] >= 8
 
 
 def test_a_swapped_sequence_takes_the_place_of_cached_blocks() -> None:

@@ -38,13 +38,14 @@ class PrefixMatch(NamedTuple):
     num_kept: int = 0
     hits: abc.Sequence[Hit] = ()
 
-    def count_for(self, sequence: Sequence) -> None:
+    def count_for(self, sequence: Sequence, block_size: int) -> None:
         """Count what it saves the sequence that is admitted with it."""
         sequence.set_computed(self.num_cached_tokens)
         if not sequence.num_preemptions:
             sequence.num_cached_tokens = self.num_cached_tokens
             if self.hits:
-                sequence.hits_by_tier = Counter(hit.tier.name for hit in self.hits)
+                blocks = Counter(hit.tier.name for hit in self.hits)
+                sequence.cached_by_tier = {name: count * block_size for name, count in blocks.items()}
 
 
 NO_MATCH = PrefixMatch([], 0, 0, False)
