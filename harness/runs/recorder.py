@@ -7,7 +7,6 @@ A million steps take about 100 MB and no Python objects. Any engine that reports
 from __future__ import annotations
 
 from array import array
-from collections import Counter
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
@@ -17,10 +16,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE, DISK, HOST
+from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Request
 from harness.results.tables import Gaps
+from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
@@ -38,9 +38,6 @@ _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
     "num_host_cached_tokens", "num_disk_cached_tokens",
-)  # fmt: skip
-_TRANSFER_COLUMNS = (
-    "plan", "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk", "wait_ns"
 )  # fmt: skip
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
@@ -67,13 +64,11 @@ class Recorder:
         self._plans = array("q")
         self._durations = array("q")
         self._growth = array("q")
-        self._transfers = array("q")
+        self._transfers = TransferLog()
         self._requests = array("q")
         self._single_gaps = array("q")
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
-        self._parked: dict[Sequence, int] = {}  # since when
-        self._parked_ns: dict[int, int] = {}  # by request
         self._times = array("q")
 
     # -- while the run goes on ------------------------------------------------------------------------------------
@@ -96,8 +91,8 @@ class Recorder:
         first_end = start_ns + first
         for sequence in plan.fresh_decodes:
             self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
-        if plan.parked or self._parked:
-            self._note_parked(plan, start_ns)
+        if plan.parked or self._transfers.parked:
+            self._transfers.note_parked(plan, start_ns)
         admitted, prefill_tokens = 0, 0
         cached = 0
         for sequence in plan.admitted:
@@ -116,21 +111,9 @@ class Recorder:
         self._num_plans += 1
         self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
 
-    def _note_parked(self, plan: StepPlan, start_ns: int) -> None:
-        """A sequence is parked from the plan that admits it to the next in which it takes part."""
-        for sequence in (*[chunk.sequence for chunk in plan.prefills], *plan.fresh_decodes):
-            if (since := self._parked.pop(sequence, None)) is not None:
-                number = sequence.request_id
-                self._parked_ns[number] = self._parked_ns.get(number, 0) + start_ns - since
-        self._parked.update(dict.fromkeys(plan.parked, start_ns))
-
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
-        """The transfers of the plan that is recorded next, and how long its step waits for them."""
-        moves = [(each.source_tier, each.target_tier) for each in plan.transfers if not each.is_within_device]
-        if moves:
-            ends = Counter((tier, is_target) for move in moves for is_target, tier in enumerate(move))
-            counts = (ends[DEVICE, 0], ends[DEVICE, 1], ends[DISK, 1], ends[DISK, 0])
-            self._transfers.extend((self._num_plans, *counts, wait_ns))
+        """The plan that is recorded next waits so long for its transfers."""
+        self._transfers.add(self._num_plans, plan, wait_ns)
 
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
@@ -198,10 +181,7 @@ class Recorder:
         del self._growth[len(self._growth) // 3 * 3 :]
         while self._growth and self._growth[-3] >= num_plans:
             del self._growth[-3:]
-        width = len(_TRANSFER_COLUMNS)
-        del self._transfers[len(self._transfers) // width * width :]
-        while self._transfers and self._transfers[-width] >= num_plans:
-            del self._transfers[-width:]
+        self._transfers.drop_from(num_plans)
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
         recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
@@ -227,7 +207,7 @@ class Recorder:
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
-        table["parked_time"] = pd.Series(self._parked_ns, index=table.index, dtype=np.float64).fillna(0.0) * _NS
+        table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * _NS
         return _with_latencies(table, recorded)
 
     def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:
@@ -250,10 +230,7 @@ class Recorder:
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
             steps.loc[ahead > 0, column] = 0
-        transfers = _matrix(self._transfers, len(_TRANSFER_COLUMNS))
-        for i, column in enumerate(_TRANSFER_COLUMNS[1:], 1):
-            values = np.zeros(len(durations), dtype=np.int64)
-            values[first[transfers[:, 0]]] = transfers[:, i]
+        for column, values in self._transfers.step_columns(first, len(durations)).items():
             steps[column] = values
         steps["transfer_time"] = steps.pop("wait_ns") * _NS
         times = _matrix(self._times, len(_TIME_COLUMNS))
