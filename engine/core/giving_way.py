@@ -33,7 +33,7 @@ class GivingWay:
 
     def choose_victim(self) -> Sequence:
         """Whom the preemption rule would take among all running sequences of the lane."""
-        return self._preemption.victim(reversed(self._candidates()), self._last_victim)
+        return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
         """Take the blocks of `victim`."""
@@ -74,11 +74,11 @@ class GivingWay:
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
         """Take the blocks of one of `candidates`, which are in order of admission."""
-        victim = self._preemption.victim(reversed(candidates), self._last_victim)
+        victim = self._preemption.victim(reversed(candidates), self._last_victim, self._blocks.pool)
         self.preempt(draft, victim)
         return victim
 
-    def _candidates(self) -> dict[Sequence, None]:
+    def candidates(self) -> dict[Sequence, None]:
         """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
         running = self.running
         if not running.parked:

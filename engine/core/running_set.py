@@ -102,6 +102,11 @@ class RunningSet:
             if sequence not in stopped:
                 self._blocks.register(sequence, num_tokens)
 
+    def register_known(self, sequence: Sequence) -> None:
+        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
+        if self.lag and sequence in self.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - self.lag)
+
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
         copies = [self._blocks.copy_on_write(s) for s in self.forked if self._blocks.must_copy(s)]
@@ -151,7 +156,7 @@ class RunningSet:
                 self._blocks.release(sequence)
                 sequence.set_computed(0)
         del self.sequences[sequence]
-        self._waiting.head_blocked = False
+        self._waiting.on_release(sequence)
         self._waiting.push(sequence)
         return transfers
 
@@ -187,6 +192,7 @@ class RunningSet:
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         self.sequences[sequence] = None
+        self._waiting.on_seat(sequence)
 
     def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
         """Take `sequence` out of the state that it is in; it keeps its seat and its blocks."""
@@ -203,7 +209,7 @@ class RunningSet:
         """Take the seat and the blocks of a sequence that is in no state any more."""
         del self.sequences[sequence]
         self._blocks.drop(sequence)
-        self._waiting.head_blocked = False
+        self._waiting.on_release(sequence)
 
     def check_integrity(self) -> None:
         """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
@@ -13,6 +13,7 @@ from engine.core.kv.block_manager import BlockManager, Eviction, FullHit
 from engine.core.kv.tier import HOST, Tier
 from engine.core.limits import Limits
 from engine.core.policies import POLICIES
+from engine.core.policy_options import read_options
 from engine.core.preemption import VICTIM_RULES, Preemption, PreemptionMode
 from engine.core.scheduler import Scheduler
 from engine.core.waiting_queue import by_arrival, by_priority
@@ -23,7 +24,9 @@ class SchedulerOptions:
     """How steps are composed and blocks are handed out.
 
     Attributes:
-        policy: what a step is made of; the names of the modules in `engine.core.policies`.
+        policy: what a step is made of, and for some policies who is next; the names of the modules in
+            `engine.core.policies`.
+        options: settings of the policy's own, by name.
         watermark: share of the pool that an admission leaves free while others run, so that they can grow; in [0, 1).
         enable_prefix_caching: blocks of equal content are shared.
         allocation: when a prompt that is cut gets its blocks: "prompt" all at its admission, "chunk" those of a chunk
@@ -33,7 +36,9 @@ class SchedulerOptions:
         eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
             freed first.
         victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
-            running; "last" the last admitted; "least_urgent" the last come of the least urgent.
+            running; "last" the last admitted; "least_urgent" the last come of the least urgent; "fewest_tokens_lost"
+            who has computed the fewest tokens; "most_blocks_freed" who holds the most blocks that nobody shares;
+            "shortest" who has the fewest tokens left to generate. `policy=priority` goes by its own order.
         preemption: what a sequence that gives way keeps of its KV: "recompute" nothing; "partial" its full blocks, the
             last of which others take when they need them; "swap" a copy in the host tier, while that has room; "auto" a
             copy if that is predicted to take less time, out and back, than to compute the lost tokens again.
@@ -42,7 +47,8 @@ class SchedulerOptions:
         full_hit: what a prompt that is cached as a whole computes: "copy" its last token, in a copy of the block if
             others hold it, "recompute_block" its last block.
         queue: who is admitted first: "priority" the most urgent, and among equals the first come; "fcfs" the first come
-            whatever its priority.
+            whatever its priority. Policies with an order of their own go by that: priority, sjf, edf; fair goes by this
+            one among the requests of a tenant.
         reserved_blocks: blocks of the pool that are never handed out, as vLLM keeps one that stands for no block.
         long_prefill_token_threshold: most tokens of a prompt that a step computes; 0 for no bound of its own.
         enable_chunked_prefill: prompts may be cut to what the token budget of a step leaves.
@@ -55,12 +61,15 @@ class SchedulerOptions:
     """
 
     policy: str = "mixed"
+    options: Mapping[str, Any] = field(default_factory=dict)
     watermark: float = 0.02
     enable_prefix_caching: bool = True
     allocation: Literal["prompt", "chunk"] = "prompt"
     admission: Literal["full_prompt", "first_chunk"] = "full_prompt"
     eviction: Eviction = "unhashed_first"
-    victim: Literal["spare_last", "last", "least_urgent"] = "spare_last"
+    victim: Literal["spare_last", "last", "least_urgent", "fewest_tokens_lost", "most_blocks_freed", "shortest"] = (
+        "spare_last"
+    )
     preemption: PreemptionMode = "recompute"
     recompute_token_us: float | None = None
     full_hit: FullHit = "copy"
@@ -74,6 +83,10 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
+        policy = POLICIES[self.policy]
+        read_options(policy.options_type, self.options, self.policy)
+        if policy.chooses_victims and self.victim != "spare_last":
+            raise ValueError(f"victim={self.victim!r}: policy={self.policy} preempts by its own order")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark:g}: must be a number >= 0 and < 1")
         for name in ("reserved_blocks", "long_prefill_token_threshold", "max_padding"):
@@ -134,9 +147,11 @@ def make_scheduler(
         cuts_prompts=options.enable_chunked_prefill,
         max_padding=options.max_padding,
     )
+    order = by_priority if options.queue == "priority" else by_arrival
+    policy = POLICIES[options.policy]
     return Scheduler(
         blocks,
-        POLICIES[options.policy](by_priority if options.queue == "priority" else by_arrival, preemption),
+        policy(order, preemption, read_options(policy.options_type, options.options, options.policy)),
         limits,
         max_model_len=max_model_len,
         plans_ahead=options.async_scheduling,

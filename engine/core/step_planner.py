@@ -38,7 +38,7 @@ class StepPlanner(GivingWay):
         if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
             while (shortage := self.num_blocks_due() - blocks.num_free_blocks) > 0:
                 if not self.reclaim(shortage):
-                    self._preempt_one(draft, self._candidates())
+                    self._preempt_one(draft, self.candidates())
         self.plan_decodes(draft)
 
     def num_blocks_due(self) -> int:
@@ -127,6 +127,21 @@ class StepPlanner(GivingWay):
         if sequence.has_content:
             self._blocks.register(sequence, start + num_tokens)
 
+    @property
+    def num_kept_blocks(self) -> int:
+        """Free blocks that an admission leaves to those that run."""
+        return self.limits.watermark_blocks if self.running.sequences else 0
+
+    def needs(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
+        if sequence.host_blocks is not None:
+            return 0, self._blocks.blocks_for(sequence.num_tokens)
+        match = self._blocks.match(sequence)
+        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
+        checked = match.num_cached_tokens + min(wanted, budget)
+        checked = sequence.num_tokens if self.limits.checks_full_prompt else checked
+        return wanted, self._blocks.blocks_needed(match, checked)
+
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
         return sequence in self.running.forked and self._blocks.must_copy(sequence)
@@ -166,11 +181,10 @@ class StepPlanner(GivingWay):
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        if draft.prefills and self._pads_too_much(draft, num_tokens):
+        if draft.prefills and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
             return 0
         checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
-        reserve = limits.watermark_blocks if self.running.sequences else 0
-        if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
+        if blocks.blocks_needed(match, checked) + self.num_kept_blocks > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0
@@ -178,10 +192,9 @@ class StepPlanner(GivingWay):
 
     def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
         """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
-        reserve = self.limits.watermark_blocks if self.running.sequences else 0
         holds_computed = sequence.is_prefilled or self.limits.allocates_chunks
         num_held = sequence.num_computed_tokens if holds_computed else sequence.num_tokens
-        if self._blocks.blocks_for(sequence.num_tokens) + reserve > self._blocks.num_free_blocks:
+        if self._blocks.blocks_for(sequence.num_tokens) + self.num_kept_blocks > self._blocks.num_free_blocks:
             self.waiting.block_head(0, [])
             return False
         self.waiting.pop()
@@ -190,14 +203,6 @@ class StepPlanner(GivingWay):
         draft.admitted.append(sequence)
         draft.parked.append(sequence)
         return True
-
-    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
-        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
-        if self.limits.max_padding is None:
-            return False
-        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
-        padded = max(sizes) * len(sizes)
-        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self.limits.max_padding
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]

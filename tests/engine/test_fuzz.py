@@ -43,15 +43,17 @@ def small_workloads(draw: st.DrawFn) -> Workload:
             case.contents = contents
     preemption = draw(st.sampled_from(["recompute", "partial", "swap", "auto"]))
     longest = max(-(-len(case.tokens) // block_size) for case in cases)
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    names = sorted({*ALTERNATIVES} - ({"victim"} if POLICIES[policy].chooses_victims else set()))
     return Workload(
         cases,
         options=SchedulerOptions(
-            policy=draw(st.sampled_from(sorted(POLICIES))),
+            policy=policy,
             watermark=draw(st.sampled_from([0.0, 0.1])),
             enable_prefix_caching=draw(st.booleans()),
             preemption=preemption,  # type: ignore[arg-type]
             recompute_token_us=1.0 if preemption == "auto" else None,
-            **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(sorted(ALTERNATIVES))))},
+            **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(names)))},
         ),
         block_size=block_size,
         num_blocks=longest + draw(st.integers(1, 8)),

@@ -34,7 +34,7 @@ NUM_HOST_BLOCKS = st.sampled_from([3, 20, 1000])
 RATES = (1e7, 1e9, 1e12)  # 100 us, 1 us and 1 ns per block
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     cases(extra_blocks=st.sampled_from([1, 5]), num_host_blocks=NUM_HOST_BLOCKS, num_replicas=st.sampled_from([1, 2])),
     st.sampled_from(RATES),

@@ -69,7 +69,7 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
                 continue
             victim = planner.choose_victim()
             if victim in served:
-                planner.register_before_preemption(victim)
+                running.register_known(victim)
                 given_back = served.pop(victim)
                 budget += given_back[0]
                 num_reserved -= given_back[1]
