@@ -181,9 +181,7 @@ def test_an_aborted_one_leaves_its_blocks_to_others(status: str, late: list[Late
     assert host is not None and host.num_free_blocks == host.num_blocks
 
 
-def test_after_an_error_the_engine_serves_on(
-    late: list[Late], expected: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_an_error_the_engine_serves_on(late: list[Late], expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of before may still be on their way into blocks that are given out anew."""
     llm = engine("swap", enable_prefix_caching=False)
     stream = llm.stream(make_prompts()[:8], BRIEF)
