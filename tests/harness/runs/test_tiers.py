@@ -36,7 +36,7 @@ def test_hits_by_tier_and_what_was_copied_are_told(tmp_path: Path) -> None:
     assert told["host_hit_rate"] > 0 < told["disk_hit_rate"] and without["host_hit_rate"] == 0
     result = read_results(tmp_path / "tiers")[0]
     requests, steps = result.requests, result.steps
-    prompt = requests["num_prompt_tokens"].sum()
+    prompt = requests["num_prompt_tokens"][requests["first_scheduled_time"].notna()].sum()
     for tier in ("host", "disk"):
         assert told[f"{tier}_hit_rate"] == pytest.approx(requests[f"num_{tier}_cached_tokens"].sum() / prompt)
     from_tiers = requests["num_host_cached_tokens"] + requests["num_disk_cached_tokens"]
