@@ -168,9 +168,9 @@ class BlockManager:
             sequence.block_table = sequence.block_table + match.blocks
             sequence.num_registered_blocks = len(sequence.block_table) - match.copy_last
         copies = [self._copy(sequence, len(sequence.block_table) - 1)] if match.copy_last else []
-        if match.hits:
-            assert self.offload is not None
+        if match.hits and self.offload is not None:
             copies += self.offload.load(sequence, match.hits, self.pool)
+            self.register(sequence, len(sequence.block_table) * self.block_size)
         self.extend(sequence, num_tokens)
         return copies
 

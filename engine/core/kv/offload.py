@@ -89,7 +89,7 @@ class Offload:
             tier = next((tier for tier in self.tiers if tier.holds(block_hash, content)), None)
             if tier is None:
                 break
-            hits.append(Hit(tier, block_hash, content))
+            hits.append(Hit(tier, block_hash))
         if not hits:
             return match
         return match._replace(num_cached_tokens=match.num_cached_tokens + len(hits) * block_size, hits=hits)
@@ -112,10 +112,7 @@ class Offload:
             hit.tier.refresh(hit.block_hash)
             hit.tier.begin_read(hit.block_hash, is_lasting=self._overlaps)  # before `take`, which may evict there
         targets = pool.take(len(hits))
-        hashes = [hit.block_hash for hit in hits]
-        self.index.add(targets, hashes, [hit.content for hit in hits if hit.content is not None])
-        sequence.block_table += targets
-        sequence.num_registered_blocks += len(targets)
+        sequence.block_table = sequence.block_table + targets
         if self._overlaps:
             self._loads[sequence] = _Load(hits, targets)
             self._coming.update(targets)

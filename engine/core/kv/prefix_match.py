@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, abc
 from typing import NamedTuple
 
-from engine.core.kv.prefix_index import Content
 from engine.core.kv.tier import Tier
 from engine.core.sequence import Sequence
 
@@ -15,7 +14,6 @@ class Hit(NamedTuple):
 
     tier: Tier
     block_hash: int
-    content: Content | None
 
 
 class PrefixMatch(NamedTuple):
