@@ -79,3 +79,17 @@ def test_what_cannot_work_is_refused_with_the_reason(overrides: list[str], reaso
 def test_a_tier_without_room_for_a_block_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^tiers.disk.gib=1e-08: has no room for a KV block of"):
         run(config(*RUN, *TIERS, "tiers.disk.gib=1e-8"), tmp_path)
+
+
+def test_the_real_engine_finds_prefixes_in_host_memory(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    prompts = ["trace=shared_prefix", "trace.num_requests=16", "trace.num_prefixes=4", "trace.prefix_tokens=64"]
+    prompts += ["trace.suffix.low=1", "trace.suffix.high=8", "trace.output.low=1", "trace.output.high=4"]
+    engine = ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=14", "max_num_seqs=2"]
+    settings = config(
+        *prompts, *engine, "max_num_batched_tokens=64", "arrival.rate=50", "max_model_len=128", "plots=false",
+        "progress=false", "tiers=host", "tiers.host.gib=0.05", "tiers.offload=true",
+    )  # fmt: skip
+    told = run(settings, tmp_path)
+    assert told["completed"] == 16 and told["host_hit_rate"] > 0 == told["disk_hit_rate"]
+    assert told["blocks_from_host"] > 0 and told["parked_s"] > 0
