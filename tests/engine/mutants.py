@@ -107,7 +107,6 @@ MUTANTS = [
     Mutant("a hit is evicted while it is read", "kv/tier.py", "self._readers[block_hash] += 1", "pass"),
     Mutant("what a plan stores is evicted by it", "kv/tier.py",
            "        self._settling.add(block_hash)\n        self._moves", "        self._moves"),
-    Mutant("a tier keeps no content", "kv/tier.py", "and cached.content == content", ""),
     Mutant("a step does not wait for its hits", "kv/tier.py",
            "        else:\n            self._settling.add(block_hash)\n", ""),
     Mutant("the disk gets what is not there any more", "kv/tier.py",
