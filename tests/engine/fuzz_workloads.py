@@ -31,7 +31,7 @@ ALTERNATIVES: dict[str, Any] = {
 POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
     "static": {"max_queue_delay_s": [0.0, 5e-9]},
     "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
-    "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e5]},
+    "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
     "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},
     "fair": {"input_weight": [0, 1], "output_weight": [1, 2]},
 }

@@ -86,6 +86,7 @@ def make_trace() -> Trace:
     prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 50, n)
     hash_ids = [100 * (i % 3) + np.arange(-(-length // 8)) for i, length in enumerate(prompts)]
     columns = {"num_prompt_tokens": prompts, "num_output_tokens": outputs, "hash_ids": hash_ids}
+    columns |= {"priority": np.arange(n) % 3, "tenant": np.arange(n) % 4, "deadline": rng.uniform(0, 0.2, n)}
     return Trace("t", trace_table(columns), "made", 8)
 
 
@@ -116,7 +117,10 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, 
         tokens = before.sequences[0].token_ids or []
         hashes: list[int] = []
         extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
-        return Request(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
+        return Request(
+            row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes,
+            priority=before.priority, tenant=before.tenant, deadline=before.deadline,
+        )  # fmt: skip
 
     recorder = Recorder()
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
