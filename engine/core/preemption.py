@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
+from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.kept_blocks import num_shared_tokens
 from engine.core.sequence import Sequence
 
 VictimRule = Callable[[Iterable[Sequence], Sequence | None, BlockPool], Sequence]
 """Chooses whom to preempt among running sequences, given last admitted first; the second argument was the last one, the
 third is the pool that their blocks are of."""
 
-Keeps = Literal["nothing", "host_copy"]
+PreemptionMode = Literal["recompute", "partial", "swap", "auto"]
+Keeps = Literal["nothing", "prefix", "host_copy"]
 
 
 def spare_last(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
@@ -62,8 +65,35 @@ VICTIM_RULES: dict[str, VictimRule] = {
 
 
 class Preemption(NamedTuple):
-    """`victim` chooses who gives way; it keeps "nothing" and computes all again, or a "host_copy" of its blocks, if the
-    host tier has room."""
+    """Who gives way, and what it keeps.
+
+    Attributes:
+        victim: chooses who gives way.
+        mode: what the victim keeps: nothing ("recompute"); the blocks that nobody needs yet ("partial"); a copy in the
+            host tier, or nothing where that has no room ("swap"); a copy where that is predicted to take less time
+            than to compute the lost tokens again ("auto").
+        recompute_token_us, transfer_block_us: what "auto" predicts with: the time that a lost token and the time that
+            the transfer of a block, one way, takes.
+    """
 
     victim: VictimRule = spare_last
-    keeps: Keeps = "nothing"
+    mode: PreemptionMode = "recompute"
+    recompute_token_us: float = 0.0
+    transfer_block_us: float = 0.0
+
+    def kept_by(self, victim: Sequence, blocks: BlockManager) -> Keeps:
+        """What `victim` keeps if it gives way now."""
+        if self.mode == "partial":
+            return "prefix"
+        if self.mode == "recompute" or not blocks.can_swap_out(victim):
+            return "nothing"
+        return "host_copy" if self.mode == "swap" or self._swaps_faster(victim, blocks) else "nothing"
+
+    def _swaps_faster(self, victim: Sequence, blocks: BlockManager) -> bool:
+        """Whether to copy all computed blocks out and back takes less time than to compute what would be lost.
+
+        Blocks of a cached prefix that others hold are not lost: the victim finds them again.
+        """
+        num_computed = victim.num_computed_tokens
+        num_lost = num_computed - num_shared_tokens(blocks, victim)
+        return 2 * blocks.blocks_for(num_computed) * self.transfer_block_us < num_lost * self.recompute_token_us

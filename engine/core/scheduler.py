@@ -144,7 +144,7 @@ class Scheduler:
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.WAITING:
                 self.waiting.remove(sequence)
-                self.blocks.drop_host_blocks(sequence)
+                self.blocks.drop(sequence)
                 sequence.status = SequenceStatus.ABORTED
             for number, lane in enumerate(self._lanes):
                 if sequence in lane.sequences:

@@ -14,7 +14,7 @@ from engine.core.kv.tier import HOST, Tier
 from engine.core.limits import Limits
 from engine.core.policies import POLICIES
 from engine.core.policy_options import read_options
-from engine.core.preemption import VICTIM_RULES, Preemption
+from engine.core.preemption import VICTIM_RULES, Preemption, PreemptionMode
 from engine.core.scheduler import Scheduler
 from engine.core.waiting_queue import by_arrival, by_priority
 
@@ -39,6 +39,11 @@ class SchedulerOptions:
             running; "last" the last admitted; "least_urgent" the last come of the least urgent; "fewest_tokens_lost"
             who has computed the fewest tokens; "most_blocks_freed" who holds the most blocks that nobody shares;
             "shortest" who has the fewest tokens left to generate. `policy=priority` goes by its own order.
+        preemption: what a sequence that gives way keeps of its KV: "recompute" nothing; "partial" its full blocks, the
+            last of which others take when they need them; "swap" a copy in the host tier, while that has room; "auto" a
+            copy if that is predicted to take less time, out and back, than to compute the lost tokens again.
+        recompute_token_us: for preemption=auto: microseconds that a lost token takes to compute again. null takes the
+            time of a full prefill step from the cost model; the real engine has none and needs the number.
         full_hit: what a prompt that is cached as a whole computes: "copy" its last token, in a copy of the block if
             others hold it, "recompute_block" its last block.
         queue: who is admitted first: "priority" the most urgent, and among equals the first come; "fcfs" the first come
@@ -65,6 +70,8 @@ class SchedulerOptions:
     victim: Literal["spare_last", "last", "least_urgent", "fewest_tokens_lost", "most_blocks_freed", "shortest"] = (
         "spare_last"
     )
+    preemption: PreemptionMode = "recompute"
+    recompute_token_us: float | None = None
     full_hit: FullHit = "copy"
     queue: Literal["priority", "fcfs"] = "priority"
     reserved_blocks: int = 0
@@ -86,6 +93,10 @@ class SchedulerOptions:
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: must be an integer >= 0")
+        if self.recompute_token_us is not None and not self.recompute_token_us > 0:
+            raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: must be a number > 0")
+        if self.recompute_token_us is not None and self.preemption != "auto":
+            raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: read by preemption='auto' only")
         if self.admission == "first_chunk" and self.allocation != "chunk":
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
@@ -99,16 +110,22 @@ def make_scheduler(
     max_num_batched_tokens: int,
     max_model_len: int | None = None,
     num_host_blocks: int = 0,
+    transfer_block_us: float = 0.0,
     num_lanes: int = 1,
     make_decodes: Callable[[int], Decodes] = UniformDecodes,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
-    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room.
+    `num_host_blocks` is the size of the host tier and `transfer_block_us` the time that a block takes to it or back,
+    which preemption="auto" compares with `options.recompute_token_us`.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or `options.preemption` needs one that is not given.
     """
+    if options.preemption in ("swap", "auto") and not num_host_blocks:
+        raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
+    if options.preemption == "auto" and options.recompute_token_us is None:
+        raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
     blocks = BlockManager(
         num_blocks - options.reserved_blocks,
         block_size,
@@ -117,7 +134,9 @@ def make_scheduler(
         full_hit=options.full_hit,
         host=Tier(HOST, num_host_blocks) if num_host_blocks else None,
     )
-    preemption = Preemption(VICTIM_RULES[options.victim], "host_copy" if num_host_blocks else "nothing")
+    preemption = Preemption(
+        VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
+    )
     limits = Limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

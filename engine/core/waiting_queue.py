@@ -30,6 +30,7 @@ class WaitingQueue:
     A policy whose order changes with what is served has a queue of its own, as `fair` does.
 
     Attributes:
+        holders: those that kept blocks when they were preempted.
         head_blocked: the pool has no room for the head until something is released, or until one of `suppliers` fills
             the block `awaited_block` that the head could then share; whoever does so resets it.
     """
@@ -38,6 +39,7 @@ class WaitingQueue:
         self.head_blocked = False
         self.awaited_block = 0
         self.suppliers: list[Sequence] = []
+        self.holders: dict[Sequence, tuple[Any, int, int]] = {}  # with their places in the queue
         self._order = order
         self._heap: Heap = []
         self._num_pushed = 0
@@ -70,12 +72,23 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         self._num_pushed += 1
-        heapq.heappush(self._heap, (self._order(sequence), sequence.request.order, self._num_pushed, sequence))
+        place = self._order(sequence), sequence.request.order, self._num_pushed
+        heapq.heappush(self._heap, (*place, sequence))
+        if sequence.block_table:
+            self.holders[sequence] = place
         if self._heap[0][-1] is sequence:
             self.head_blocked = False
 
     def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[-1]
+        sequence: Sequence = heapq.heappop(self._heap)[-1]
+        if self.holders:
+            self.holders.pop(sequence, None)
+        return sequence
+
+    def last_holder(self, spared: Sequence | None = None) -> Sequence | None:
+        """Of those that keep blocks, the one that is admitted last; never `spared`."""
+        others = [(place, sequence) for sequence, place in self.holders.items() if sequence is not spared]
+        return max(others)[1] if others else None
 
     def first(self, count: int) -> list[Sequence]:
         """The first `count` in order, or fewer if fewer wait."""
@@ -96,4 +109,5 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         self._heap = [entry for entry in self._heap if entry[-1] is not sequence]
         heapq.heapify(self._heap)
+        self.holders.pop(sequence, None)
         self.head_blocked = False

@@ -20,6 +20,7 @@ from pydantic import BaseModel
 
 from engine.core.policies import POLICIES
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.tiers import HostTierConfig
 from harness.config.workload import FileTrace, ShareGptTrace
 
 _GROUP = "schema"
@@ -27,6 +28,7 @@ _GROUP = "schema"
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
+    "host_tier": ("tiers.host", HostTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),

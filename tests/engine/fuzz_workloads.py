@@ -78,6 +78,7 @@ class Workload:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_host_blocks: int = 0
+    transfer_block_us: float = 10.0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
 
@@ -93,6 +94,7 @@ class Workload:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=self.num_host_blocks,
+            transfer_block_us=self.transfer_block_us,
             num_lanes=self.num_lanes,
             make_decodes=self._make_decodes,
         )
@@ -210,6 +212,10 @@ def random_workload(seed: int) -> Workload:
     if makes_pauses or makes_supply:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
+    preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
+    num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
+    token_us = 1.0 if preemption == "auto" else None
+    options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
     return Workload(
         cases,
@@ -218,7 +224,8 @@ def random_workload(seed: int) -> Workload:
         num_blocks=num_lanes * most + rng.choice(spare_blocks),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
-        num_host_blocks=rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0,
+        num_host_blocks=num_host_blocks,
+        transfer_block_us=0.4 * block_size,
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
-from engine.core.kv.block_manager import NO_MATCH
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
@@ -144,7 +143,9 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
     if num_decodes and options.policy in APART:
-        match = NO_MATCH  # what these decodes fill can be found from the next step on
+        # What these decodes fill can be found from the next step on.
+        kept = match.num_kept * blocks.block_size
+        match = match._replace(blocks=[], num_cached_tokens=kept, num_revived=0, copy_last=False)
     wanted = head.num_tokens - match.num_cached_tokens
     if options.long_prefill_token_threshold:
         wanted = min(wanted, options.long_prefill_token_threshold)

@@ -36,7 +36,7 @@ def test_a_policy_of_ones_own_needs_a_class_and_a_name(monkeypatch: pytest.Monke
 
 
 def test_a_name_that_is_no_policy_is_refused() -> None:
-    with pytest.raises(ValueError, match="policy='shortest_first': choose one of admission_order, edf, fair, mixed"):
+    with pytest.raises(ValueError, match="policy='shortest_first': choose one of admission_order, .*mixed"):
         make("shortest_first")
 
 
