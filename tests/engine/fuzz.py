@@ -17,7 +17,7 @@ LONGEST_S = 30  # of processor time: far more than a workload takes
 
 
 def fuzz(first: int, num_seeds: int, policy: str | None) -> None:
-    """Check these workloads, under any policy or one; prints the seed of the first unsound one, and raises its error."""
+    """Check these workloads, under any policy or one; prints the seed of the first unsound one and raises its error."""
     totals: Counter[str] = Counter()
     signal.signal(signal.SIGVTALRM, _give_up)
     for seed in range(first, first + num_seeds):
