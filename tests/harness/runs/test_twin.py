@@ -111,6 +111,7 @@ def make_trace() -> Trace:
     prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 50, n)
     hash_ids = [100 * (i % 3) + np.arange(-(-length // 8)) for i, length in enumerate(prompts)]
     columns = {"num_prompt_tokens": prompts, "num_output_tokens": outputs, "hash_ids": hash_ids}
+    columns |= {"priority": np.arange(n) % 3, "tenant": np.arange(n) % 4, "deadline": rng.uniform(0, 0.2, n)}
     return Trace("t", trace_table(columns), "made", 8)
 
 
@@ -145,7 +146,10 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, 
         tokens = before.sequences[0].token_ids or []
         hashes: list[int] = []
         extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
-        return Request(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
+        return Request(
+            row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes,
+            priority=before.priority, tenant=before.tenant, deadline=before.deadline,
+        )  # fmt: skip
 
     recorder = Recorder()
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
@@ -165,6 +169,7 @@ OPTIONS["vllm"] = SchedulerOptions(
 )
 
 
+TOKENS: dict[int, list[int]] = {}  # of each request, generated in the first run
 # With "auto", a block takes as long, out and back, as 3 of its 4 tokens.
 PREEMPTIONS = {
     "partial": replace(OPTIONS["vllm"], preemption="partial"),
@@ -190,8 +195,7 @@ def test_the_simulator_repeats_what_preemptions_keep(mode: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", [40, 400])
-@pytest.mark.parametrize("lookahead", [1, 8])
+@pytest.mark.parametrize(("num_blocks", "lookahead"), [(40, 1), (40, 8), (400, 8)])
 def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead: int) -> None:
     torch.set_num_threads(1)
     trace = make_trace()
@@ -203,5 +207,9 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     columns = [c for c in measured.requests if c != "replay_lag"]
     pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
     assert measured.steps["num_cached_tokens"].sum() > 0
-    assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
+    preempts = num_blocks == 40 or name == "priority"  # the urgent take seats of others
+    assert (measured.steps["num_preempted"].sum() > 0) == preempts
+    for row, request in real.requests.items():
+        tokens = request.sequences[0].token_ids
+        assert tokens and TOKENS.setdefault(row, tokens) == tokens, "what is generated hangs on who decodes beside it"
     assert measured.requests["replay_lag"].between(0, 1).all()
