@@ -118,9 +118,10 @@ class RunningSet:
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
-        decodes = self.decodes.sequences
-        copies = [self._blocks.copy_on_write(s) for s in self.forked if s in decodes and self._blocks.must_copy(s)]
-        self.forked = {sequence: None for sequence in self.forked if sequence not in decodes}
+        writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
+        copies = [self._blocks.copy_on_write(s) for s in writers if self._blocks.must_copy(s)]
+        for sequence in writers:  # those that sit the step out stay
+            del self.forked[sequence]
         return copies
 
     def num_shared_blocks(self) -> int:

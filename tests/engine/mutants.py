@@ -67,7 +67,7 @@ MUTANTS = [
     Mutant("forks are not counted", "progress.py", "            self._blocks.share(fork)\n", ""),
     Mutant("forks write what they share", "progress.py", "running.forked |= dict.fromkeys([sequence, *forks])", "pass"),
     Mutant("who sits a step out copies what it shares", "running_set.py",
-           "if s in decodes and self._blocks.must_copy(s)]", "if self._blocks.must_copy(s)]"),
+           "[sequence for sequence in self.forked if sequence in self.decodes.sequences]", "list(self.forked)"),
     Mutant("a copy keeps its old reference", "kv/block_manager.py", "        self.pool.drop_shared(source)\n", ""),
     Mutant("a copy is not made", "kv/block_manager.py", "return Transfer(DEVICE, source, DEVICE, target)",
            "return Transfer(DEVICE, target, DEVICE, target)"),
