@@ -165,6 +165,7 @@ class LLMEngine:
     def abort(self, request_id: int) -> Request:
         """Remove a waiting or running request and return it; raises KeyError if no request has this id."""
         request = self.scheduler.abort(request_id)
+        self._parked.hurry(request.sequences)
         self._forget(request.sequences)
         return request
 

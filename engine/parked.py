@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import abc, deque
 
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
@@ -17,7 +17,7 @@ class Parked:
     Attributes:
         number: of the last plan.
         awaited: what comes next must wait for all copies up to this number: their sequences take part in it, or were
-            aborted meanwhile, so that it may write to their blocks.
+            aborted and give up their blocks.
     """
 
     def __init__(self) -> None:
@@ -52,6 +52,12 @@ class Parked:
             self.awaited = max(self.awaited, first)
             landed += sequences
         return landed
+
+    def hurry(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Let what comes next wait for the copies of sequences that were aborted: others may need their blocks."""
+        aborted = set(sequences)
+        numbers = [number for number, parked in self._plans if not aborted.isdisjoint(parked)]
+        self.awaited = max([self.awaited, *numbers])
 
     def forget_all(self) -> None:
         self._plans.clear()
