@@ -209,6 +209,8 @@ class PlanLog:
         assert len(self.plans[-1][1]) == plan.num_steps
         self.num_prefill_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
 
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
     def on_commit(self, outcome: StepOutcome) -> None:
         self.finished += outcome.finished
         for request in outcome.finished:
