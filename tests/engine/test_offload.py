@@ -30,7 +30,7 @@ def request(number: int, tokens: list[int], max_tokens: int = 1, **others: Any) 
 def serve(scheduler: Scheduler, number: int, tokens: list[int], **others: Any) -> list[StepPlan]:
     """Run a request to its end; what it waits for is there after one step."""
     scheduler.add(request(number, tokens, **others))
-    plans = []
+    plans: list[StepPlan] = []
     while (plan := scheduler.schedule(len(plans))) is not None:
         plans.append(plan)
         scheduler.commit(plan, len(plans))
@@ -187,8 +187,8 @@ def test_a_run_of_decodes_ends_before_a_step_that_drives_out_cached_blocks() -> 
         ({"max_padding": 5}, {}, "overlap=True: "),
     ],
 )
-def test_what_cannot_work_is_refused(options: dict[str, Any], sizes: dict[str, int], reason: str) -> None:
-    limits = {"num_blocks": 9, "block_size": 4, "max_num_seqs": 2, "max_num_batched_tokens": 9}
+def test_what_cannot_work_is_refused(options: dict[str, Any], sizes: dict[str, Any], reason: str) -> None:
+    limits: dict[str, Any] = {"num_blocks": 9, "block_size": 4, "max_num_seqs": 2, "max_num_batched_tokens": 9}
     with pytest.raises(ValueError, match=reason):
         make_scheduler(
             SchedulerOptions(**options), **limits, **{"num_host_blocks": 9, **sizes}, offload=OffloadOptions()

@@ -17,7 +17,8 @@ from engine.runner.executor import LocalExecutor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.llm_builders import MODEL, SETTINGS, generate, one_by_one  # noqa: E402
 
-GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+NUM_TOKENS = 12
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, ignore_eos=True)
 # With 32 blocks, or with 60 for several at a time, each drives others out of the device.
 PROMPTS = [[(7 * i + number) % 300 for i in range(70)] for number in range(3)]
 SMALL: dict[str, Any] = {"num_blocks": 60, "max_num_seqs": 3, "host_kv_gib": 0.02, "offload": True}
@@ -37,7 +38,7 @@ def make_engine(**settings: Any) -> LLMEngine:
 
 def serve(engine: LLMEngine, prompt: list[int], request_id: int) -> tuple[list[int], list[StepReport]]:
     """The tokens of one request, and what was executed for it."""
-    request = Request(request_id, len(prompt), GREEDY.max_tokens, token_ids=prompt.copy())
+    request = Request(request_id, len(prompt), NUM_TOKENS, token_ids=prompt.copy())
     engine.add(request, GREEDY)
     reports = run_to_the_end(engine)
     tokens = request.sequences[0].token_ids
@@ -72,7 +73,7 @@ def test_a_prompt_that_left_the_device_comes_back_from_the_host() -> None:
 def test_an_abort_while_hits_are_coming_leaves_the_engine_sound() -> None:
     engine = make_engine(num_blocks=32)
     tokens = [serve(engine, prompt, i)[0] for i, prompt in enumerate(PROMPTS)]
-    request = Request(3, len(PROMPTS[0]), 12, token_ids=PROMPTS[0].copy())
+    request = Request(3, len(PROMPTS[0]), NUM_TOKENS, token_ids=PROMPTS[0].copy())
     engine.add(request, GREEDY)
     executed = engine.execute(0)
     assert executed is not None and executed.plan.parked == request.sequences
@@ -87,7 +88,7 @@ def test_an_abort_while_hits_are_coming_leaves_the_engine_sound() -> None:
 def test_a_failed_step_leaves_an_empty_cache_and_an_engine_that_serves_on(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = make_engine(num_blocks=32)
     tokens = [serve(engine, prompt, i)[0] for i, prompt in enumerate(PROMPTS)]
-    engine.add(Request(3, len(PROMPTS[0]), 12, token_ids=PROMPTS[0].copy()), GREEDY)
+    engine.add(Request(3, len(PROMPTS[0]), NUM_TOKENS, token_ids=PROMPTS[0].copy()), GREEDY)
     with monkeypatch.context() as patched:
         patched.setattr(engine._executor, "execute", lambda inputs: 1 / 0)
         with pytest.raises(ZeroDivisionError):
