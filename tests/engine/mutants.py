@@ -89,8 +89,6 @@ MUTANTS = [
            "        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share\n",
            ""),
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
-    Mutant("nobody behind the head gives up blocks", "giving_way.py",
-           "return self.reclaim(num_missing, spared=head)", "return False"),
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",
            "        num_blocks -= not blocks.pool.is_shared(table[num_kept])\n"
            "    blocks.release_tail(sequence, num_kept)\n"
@@ -99,7 +97,6 @@ MUTANTS = [
            "    blocks.release_tail(sequence, num_kept)"),
     Mutant("a cut block is kept", "kv/kept_blocks.py", "blocks.release_tail(sequence, num_tokens // blocks.block_size)",
            "blocks.release_tail(sequence, -(-num_tokens // blocks.block_size))"),
-    Mutant("what is kept cannot be found", "kv/kept_blocks.py", "blocks.register(sequence, num_tokens)", "pass"),
     Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
            "hashes"),
     Mutant("who is admitted stays a holder", "waiting_queue.py", "            self.holders.pop(sequence, None)\n", ""),
