@@ -9,7 +9,8 @@ import pytest
 
 from engine.core.kv.prefix_index import PrefixIndex
 
-Order = Callable[[list[int], random.Random], None]
+Entry = tuple[int, int]  # a block and its hash
+Order = Callable[[list[Entry], random.Random], None]
 
 
 class PlainIndex:
@@ -47,7 +48,7 @@ class Twin:
         self.index, self.plain = PrefixIndex(), PlainIndex()
         self.sequences: list[tuple[list[int], list[int]]] = []
         self.num_holders: dict[int, int] = {}
-        self.cached: list[tuple[int, int]] = []  # blocks that nobody holds with their hashes, the next to go last
+        self.cached: list[Entry] = []  # blocks that nobody holds with their hashes, the next to go last
         self.num_blocks = 0
         self.stems = [[rng.getrandbits(60) for _ in range(30)] for _ in range(3)]
 
@@ -97,10 +98,10 @@ class Twin:
             table += found
 
     def evict(self) -> None:
+        self.order(self.cached, self.rng)
         count = self.rng.randint(0, len(self.cached))
         taken = self.cached[len(self.cached) - count :]
         del self.cached[len(self.cached) - count :]
-        self.order(taken, self.rng)  # type: ignore[arg-type]
         while taken:  # a part at a time
             size = self.rng.randint(1, len(taken))
             blocks, hashes = [[entry[i] for entry in taken[-size:]] for i in range(2)]
@@ -114,16 +115,16 @@ class Twin:
             self.index.check_registered(hashes[: len(table)])
 
 
-def keep_order(taken: list[int], rng: random.Random) -> None:
+def keep_order(cached: list[Entry], rng: random.Random) -> None:
     """Evict the end of a sequence before its beginning."""
 
 
-def reverse(taken: list[int], rng: random.Random) -> None:
-    taken.reverse()
+def reverse(cached: list[Entry], rng: random.Random) -> None:
+    cached.reverse()
 
 
-def shuffle(taken: list[int], rng: random.Random) -> None:
-    rng.shuffle(taken)
+def shuffle(cached: list[Entry], rng: random.Random) -> None:
+    rng.shuffle(cached)
 
 
 @pytest.mark.parametrize("order", [keep_order, reverse, shuffle])
