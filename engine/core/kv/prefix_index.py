@@ -27,10 +27,11 @@ class PrefixIndex:
     others take its place in turn when it is evicted.
 
     Most prompts are evicted before anyone asks for them again. So blocks that are added together are a *run*, of which
-    only the first block is entered under its hash, except where tokens are known, whose hashes can collide. The others are entered when a lookup finds the first block, or when
-    another sequence adds the same hash. A sequence comes by a prefix only by finding it or by adding it, so of a run
-    that is not entered a sequence has registered all hashes or none, and never adds a hash that is only in a run.
-    Whoever lets a sequence keep a part of its prefix must `enter` the runs that begin there.
+    only the first block is entered under its hash. The others are entered when a lookup finds the first block, or when
+    another sequence adds its hash. A sequence comes by a prefix only by finding it or by adding it, so of a run that is
+    not entered a sequence has registered all hashes or none, and never adds a hash that is only in a run. Who lets a
+    sequence keep a part of its prefix must `enter` the runs that begin there. Blocks whose tokens are known, so that
+    their hashes can collide, are entered at once.
     """
 
     def __init__(self) -> None:
