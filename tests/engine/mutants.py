@@ -27,7 +27,8 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     # -- the pool and the prefix index --------------------------------------------------------------------------------
-    Mutant("an evicted hash stays", "kv/prefix_index.py",
+    Mutant("an evicted hash stays", "kv/prefix_index.py", "del index[block_hash]", "pass"),
+    Mutant("an evicted hash stays beside a run", "kv/prefix_index.py",
            "            del self._blocks[block_hash]\n            return", "            return"),
     Mutant("an evicted content stays", "kv/prefix_index.py", "self._content.pop(block, None)", "pass"),
     Mutant("eviction forgets the index", "kv/block_pool.py", "self._evict(blocks, hashes)", "pass"),

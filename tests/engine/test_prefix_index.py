@@ -127,6 +127,11 @@ def shuffle(cached: list[Entry], rng: random.Random) -> None:
     rng.shuffle(cached)
 
 
+@pytest.fixture(autouse=True)
+def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.core.kv.prefix_index._SHORTEST_RUN", 2)
+
+
 @pytest.mark.parametrize("order", [keep_order, reverse, shuffle])
 def test_whatever_is_evicted_in_whatever_order_the_index_finds_what_a_plain_one_finds(order: Order) -> None:
     for seed in range(60):

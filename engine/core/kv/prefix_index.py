@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _LOOKUP_STRIDE = 64  # hashes looked up at once: most prompts miss early
+_SHORTEST_RUN = 20  # blocks; to enter fewer takes no longer
 
 Content = tuple[int | None, bytes]  # the parent's hash and the block's tokens
 
@@ -30,8 +31,8 @@ class PrefixIndex:
     only the first block is entered under its hash. The others are entered when a lookup finds the first block, or when
     another sequence adds its hash. A sequence comes by a prefix only by finding it or by adding it, so of a run that is
     not entered a sequence has registered all hashes or none, and never adds a hash that is only in a run. Who lets a
-    sequence keep a part of its prefix must `enter` the runs that begin there. Blocks whose tokens are known, so that
-    their hashes can collide, are entered at once.
+    sequence keep a part of its prefix must `enter` the runs that begin there. A few blocks are entered at once, and so
+    are those whose tokens are known: their hashes can collide.
     """
 
     def __init__(self) -> None:
@@ -74,7 +75,7 @@ class PrefixIndex:
     def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
         """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
         known = dict(zip(blocks, contents, strict=False))
-        if not known and len(blocks) > 1 and self._blocks.keys().isdisjoint(hashes):
+        if len(blocks) >= _SHORTEST_RUN and not known and self._blocks.keys().isdisjoint(hashes):
             self._blocks[hashes[0]] = blocks[0]
             self._runs[hashes[0]] = self._run_at[blocks[-1]] = _Run(blocks, hashes)
         else:
@@ -100,6 +101,9 @@ class PrefixIndex:
     def remove(self, blocks: list[int], hashes: list[int]) -> None:
         """The content of `blocks`, added under these hashes, is about to be overwritten."""
         left = len(blocks)
+        if not self._runs:
+            self._remove_entered(blocks, hashes)
+            left = 0
         while left:
             run = self._run_at.get(blocks[left - 1])
             if run is None:
@@ -126,6 +130,15 @@ class PrefixIndex:
             del self._runs[run.hashes[0]]
             self._remove_one(run.blocks[0], run.hashes[0])
         return start
+
+    def _remove_entered(self, blocks: list[int], hashes: list[int]) -> None:
+        index, duplicates = self._blocks, self._duplicates
+        if duplicates and not duplicates.keys().isdisjoint(hashes):
+            for block, block_hash in zip(blocks, hashes, strict=True):
+                self._remove_one(block, block_hash)
+        else:
+            for block_hash in hashes:
+                del index[block_hash]
 
     def _remove_one(self, block: int, block_hash: int) -> None:
         if block_hash in self._runs or block_hash not in self._blocks:  # the block is not the last of its run
