@@ -46,6 +46,7 @@ class Twin:
         self.rng = rng
         self.order = order
         self.index, self.plain = PrefixIndex(), PlainIndex()
+        self.index.shortest_run = 2
         self.sequences: list[tuple[list[int], list[int]]] = []
         self.num_holders: dict[int, int] = {}
         self.cached: list[Entry] = []  # blocks that nobody holds with their hashes, the next to go last
@@ -125,11 +126,6 @@ def reverse(cached: list[Entry], rng: random.Random) -> None:
 
 def shuffle(cached: list[Entry], rng: random.Random) -> None:
     rng.shuffle(cached)
-
-
-@pytest.fixture(autouse=True)
-def _short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engine.core.kv.prefix_index._SHORTEST_RUN", 2)
 
 
 @pytest.mark.parametrize("order", [keep_order, reverse, shuffle])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 _LOOKUP_STRIDE = 64  # hashes looked up at once: most prompts miss early
-_SHORTEST_RUN = 20  # blocks; to enter fewer takes no longer
 
 Content = tuple[int | None, bytes]  # the parent's hash and the block's tokens
 
@@ -33,7 +32,12 @@ class PrefixIndex:
     not entered a sequence has registered all hashes or none, and never adds a hash that is only in a run. Who lets a
     sequence keep a part of its prefix must `enter` the runs that begin there. A few blocks are entered at once, and so
     are those whose tokens are known: their hashes can collide.
+
+    Attributes:
+        shortest_run: fewer blocks are no run; to enter them at once takes no longer.
     """
+
+    shortest_run = 20
 
     def __init__(self) -> None:
         self._blocks: dict[int, int] = {}  # entered ones
@@ -75,7 +79,7 @@ class PrefixIndex:
     def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
         """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
         known = dict(zip(blocks, contents, strict=False))
-        if len(blocks) >= _SHORTEST_RUN and not known and self._blocks.keys().isdisjoint(hashes):
+        if len(blocks) >= self.shortest_run and not known and self._blocks.keys().isdisjoint(hashes):
             self._blocks[hashes[0]] = blocks[0]
             self._runs[hashes[0]] = self._run_at[blocks[-1]] = _Run(blocks, hashes)
         else:
