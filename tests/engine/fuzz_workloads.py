@@ -89,7 +89,7 @@ class Workload:
         return 1 + (self.num_drafts or 0)
 
     def make_scheduler(self) -> Scheduler:
-        return make_scheduler(
+        scheduler = make_scheduler(
             self.options,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -101,6 +101,8 @@ class Workload:
             num_lanes=self.num_lanes,
             make_decodes=self._make_decodes,
         )
+        scheduler.blocks.index.shortest_run = 2  # the workloads are small
+        return scheduler
 
     def _make_decodes(self, block_size: int) -> Decodes:
         if self.num_drafts is None:

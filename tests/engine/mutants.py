@@ -28,6 +28,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     # -- the pool and the prefix index --------------------------------------------------------------------------------
     Mutant("an evicted hash stays", "kv/prefix_index.py", "del index[block_hash]", "pass"),
+    Mutant("an evicted hash stays beside a run", "kv/prefix_index.py",
+           "            del self._blocks[block_hash]\n            return", "            return"),
     Mutant("an evicted content stays", "kv/prefix_index.py", "self._content.pop(block, None)", "pass"),
     Mutant("eviction forgets the index", "kv/block_pool.py", "self._evict(blocks, hashes)", "pass"),
     Mutant("a second holder is not counted", "kv/block_pool.py", "shared[block] = shared.get(block, 0) + 1", "pass"),
@@ -51,6 +53,13 @@ MUTANTS = [
            "del self._blocks[block_hash]"),
     Mutant("the wrong duplicate goes", "kv/prefix_index.py", "duplicates.remove(block)", "duplicates.pop(0)"),
     Mutant("duplicates are not kept", "kv/prefix_index.py", "if first != block:", "if False:"),
+    Mutant("a run outlives its blocks", "kv/prefix_index.py", "            run.length = length\n", ""),
+    Mutant("an evicted run stays", "kv/prefix_index.py", "            del self._runs[run.hashes[0]]\n", ""),
+    Mutant("a lookup ends with the first block of a run", "kv/prefix_index.py",
+           "while blocks and (last := hashes[len(blocks) - 1]) in self._runs:", "while False:"),
+    Mutant("a run hides what another adds", "kv/prefix_index.py", "            self.enter(hashes)\n", ""),
+    Mutant("a match goes on within a run", "kv/block_manager.py",
+           "self.index.enter(hashes[:num_kept])", "pass"),
     Mutant("a hash ignores the prefix", "hashing.py", "hashes[-1] if hashes else 0,", "0,"),
     # -- what a sequence gets from them -------------------------------------------------------------------------------
     Mutant("a full hit writes a shared block", "kv/block_manager.py",
