@@ -5,6 +5,7 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
     aiconfigurator:h100_sxm/vllm/0.24.0      a version
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+    aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`)
 
 and the tables of the profile are made from
 
@@ -26,18 +27,14 @@ from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fuses_norms
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
+from simulator.importers.aiconfigurator.experts import experts
 from simulator.importers.aiconfigurator.gemms import Gemms
-from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, Host, elementwise_work, memory_rule, sampler_bytes
 from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
-DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
-_MOE_DTYPES = {
-    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
-    "mxfp4": "w4a16_mxfp4",
-}  # fmt: skip
 
 
 def compile_profile(
@@ -49,9 +46,10 @@ def compile_profile(
         ProfileError: the database is not there, or lacks an operator of this model.
     """
     folder, _, key = str(name).rpartition(":")
+    key, _, kernel = key.partition("+")
     database = _open(Path(folder) if folder else None, key)
     gemms, attention = Gemms(database), Attention(database)
-    operators, calls = _operators(database, gemms, model, tensor_parallel_size)
+    operators, calls = _operators(database, gemms, model, tensor_parallel_size, kernel)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
     tables = {
         "tokens": _table(operators, "num_tokens"),
@@ -81,6 +79,7 @@ def compile_profile(
             "database": f"{database.system}/{database.backend}/{database.version}",
             "versions": dict(sorted(database.versions.items())),
             "quantization": model.quantization.name,
+            **({"expert_kernel": kernel} if kernel else {}),
             "kv_cache_dtype": "fp8" if model.kv_element_bytes == 1 else "auto",
             "num_outliers": num_dropped,
             "licence": "Apache-2.0, Copyright NVIDIA CORPORATION & AFFILIATES",
@@ -97,7 +96,7 @@ def _open(folder: Path | None, key: str) -> Database:
 
 
 def _operators(
-    database: Database, gemms: Gemms, model: ModelShape, ranks: int
+    database: Database, gemms: Gemms, model: ModelShape, ranks: int, expert_kernel: str
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
     heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
@@ -109,7 +108,7 @@ def _operators(
     }
     if model.num_experts:
         curves["router"] = gemms.curve("bfloat16", model.num_experts, model.hidden_size)
-        curves["experts"], _ = _experts(database, model, ranks)
+        curves["experts"], _ = experts(database, model, ranks, expert_kernel)
     else:
         width = model.intermediate_size // ranks
         curves["gate_up_proj"] = gemms.curve(dtype, 2 * width, model.hidden_size)
@@ -123,29 +122,6 @@ def _operators(
         sizes, np.array([rule.time_us(num_kernels, num_bytes * size) for size in sizes])
     )
     return curves, dict.fromkeys(curves, model.num_layers)
-
-
-def _experts(database: Database, model: ModelShape, ranks: int) -> tuple[MeasuredCurve, int]:
-    dtype = _dtype(_MOE_DTYPES, model.quantization.name, "experts")
-    rows = database.rows(
-        "moe",
-        "moe_perf",
-        moe_dtype=dtype,
-        hidden_size=model.hidden_size,
-        inter_size=model.moe_intermediate_size,
-        topk=model.num_experts_per_token,
-        num_experts=model.num_experts,
-        moe_tp_size=ranks,
-        moe_ep_size=1,
-        distribution=DISTRIBUTION,
-    )
-    if rows.empty:
-        raise ProfileError(
-            f"{database.system}/{database.version} has no experts in {dtype} of hidden_size={model.hidden_size}, "
-            f"moe_intermediate_size={model.moe_intermediate_size}, {model.num_experts_per_token} of "
-            f"{model.num_experts}, on {ranks} GPUs"
-        )
-    return measured_curve(rows, "num_tokens")
 
 
 def _sequence_operators(
