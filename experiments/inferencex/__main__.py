@@ -5,10 +5,12 @@
     python -m experiments.inferencex --data <silicon_sample.csv> --fit    fits the times of the host
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/. The folder has the tables of vLLM 0.19.0, which
-the package lacks: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c. Each row is simulated as a closed loop by the
-functions of `task=validate validation.measured=inferencex:`; cases.py has the settings of each server. Beside our
-errors stand those of aiconfigurator itself, from experiments/results/inferencex_peer.csv, which peer.py makes. Writes
-experiments/results/inferencex.json and docs/fidelity/inferencex/rows.png.
+the package lacks: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c.
+
+Each row is simulated as a closed loop by the functions of `task=validate validation.measured=inferencex:`; cases.py has
+the settings of each server. Beside our errors stand those of aiconfigurator itself, from
+experiments/results/inferencex_peer.csv, which peer.py makes. Writes experiments/results/inferencex.json and
+docs/fidelity/inferencex/rows.png.
 """
 
 from __future__ import annotations

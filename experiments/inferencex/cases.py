@@ -33,8 +33,8 @@ class Case(NamedTuple):
         has_full_graphs: whether one CUDA graph is a whole decode step; otherwise attention is launched between graphs.
         max_num_seqs: None takes the number of clients.
         max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
-        tables: version of the database if it is not the newest, and kernel of the experts if it is not vLLM's choice;
-            what follows the system in the name of a profile.
+        tables: what follows the system in the name of a profile (`compile_profile`): a version of the database that is
+            not the newest, and what the server ran other than vLLM's choice of today.
         length_ratio: shortest length that the client sends, as a share of the longest.
         excluded: why no row of this case can be right; such rows are shown and left out of the totals.
     """
@@ -78,21 +78,24 @@ class Case(NamedTuple):
         )
 
 
+_OLD = "+separate_norms"  # all-reduces and norms are not fused by default
 _L70, _QWEN, _OSS = "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b"
 _SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too"
 _FP4 = _SCRIPT + "; the NVFP4 products of the newest tables are CuTe DSL's, which vLLM 0.10 lacked: the oldest tables"
 _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
 _NVIDIA = "vLLM 0.12: no asynchronous scheduling by default"
-_NVIDIA_SETTINGS: dict[str, Any] = {"is_async": False, "length_ratio": 1.0}
+_NVIDIA_SETTINGS: dict[str, Any] = {"is_async": False, "length_ratio": 1.0, "tables": _OLD}
 
 CASES = (
     Case(
         "Llama-3.1-70B FP8", _L70, "fp8", "h100-80gb", "llama-3.1-70b", "fp8",
         "script: fp8 KV cache, but at TP 2 and 64 clients TTFT shows a pool in 16 bits", has_full_graphs=False,
+        tables=_OLD,
     ),
     Case(
         "Llama-3.1-70B FP8", _L70, "fp8", "h200", "llama-3.1-70b", "fp8", _SCRIPT, "fp8", has_full_graphs=False,
+        tables=_OLD,
     ),
     Case("Llama-3.1-70B FP8", _L70, "fp8", "b200", "llama-3.1-70b", "fp8", _SCRIPT, "fp8", max_num_seqs=512),
     Case(

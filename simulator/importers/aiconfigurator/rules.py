@@ -9,10 +9,10 @@ steps without a CUDA graph the launches of each layer. `HOST` was fitted to the 
 InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models; its two
 times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
 
-That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs. Since 0.11 (pull request 25444) one graph is
-a whole decode step, and asynchronous scheduling prepares it while the step before it runs: the GPU then waits for
-nothing, and `experiments/inferencex` leaves `step_us` out. Profiles keep it. They cannot know the server, and of the one
-run of such a server that was recovered step by step (vLLM 0.19 on RTX PRO 6000) all aggregates are too fast with it.
+That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs. Since 0.11 (pull request 25444) one graph
+is a whole decode step, and asynchronous scheduling prepares it while the step before it runs: the GPU then waits for
+nothing, and `experiments/inferencex` leaves `step_us` out. Profiles keep it: they cannot know the server, and of the
+one run of such a server that was recovered step by step (vLLM 0.19, RTX PRO 6000) all aggregates are too fast with it.
 """
 
 from __future__ import annotations
