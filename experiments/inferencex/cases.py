@@ -81,7 +81,10 @@ class Case(NamedTuple):
 _OLD = "+separate_norms"  # all-reduces and norms are not fused by default
 _L70, _QWEN, _OSS = "meta-llama/Llama-3.1-70B", "Qwen/Qwen3-32B", "openai/gpt-oss-120b"
 _SCRIPT = "script: fp8 KV cache, which the pool at TP 1 shows too"
-_FP4 = _SCRIPT + "; the NVFP4 products of the newest tables are CuTe DSL's, which vLLM 0.10 lacked: the oldest tables"
+_FP4 = _SCRIPT + (
+    "; NVFP4 products of the newest tables are CuTe DSL's (vLLM pull request 42235, of 2026), the server ran "
+    "FlashInfer's CUTLASS (22346): tables of vLLM 0.19.0, the oldest"
+)
 _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
 _NVIDIA = "vLLM 0.12: no asynchronous scheduling by default"
