@@ -14,7 +14,7 @@ database then ends in the kernel, as in `h100_sxm+marlin`, and the times of `KER
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -107,10 +107,9 @@ def _taken_over(database: Database, model: ModelShape, ranks: int, name: str) ->
     return MeasuredCurve(timed.sizes, stretched.at(timed.sizes)), num_dropped
 
 
-def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: int) -> pd.DataFrame:
-    names = ("hidden_size", "inter_size", "topk", "num_experts")
-    sizes = dict(zip(names, shape, strict=True))
-    return database.rows("moe", "moe_perf", moe_dtype=dtype, moe_ep_size=1, distribution=DISTRIBUTION, **sizes, **where)
+def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: Any) -> pd.DataFrame:
+    where |= dict(zip(("hidden_size", "inter_size", "topk", "num_experts"), shape, strict=True))
+    return database.rows("moe", "moe_perf", moe_dtype=dtype, moe_ep_size=1, distribution=DISTRIBUTION, **where)
 
 
 def _padded(size: int, multiple: int) -> int:
