@@ -15,6 +15,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
@@ -36,6 +37,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -87,6 +89,21 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
                 "scheduler.async_scheduling=true, which plans each step on its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_preemption(self) -> Self:
+        mode = self.scheduler.preemption
+        if mode in ("swap", "auto") and not self.tiers.host.gib:
+            raise ValueError(
+                f"scheduler.preemption={mode}: needs host memory to move KV blocks to; use tiers=host or set "
+                "tiers.host.gib > 0"
+            )
+        if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
+            raise ValueError(
+                f"scheduler.recompute_token_us=null: engine={self.engine.kind} has no cost model to take it from, and "
+                "scheduler.preemption=auto needs the time of a token"
             )
         return self
 

@@ -2,13 +2,14 @@
 
 Columns of the requests table (times in s since the start of the replay, NaN where a thing never happened):
 
-    request_id, session_id and turn if the trace has them
+    request_id, and those of session_id, turn, priority, tenant and deadline (s after the arrival) that the trace has
     status, error                            finished, rejected, aborted or unfinished; why it was rejected
     arrival_time, replay_lag                 when it was meant to come; how much later it was issued, on a real clock
     first_scheduled_time, first_token_time, finish_time
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_recomputed_tokens, num_preemptions
+    num_swaps, num_partial_preemptions       preemptions that moved its KV to the host, or left it some blocks
     ttft, tpot, e2el, queue_time             s
 
 and of the steps table:
@@ -18,6 +19,8 @@ and of the steps table:
     num_context_tokens                       sum of the contexts of the decodes
     num_running, num_waiting, num_used_blocks, num_preempted
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
+    num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and back
+    transfer_time                            s that the step waited for such copies; part of its duration
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
 """
 

@@ -69,6 +69,7 @@ class RealEngine:
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
             raise ConfigError(f"{_name(setup.engine)}: {error}") from error
         self.num_blocks = self._executor.num_blocks
+        self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
         self.recorder = Recorder()
@@ -177,6 +178,8 @@ def resolve_real(config: RunConfig) -> Setup:
         load_format="auto" if settings.weights else "random",
         tensor_parallel_size=config.tensor_parallel_size,
         seed=config.seed,
+        host_kv_gib=config.tiers.host.gib,
+        host_gb_per_s=config.tiers.host.gb_per_s,
         **config.scheduler.model_dump(),
         **{field.name: getattr(settings, field.name) for field in fields(ExecutionOptions)},
     )
