@@ -31,8 +31,10 @@ class Policy(Protocol):
     Attributes:
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
+        pauses_decodes: whether it lets single sequences sit out a step, so that it cannot serve beams.
     """
 
+    pauses_decodes: bool
     order: QueueOrder
     preemption: Preemption
 
@@ -50,6 +52,8 @@ class Policy(Protocol):
 
 class BasePolicy:
     """Keeps order and preemption, and admits whoever has a seat and blocks."""
+
+    pauses_decodes = False
 
     def __init__(self, order: QueueOrder, preemption: Preemption) -> None:
         self.order = order

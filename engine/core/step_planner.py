@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from typing import Literal
 
+from engine.core import beams
 from engine.core.kv.block_manager import BlockManager, PrefixMatch
 from engine.core.limits import Limits
 from engine.core.plan import PrefillChunk, StepDraft
@@ -107,6 +108,8 @@ class StepPlanner:
             draft.transfers += self._blocks.admit(sequence, match, num_held)
             running.start(sequence, match.num_cached_tokens, draft.now)
             draft.admitted.append(sequence)
+            if sequence.request.num_common_blocks is not None:
+                draft.admitted += beams.seat(running, self._blocks, sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
 
@@ -153,12 +156,15 @@ class StepPlanner:
         return self._preemption.victim(reversed(self._candidates()), self._last_victim)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
-        """Take the blocks of `victim`."""
+        """Take the blocks of `victim`, and those of the other beams of its request if it is a beam."""
         draft.is_starved = True
         if victim in self.running.ending:
             self.running.release_early(victim)
             return
         self._last_victim = victim
+        if victim.request.is_beam_search and victim.request.sequences[1:]:
+            draft.preempted += beams.suspend(self.running, self._blocks, victim.request)
+            return
         keeps_copy = self._preemption.keeps == "host_copy" and self._blocks.can_swap_out(victim)
         draft.transfers += self.running.preempt(victim, keeps_copy=keeps_copy)
         draft.preempted.append(victim)
@@ -186,8 +192,11 @@ class StepPlanner:
             return 0
         if draft.prefills and self._pads_too_much(draft, num_tokens):
             return 0
-        checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
+        is_beam = sequence.request.num_common_blocks is not None
+        checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
         reserve = limits.watermark_blocks if self.running.sequences else 0
+        if is_beam:
+            reserve += beams.missing_blocks(blocks, sequence)
         if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
             num_matched = len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
@@ -226,7 +235,7 @@ class StepPlanner:
         """
         num_held = len(sequence.block_table)
         while self._blocks.blocks_for(num_tokens) - num_held > self._blocks.num_free_blocks:
-            victim = self._preempt_one(draft, unplanned)
+            victim = self._preempt_one(draft, self._without_beams(unplanned))
             del unplanned[victim]
             if victim is sequence:
                 return False
@@ -239,6 +248,12 @@ class StepPlanner:
         if not running.parked:
             return running.sequences
         return {sequence: None for sequence in running.sequences if sequence not in running.parked}
+
+    def _without_beams(self, unplanned: dict[Sequence, None]) -> dict[Sequence, None]:
+        """Those that may give way alone: another beam of the same request may be in the step already."""
+        if not self.running.gathering:
+            return unplanned
+        return {sequence: None for sequence in unplanned if sequence.request.num_common_blocks is None}
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
         """Take the blocks of one of `candidates`, which are in order of admission."""

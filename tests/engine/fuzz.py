@@ -3,26 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import random
 import signal
 import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.engine.fuzz_workloads import random_workload
+from tests.engine.fuzz_workloads import random_workload, with_beams
 from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.shadow import check_workload
 
 LONGEST_S = 30  # far more than a workload takes
 
 
-def fuzz(first: int, num_seeds: int) -> None:
-    """Check these workloads; prints the seed of the first that is not sound, and raises its error."""
+def fuzz(first: int, num_seeds: int, *, beams: bool = False) -> None:
+    """Check these workloads, all of them with beams if wanted; prints the seed of the first that is not sound, and
+    raises its error."""
     totals: Counter[str] = Counter()
     signal.signal(signal.SIGALRM, _give_up)
     for seed in range(first, first + num_seeds):
         signal.alarm(LONGEST_S)
         try:
-            trail = check_workload(random_workload(seed), seed)
+            workload = random_workload(seed)
+            workload = with_beams(workload, random.Random(seed)) if beams else workload
+            trail = check_workload(workload, seed)
         except BaseException:
             print(f"seed {seed}")
             raise
@@ -57,11 +61,12 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="number of workloads")
     parser.add_argument("--mutants", action="store_true", help="one campaign for each mutant of the core")
+    parser.add_argument("--beams", action="store_true", help="put beams into every workload")
     args = parser.parse_args()
     if args.mutants:
         try_mutants(args.seeds)
     else:
-        fuzz(args.first, args.seeds)
+        fuzz(args.first, args.seeds, beams=args.beams)
 
 
 if __name__ == "__main__":

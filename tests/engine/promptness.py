@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from engine.core.beams import missing_blocks
 from engine.core.kv.block_manager import NO_MATCH
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
@@ -44,7 +45,10 @@ def had_early_release(scheduler: Scheduler) -> bool:
 def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
-        decodes = scheduler._planners[0].running.decodes
+        decodes, beams = scheduler._planners[0].running.decodes, scheduler._planners[0].running.beams
+        if beams:
+            assert plan.horizon == 1, "what beams continue is known after every step"
+            return
         steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_free_blocks)
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
 
@@ -63,7 +67,8 @@ def reserve_of(workload: Workload) -> int:
 def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
     """Whoever was admitted beside others left the watermark free."""
     others = scheduler.num_running - len(plan.admitted)
-    if workload.options.allocation == "prompt" and (others or len(plan.admitted) > 1):
+    firsts = [s for s in plan.admitted if s.request.num_common_blocks is None or s is s.request.sequences[0]]
+    if workload.options.allocation == "prompt" and (others or len(firsts) > 1):
         assert scheduler.blocks.num_free_blocks >= reserve_of(workload), "an admission went below the watermark"
 
 
@@ -98,5 +103,8 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
         if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
             return False
-    checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + num_tokens
+    is_beam = head.request.num_common_blocks is not None
+    is_whole = is_beam or options.admission == "full_prompt"
+    checked = head.num_tokens if is_whole else match.num_cached_tokens + num_tokens
+    reserve += missing_blocks(blocks, head) if is_beam else 0
     return blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks

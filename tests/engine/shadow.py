@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from engine.core.beams import longest_beam
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.fuzz_workloads import FORK_TOKENS, Workload
@@ -41,6 +42,7 @@ class ShadowExecutor:
         self.live: dict[int, Request] = {}
         self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times
         self.recomputed: Counter[Sequence] = Counter()
+        self.beam_outputs: dict[Sequence, list[int]] = {}  # of beams that continue another one, by now
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
         for i, case in enumerate(workload.cases):
@@ -108,6 +110,7 @@ class ShadowExecutor:
             else None,
             priority=case.priority,
             num_sequences=case.num_sequences,
+            is_beam_search=case.is_beam_search,
         )
         try:
             self.scheduler.add(request)
@@ -191,7 +194,21 @@ class ShadowExecutor:
                 for fork in sequence.request.sequences[1:]:  # it samples tokens of its own, from its first one on
                     assert fork.token_ids is not None
                     fork.token_ids[sequence.request.num_prompt_tokens :] = self._outputs(fork)[:1]
+        for request in outcome.beams:
+            self._replace_beams(request)
         self.scheduler.check_integrity()
+
+    def _replace_beams(self, request: Request) -> None:
+        parents = self.workload.parents(request)
+        self.trail.counts["replaced beams"] += sum(parent != beam for beam, parent in enumerate(parents))
+        self.scheduler.replace_beams(request, parents)
+        self.store.replace_beams(request, parents)
+        outputs, known = [self._outputs(beam) for beam in request.sequences], request.sequences[0].num_output_tokens
+        for beam, own, parent in zip(request.sequences, outputs, parents, strict=True):
+            self.beam_outputs[beam] = outputs[parent][: known - 1] + own[known - 1 :]
+            if beam.token_ids is not None:
+                assert beam.token_ids[request.num_prompt_tokens :] == outputs[parent][:known], "a beam has other tokens"
+                beam.token_ids[-1] = own[known - 1]
 
     def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
         """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""
@@ -205,6 +222,8 @@ class ShadowExecutor:
 
     def _outputs(self, sequence: Sequence) -> list[int]:
         """What the model generates in a sequence."""
+        if sequence in self.beam_outputs:
+            return self.beam_outputs[sequence]
         case, index = self.workload.cases[sequence.request_id], sequence.request.sequences.index(sequence)
         return [token + FORK_TOKENS * index for token in case.tokens[case.num_prompt_tokens :]]
 
@@ -229,7 +248,11 @@ class ShadowExecutor:
         case = self.workload.cases[request.request_id]
         expected = case.max_tokens
         expected = min(expected, case.stop_after or expected)
-        expected = min(expected, self.scheduler.max_model_len - case.num_prompt_tokens)
+        longest = self.scheduler.max_model_len
+        if case.is_beam_search:
+            num_blocks = self.scheduler.blocks.num_blocks // self.workload.num_lanes
+            longest = min(longest, longest_beam(request, num_blocks, self.workload.block_size))
+        expected = min(expected, longest - case.num_prompt_tokens)
         assert len(request.sequences) == case.num_sequences, "a sequence was not forked"
         for sequence in request.sequences:
             assert sequence.num_output_tokens == expected, "a sequence ended early or late"

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.core.kv.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.sequence import Request, Sequence, SequenceStatus
 from tests.engine.fuzz_workloads import Workload
 
 Holders = dict[int, list[Sequence]]
@@ -65,6 +65,14 @@ class ShadowStore:
             index = sequence.request.sequences.index(sequence)
             self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
         return self.prefixes[sequence]
+
+    def replace_beams(self, request: Request, parents: list[int]) -> None:
+        """Let each beam have what its parent generated, but for a last token of its own."""
+        num_known = request.sequences[0].num_tokens - 1
+        before = [self._content(beam)[: num_known + 1] for beam in request.sequences]
+        for index, beam in enumerate(request.sequences):
+            case = self.workload.cases[request.request_id]
+            self.prefixes[beam] = case.prefixes(index, before[parents[index]])
 
     def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
         prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
