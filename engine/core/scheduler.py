@@ -203,8 +203,8 @@ class Scheduler:
         if not (draft.prefills or draft.transfers or draft.paused or running.beams or self.num_lanes > 1):
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
         num_running -= len(running.ending)
-        num_used_blocks = self.blocks.num_used_blocks(running.ending)
-        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), num_used_blocks)
+        used, saved = self.blocks.num_used_blocks(running.ending), self.blocks.num_saved_blocks(running.ending)
+        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), used, saved)
         running.flights.append(Flight(plan))
         return plan
 

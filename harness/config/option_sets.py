@@ -17,7 +17,7 @@ from hydra.core.config_store import ConfigStore
 from pydantic import BaseModel
 
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
-from harness.config.workload import FileTrace, ShareGptTrace
+from harness.config.workload import EveryTrace, FileTrace, ShareGptTrace
 
 _GROUP = "schema"
 # By name, with where the keys stand in a configuration.
@@ -26,6 +26,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "scheduler": ("scheduler", SchedulerConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
+    "every_trace": ("every trace", EveryTrace),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),
     "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
 }

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "priority", "session_id", "turn")
+_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "n", "priority", "session_id", "turn")
 _LIST_COLUMNS = ("hash_ids", "token_ids")
 
 
@@ -22,6 +22,7 @@ class Trace:
         table: one row per request, RangeIndex. `request_id` int64, 0..n-1; `arrival_time` float64, seconds since the
             first request, NaN throughout when the trace has no times; `num_prompt_tokens` and `num_output_tokens`
             int64, >= 1. Optional, absent when the trace does not have them:
+            `n` int64, >= 1: samples of the prompt, or beams, each of `num_output_tokens` tokens;
             `priority` int64;
             `session_id` and `turn` int64: rows of a session are in turn order and its prompts are cumulative, each
             at least as long as the previous turn's prompt and output, which it starts with;
@@ -32,6 +33,8 @@ class Trace:
         hash_block_size: tokens per hash id; None without `hash_ids`.
         bad_rows: rows of the file that were left out, counted by reason.
         notes: what a reader of the results must know about the data.
+        beam_replacement: the sequences of a request are beams, of which a simulation replaces this share after every
+            step; None where they are independent samples.
         stamp: `file_stamp` of the file when it was read.
     """
 
@@ -41,12 +44,20 @@ class Trace:
     hash_block_size: int | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    beam_replacement: float | None = None
     stamp: Mapping[str, int] | None = None
 
     @property
     def has_times(self) -> bool:
         """Whether the trace says when its requests arrive."""
         return bool(self.table["arrival_time"].notna().all())
+
+    @property
+    def num_sequences(self) -> npt.NDArray[np.int64]:
+        """int64[requests]: sequences of each request."""
+        if "n" in self.table:
+            return self.table["n"].to_numpy(dtype=np.int64)
+        return np.ones(len(self.table), dtype=np.int64)
 
 
 def file_stamp(path: str | None) -> dict[str, int] | None:

@@ -14,9 +14,7 @@ from engine.core.sequence import Request, RequestRefusedError, SequenceStatus
 from tests.engine.builders import chunks, make, step
 
 
-def beams(
-    num_prompt_tokens: int, max_tokens: int = 12, width: int = 3, **settings: Any
-) -> tuple[Scheduler, Request]:
+def beams(num_prompt_tokens: int, max_tokens: int = 12, width: int = 3, **settings: Any) -> tuple[Scheduler, Request]:
     """A request whose beams have their first token; blocks have four tokens."""
     scheduler = make(**settings)
     request = Request(0, num_prompt_tokens, max_tokens, num_sequences=width, is_beam_search=True)
