@@ -11,10 +11,10 @@ from collections import abc
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
+from engine.runner.arrays import columns, padded
 from engine.runner.sampling_inputs import (
     AdjustedSequence,
     Adjustments,
@@ -126,6 +126,7 @@ class StepBuilder:
         self._num_blocks: list[int] = []
         self._lengths = np.zeros(0, np.int64)  # by row, equal to `DecodeState.lengths`
         self._leaving: list[Sequence] = []
+        self._rewritten: dict[Sequence, None] = {}  # decoding ones whose rows are out of date
         self.sequences: list[Sequence] = []  # by row
 
     def build(self, plan: StepPlan) -> StepInputs:
@@ -135,7 +136,7 @@ class StepBuilder:
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
         return StepInputs(
-            copies=_columns([(copy.source, copy.target) for copy in plan.transfers], 2),
+            copies=columns([(copy.source, copy.target) for copy in plan.transfers], 2),
             rows=rows,
             prefill=self._prefill(plan.prefills) if plan.prefills else None,
             num_decodes=plan.num_decodes,
@@ -175,6 +176,10 @@ class StepBuilder:
             if adjusted is not None:
                 self._adjusted[fork].num_prompt_logprobs = adjusted.num_prompt_logprobs
 
+    def rewrite(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Send the rows of these sequences again, whose tokens or blocks were changed between two plans."""
+        self._rewritten.update(dict.fromkeys(sequences))
+
     def num_prompt_logprobs(self, sequence: Sequence) -> int:
         """Prompt tokens, after the first, whose log probabilities the inputs built so far ask for."""
         return self._adjusted[sequence].num_prompt_logprobs if sequence in self._adjusted else 0
@@ -199,10 +204,14 @@ class StepBuilder:
         return make_adjustments(rows, [(self._adjusted.get(chunk.sequence), chunk) for chunk in plan.prefills])
 
     def _change_rows(self, plan: StepPlan) -> RowChanges:
-        moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused])
+        moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused, *self._rewritten])
         self._leaving.clear()
         num_kept = len(self.sequences)
         joined = plan.fresh_decodes
+        if self._rewritten and plan.num_decodes:
+            fresh = set(joined)
+            joined = [*joined, *(s for s in self._rewritten if s in plan.decodes and s not in fresh)]
+            self._rewritten.clear()
         for sequence in joined:
             self._row_of[sequence] = len(self.sequences)
             self.sequences.append(sequence)
@@ -214,7 +223,7 @@ class StepBuilder:
             num_kept=num_kept,
             joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
             joined_lengths=lengths,
-            joined_tables=_padded([s.block_table for s in joined]),
+            joined_tables=padded([s.block_table for s in joined]),
             joined_sampling=SamplingInputs.of(self._requests[s] for s in joined),
             growth=self._grow(plan, set(joined)),
         )
@@ -232,7 +241,7 @@ class StepBuilder:
             if moved is not sequence:
                 origin[row] = source
                 self.sequences[row], self._num_blocks[row], self._row_of[moved] = moved, blocks, row
-        return _columns([(source, target) for target, source in origin.items()], 2)
+        return columns([(source, target) for target, source in origin.items()], 2)
 
     def _set_lengths(self, moves: Ints, num_kept: int, joined: Ints) -> None:
         self._lengths[moves[1]] = self._lengths[moves[0]]
@@ -250,7 +259,7 @@ class StepBuilder:
                     row = self._row_of[sequence]
                     entries.append((row, self._num_blocks[row], block))
                     self._num_blocks[row] += 1
-        return _columns(entries, 3)
+        return columns(entries, 3)
 
     def _prefill(self, chunks: list[PrefillChunk]) -> PrefillInputs:
         size = self._block_size
@@ -271,7 +280,7 @@ class StepBuilder:
             slot_mapping=np.concatenate(slots),
             cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
             context_lens=contexts.astype(np.int32),
-            block_tables=_padded(tables),
+            block_tables=padded(tables),
             sampled_tokens=ends.repeat(num_samples) - 1,
             sampled_positions=contexts.repeat(num_samples),
             sampling=SamplingInputs.of(self._samples(chunks)),
@@ -285,16 +294,3 @@ class StepBuilder:
             params, seed = self._requests[chunk.sequence]
             for i in range(chunk.num_samples):
                 yield params, seed + i & _SEED_BITS
-
-
-def _columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:
-    """Tuples of `width` numbers as the columns of an int64 array."""
-    return np.ascontiguousarray(np.asarray(entries, np.int64).reshape(-1, width).T)
-
-
-def _padded(tables: abc.Sequence[list[int] | Ints]) -> NDArray[np.int32]:
-    """Block tables of unequal length as one array, padded with 0."""
-    out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
-    for row, table in enumerate(tables):
-        out[row, : len(table)] = table
-    return out

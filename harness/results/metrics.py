@@ -126,7 +126,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "mean_kv_cache_usage": _ratio(time_mean(used), result.num_blocks),
         "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
         "mean_saved_blocks": time_mean(saved),
-        "saved_block_share": _ratio(time_mean(saved), time_mean(used + saved)),
+        "saved_block_share": _ratio(time_mean(saved), time_mean(used) + time_mean(saved)),
         "mean_running": time_mean(running),
         "max_running": int(running[inside].max(initial=0)),
         "mean_waiting": time_mean(waiting),
