@@ -203,11 +203,15 @@ class ShadowExecutor:
         self.trail.counts["replaced beams"] += sum(parent != beam for beam, parent in enumerate(parents))
         self.scheduler.replace_beams(request, parents)
         self.store.replace_beams(request, parents)
-        outputs, known = [self._outputs(beam) for beam in request.sequences], request.sequences[0].num_output_tokens
-        for beam, own, parent in zip(request.sequences, outputs, parents, strict=True):
-            self.beam_outputs[beam] = outputs[parent][: known - 1] + own[known - 1 :]
+        known = request.sequences[0].num_output_tokens
+        for beam, parent in zip(request.sequences, parents, strict=True):
+            source = request.sequences[parent]
+            if beam is source:
+                continue
+            own, theirs = self._outputs(beam), self._outputs(source)
+            self.beam_outputs[beam] = theirs[: known - 1] + own[known - 1 :]
             if beam.token_ids is not None:
-                assert beam.token_ids[request.num_prompt_tokens :] == outputs[parent][:known], "a beam has other tokens"
+                assert beam.token_ids[request.num_prompt_tokens :] == theirs[:known], "a beam has other tokens"
                 beam.token_ids[-1] = own[known - 1]
 
     def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:

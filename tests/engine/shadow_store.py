@@ -68,11 +68,11 @@ class ShadowStore:
 
     def replace_beams(self, request: Request, parents: list[int]) -> None:
         """Let each beam have what its parent generated, but for a last token of its own."""
-        num_known = request.sequences[0].num_tokens - 1
-        before = [self._content(beam)[: num_known + 1] for beam in request.sequences]
-        for index, beam in enumerate(request.sequences):
-            case = self.workload.cases[request.request_id]
-            self.prefixes[beam] = case.prefixes(index, before[parents[index]])
+        beams, case = request.sequences, self.workload.cases[request.request_id]
+        for index, parent in enumerate(parents):
+            if parent != index:
+                known = self._content(beams[parent])[: beams[parent].num_tokens]
+                self.prefixes[beams[index]] = case.prefixes(index, known)
 
     def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
         prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
