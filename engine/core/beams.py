@@ -13,8 +13,9 @@ The beams of a request are preempted and admitted again together, because none c
 
     decoding ──suspend──▶ waiting ──seat──▶ prefilling, gathering ──last of them──▶ decoding
 
-They lose all their KV. `num_common_blocks` leading blocks were common to all: the first beam computes these and its own
-rest, then each of the others shares the common ones and computes its own rest. Whoever is done waits in `gathering`.
+They lose all their KV, whatever the preemption mode. `num_common_blocks` leading blocks were common to all: the first
+beam computes these and its own rest, then each of the others shares the common ones and computes its own rest. Whoever
+is done waits in `gathering`.
 All blocks and seats are taken when the first beam is admitted. So a part of the beams never waits for another part that
 is still in the queue, and a request that is alone always gets on: `longest_beam` bounds what its beams hold together.
 """
@@ -98,10 +99,17 @@ def suspend(running: RunningSet, blocks: BlockManager, request: Request) -> list
         common = [len(set(column)) == 1 for column in zip(*(beam.block_table for beam in beams), strict=False)]
         request.num_common_blocks = min(computed, [*common, False].index(False))
     for beam in beams:
-        running.give_up(beam)
+        running.give_up(beam, "nothing")
     beams[0].num_forks = len(beams) - 1
     running.requeue(beams[0])
     return beams
+
+
+def without_readmitted(running: RunningSet, sequences: dict[Sequence, None]) -> dict[Sequence, None]:
+    """Those of `sequences` that can give way alone: of readmitted beams, one may be in the planned step already."""
+    if not running.gathering:
+        return sequences
+    return {sequence: None for sequence in sequences if sequence.request.num_common_blocks is None}
 
 
 def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:

@@ -1,4 +1,4 @@
-"""Lists of the scheduler as arrays for the device."""
+"""Arrays of lists of unequal lengths and of tuples, as the inputs of a plan need them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import abc
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from engine.runner.sampling_inputs import Ints
 
 
 def columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:

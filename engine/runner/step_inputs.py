@@ -25,6 +25,7 @@ from engine.runner.sampling_inputs import (
     make_adjustments,
     needs_adjusting,
 )
+from engine.runner.transfer_inputs import TransferInputs, transfer_inputs
 from engine.sampling_params import SamplingParams
 
 _SEED_BITS = 2**63 - 1
@@ -92,7 +93,7 @@ class StepInputs:
     """Everything that a rank needs to execute a plan.
 
     Attributes:
-        copies: int64[2, c], the source and the target block of each copy.
+        transfers: copies of blocks, made before the first step or beside the steps.
         rows: changes of the decode rows, applied before the first step.
         prefill: the prompt chunks; None in a plan without any.
         num_decodes: number of decode rows.
@@ -103,7 +104,7 @@ class StepInputs:
         adjustments: what the rows of adjusted sequences need; None in a plan without any.
     """
 
-    copies: Array
+    transfers: TransferInputs
     rows: RowChanges
     prefill: PrefillInputs | None
     num_decodes: int
@@ -129,14 +130,17 @@ class StepBuilder:
         self._rewritten: dict[Sequence, None] = {}  # decoding ones whose rows are out of date
         self.sequences: list[Sequence] = []  # by row
 
-    def build(self, plan: StepPlan) -> StepInputs:
-        """Inputs of the next plan; `build` must be called in the order in which the plans are executed."""
+    def build(self, plan: StepPlan, number: int = 0, awaited: int = 0) -> StepInputs:
+        """Inputs of the next plan; `build` must be called in the order in which the plans are executed.
+
+        `number` and `awaited` are those of `TransferInputs`.
+        """
         rows = self._change_rows(plan)
         decoding = self._lengths[: plan.num_decodes]
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
         return StepInputs(
-            copies=columns([(copy.source, copy.target) for copy in plan.transfers], 2),
+            transfers=transfer_inputs(plan, number, awaited),
             rows=rows,
             prefill=self._prefill(plan.prefills) if plan.prefills else None,
             num_decodes=plan.num_decodes,

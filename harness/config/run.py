@@ -16,6 +16,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
@@ -37,6 +38,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -106,6 +108,21 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"{beams}: scheduler.policy={policy} lets single sequences sit out a step, and the beams of a request "
                 "go on together; use scheduler=mixed or prefill_first"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_preemption(self) -> Self:
+        mode = self.scheduler.preemption
+        if mode in ("swap", "auto") and not self.tiers.host.gib:
+            raise ValueError(
+                f"scheduler.preemption={mode}: needs host memory to move KV blocks to; use tiers=host or set "
+                "tiers.host.gib > 0"
+            )
+        if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
+            raise ValueError(
+                f"scheduler.recompute_token_us=null: scheduler.preemption=auto needs it with engine={self.engine.kind}"
+                ", which has no cost model to take the time of a token from"
             )
         return self
 

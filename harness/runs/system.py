@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
-from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
+from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine, TiersConfig
 from harness.config.system import AUTO
 from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
@@ -39,6 +39,7 @@ class System:
         block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
         scheduler: its options.
         pool: the KV blocks of one rank.
+        tiers: the memories behind the device's.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
         profile: the measured times for it, None without any.
@@ -55,6 +56,7 @@ class System:
     max_model_len: int
     scheduler: SchedulerOptions
     pool: KVPool
+    tiers: TiersConfig
     engine: SimEngine
     cost: CostConfig
     profile: Profile | None = None
@@ -176,6 +178,7 @@ def resolve(config: RunConfig) -> System:
         max_model_len=config.max_model_len or config.model.max_position_embeddings,
         scheduler=config.scheduler,
         pool=_kv_pool(config, model, device),
+        tiers=config.tiers,
         engine=config.engine,
         cost=config.cost,
     )
