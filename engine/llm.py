@@ -248,7 +248,7 @@ def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, An
     return text
 
 
-def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:
+def _run(stream: Stream, use_tqdm: bool | None) -> list[Any]:
     """Run a stream to its end, with a bar of finished requests; returns the final outputs."""
     shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
     total = stream.num_unfinished

@@ -20,7 +20,7 @@ from engine.runner.step_inputs import StepBuilder, StepInputs
 from engine.sampling_params import SamplingParams
 from engine.token_collector import EndCheck, NewTokens, TokenCollector
 
-_NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0)
+_NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0)
 
 
 class Executor(Protocol):

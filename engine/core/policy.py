@@ -43,9 +43,9 @@ class Policy(Protocol):
         pauses_decodes: whether it lets single sequences sit out a step, so that it cannot serve beams.
     """
 
-    pauses_decodes: bool
     options_type: ClassVar[type[Any]]
     chooses_victims: ClassVar[bool]
+    pauses_decodes: ClassVar[bool]
     order: QueueOrder
     preemption: Preemption
 

@@ -51,7 +51,7 @@ def naive(params: BeamSearchParams, eos: set[int]) -> Hypotheses:
         live: list[tuple[list[int], float]] = [(prompt, 0.0)]
         done: list[tuple[list[int], float]] = []
         for _ in range(params.max_tokens):
-            children = []
+            children: list[tuple[list[int], float]] = []
             for output, (tokens, score) in zip(llm.generate([tokens for tokens, _ in live], ask), live, strict=True):
                 (logprobs,) = output.outputs[0].logprobs or []
                 for token, each in logprobs.items():
@@ -96,9 +96,13 @@ WAYS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 def test_beams_are_those_of_a_naive_search(way: str, expected: Hypotheses, monkeypatch: pytest.MonkeyPatch) -> None:
-    preempted = []
-    suspend = beams.suspend
-    monkeypatch.setattr(beams, "suspend", lambda *args: preempted.append(args) or suspend(*args))
+    preempted, suspend = [], beams.suspend
+
+    def note(*args: Any) -> Any:
+        preempted.append(args)
+        return suspend(*args)
+
+    monkeypatch.setattr(beams, "suspend", note)
     outputs, _ = search(**WAYS[way])
     assert_equal(outputs, expected)
     assert bool(preempted) == ("starved" in way)
