@@ -9,22 +9,23 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from engine.core.policies import POLICIES
 from tests.engine.fuzz_workloads import random_workload, with_beams
 from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.shadow import check_workload
 
-LONGEST_S = 30  # far more than a workload takes
+LONGEST_S = 30  # of processor time: far more than a workload takes
 
 
-def fuzz(first: int, num_seeds: int, *, beams: bool = False) -> None:
-    """Check these workloads, all of them with beams if wanted; prints the seed of the first that is not sound, and
-    raises its error."""
+def fuzz(first: int, num_seeds: int, policy: str | None, *, beams: bool = False) -> None:
+    """Check these workloads, under any policy or one, all of them with beams if wanted; prints the seed of the first
+    unsound one and raises its error."""
     totals: Counter[str] = Counter()
-    signal.signal(signal.SIGALRM, _give_up)
+    signal.signal(signal.SIGVTALRM, _give_up)
     for seed in range(first, first + num_seeds):
-        signal.alarm(LONGEST_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
         try:
-            workload = random_workload(seed)
+            workload = random_workload(seed, policy)
             workload = with_beams(workload, random.Random(seed)) if beams else workload
             trail = check_workload(workload, seed)
         except BaseException:
@@ -32,7 +33,7 @@ def fuzz(first: int, num_seeds: int, *, beams: bool = False) -> None:
             raise
         totals["steps"] += trail.num_steps
         totals.update({name: count for name, count in trail.counts.items() if name != "longest plan"})
-    signal.alarm(0)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
     print(f"{num_seeds} workloads sound:", ", ".join(f"{count:,} {name}" for name, count in totals.items()))
 
 
@@ -60,13 +61,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="number of workloads")
+    parser.add_argument("--policy", choices=sorted(POLICIES), help="the policy of all workloads; by default any")
     parser.add_argument("--mutants", action="store_true", help="one campaign for each mutant of the core")
     parser.add_argument("--beams", action="store_true", help="put beams into every workload")
     args = parser.parse_args()
     if args.mutants:
         try_mutants(args.seeds)
     else:
-        fuzz(args.first, args.seeds, beams=args.beams)
+        fuzz(args.first, args.seeds, args.policy, beams=args.beams)
 
 
 if __name__ == "__main__":
