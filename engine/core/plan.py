@@ -105,7 +105,7 @@ class StepPlan(NamedTuple):
     num_running: int
     num_waiting: int
     num_used_blocks: int
-    num_saved_blocks: int
+    num_saved_blocks: int = 0
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`

@@ -191,8 +191,8 @@ def with_beams(workload: Workload, rng: random.Random) -> Workload:
 
 
 def random_workload(seed: int, policy: str | None = None) -> Workload:
-    """A workload that shares prefixes, repeats prompts, starves for blocks, aborts, forks and sometimes has beams, under
-    any policy or one."""
+    """A workload that shares prefixes, repeats prompts, starves for blocks, aborts, forks and sometimes has beams,
+    under any policy or one."""
     rng = random.Random(f"beams of {seed}")
     workload = _without_beams(seed, policy)
     has_beams = rng.random() < 0.12 and policy != "admission_order"
