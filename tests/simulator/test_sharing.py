@@ -35,6 +35,8 @@ class SequenceLog:
         tables = [sequence.block_table for request in self.times for sequence in request.sequences]
         self.saved.append(sum(map(len, tables)) - len({block for table in tables for block in table}))
 
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
     def on_commit(self, outcome: StepOutcome) -> None:
         for request, times in self.times.items():
             for sequence, each in zip(request.sequences, times, strict=False):
