@@ -47,7 +47,7 @@ def longest_beam(request: Request, num_blocks: int, block_size: int) -> int:
     return (shared + own) * block_size + 1  # the last token is never in the cache
 
 
-def obstacle(decodes: Decodes, *, plans_ahead: bool, pauses_decodes: bool) -> str | None:
+def obstacle(decodes: Decodes, plans_ahead: bool, pauses_decodes: bool) -> str | None:
     """Why a scheduler cannot serve beams; None if it can."""
     if plans_ahead:
         return "async_scheduling: beams of the next step are known when the step before it has ended"

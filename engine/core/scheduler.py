@@ -89,9 +89,7 @@ class Scheduler:
         self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
-        self._beam_obstacle = obstacle(
-            self._lanes[0].decodes, plans_ahead=plans_ahead, pauses_decodes=policy.pauses_decodes
-        )
+        self._beam_obstacle = obstacle(self._lanes[0].decodes, plans_ahead, policy.pauses_decodes)
 
     # -- requests -------------------------------------------------------------------------------------------------
 

@@ -204,14 +204,12 @@ class ShadowExecutor:
 
     def _replace_beams(self, request: Request) -> None:
         parents = self.workload.parents(request)
-        self.trail.counts["replaced beams"] += sum(parent != beam for beam, parent in enumerate(parents))
+        replaced = [(i, parent) for i, parent in enumerate(parents) if parent != i]
+        self.trail.counts["replaced beams"] += len(replaced)
         self.scheduler.replace_beams(request, parents)
         self.store.replace_beams(request, parents)
         known = request.sequences[0].num_output_tokens
-        for beam, parent in zip(request.sequences, parents, strict=True):
-            source = request.sequences[parent]
-            if beam is source:
-                continue
+        for beam, source in ((request.sequences[i], request.sequences[parent]) for i, parent in replaced):
             own, theirs = self._outputs(beam), self._outputs(source)
             self.beam_outputs[beam] = theirs[: known - 1] + own[known - 1 :]
             if beam.token_ids is not None:

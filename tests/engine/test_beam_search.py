@@ -94,7 +94,10 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
+SLOW = ("one block of all", "starved, uncached")
+
+
+@pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.slow) if w in SLOW else w for w in WAYS])
 def test_beams_are_those_of_a_naive_search(way: str, expected: Hypotheses, monkeypatch: pytest.MonkeyPatch) -> None:
     preempted, suspend = [], beams.suspend
 
@@ -108,7 +111,10 @@ def test_beams_are_those_of_a_naive_search(way: str, expected: Hypotheses, monke
     assert bool(preempted) == ("starved" in way)
 
 
-@pytest.mark.parametrize(("width", "penalty", "ignore_eos"), [(1, 1.0, False), (4, 0.0, False), (2, 2.0, True)])
+@pytest.mark.parametrize(
+    ("width", "penalty", "ignore_eos"),
+    [(1, 1.0, False), (4, 0.0, False), pytest.param(2, 2.0, True, marks=pytest.mark.slow)],
+)
 def test_hypotheses_end_at_end_of_sequence_tokens(width: int, penalty: float, ignore_eos: bool) -> None:
     eos = set(range(0, 300, 9))
     params = BeamSearchParams(beam_width=width, max_tokens=9, length_penalty=penalty, ignore_eos=ignore_eos)
@@ -135,6 +141,7 @@ def test_outputs_say_why_they_ended_and_how_likely_each_token_was() -> None:
     llm.close()
 
 
+@pytest.mark.slow
 def test_beams_are_those_of_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     from tests.engine.text_builders import save_folder

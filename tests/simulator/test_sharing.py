@@ -51,7 +51,9 @@ def trace_of(seed: int, *, beams: bool) -> Trace:
 
 
 @pytest.mark.parametrize("beams", [False, True])
-@pytest.mark.parametrize(("policy", "num_blocks"), [("mixed", 32), ("mixed", 400), ("prefill_first", 30)])
+@pytest.mark.parametrize(
+    ("policy", "num_blocks"), [("mixed", 32), ("prefill_first", 30), pytest.param("mixed", 400, marks=pytest.mark.slow)]
+)
 def test_the_tables_agree_with_a_log_of_every_sequence(policy: str, num_blocks: int, beams: bool) -> None:
     num_preempted = 0.0
     for seed in range(3):
