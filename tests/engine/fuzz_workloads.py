@@ -154,6 +154,8 @@ def come_in_waves(cases: list[Case], stems: list[list[int]], rng: random.Random)
             len(stem) + rng.randint(0, 1),
             i // 3 * gap + rng.choice([0, 0, 1, 3]),
         )
+        if rng.random() < 0.2:  # while it waits for what comes back, if it does
+            case.abort_step = case.arrival_step + rng.randint(1, 3)
 
 
 def draw_policy(
