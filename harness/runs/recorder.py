@@ -58,7 +58,7 @@ class Recorder:
     """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
+        self._last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)  # its start and what it took
         self.num_done = 0
         self._num_plans = 0
         self._plans = array("q")
@@ -70,6 +70,11 @@ class Recorder:
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
         self._times = array("q")
+
+    @property
+    def now_ns(self) -> int:
+        start, durations = self._last_step
+        return start + (durations if isinstance(durations, int) else int(durations.sum()))
 
     # -- while the run goes on ------------------------------------------------------------------------------------
 
@@ -109,7 +114,7 @@ class Recorder:
             )
         )  # fmt: skip
         self._num_plans += 1
-        self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
+        self._last_step = start_ns, durations_ns
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
         """The plan that is recorded next waits so long for its transfers."""

@@ -14,6 +14,7 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.policies import POLICIES
+from engine.core.policy import BasePolicy
 from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
@@ -88,7 +89,7 @@ class Workload:
         return 1 + (self.num_drafts or 0)
 
     def make_scheduler(self) -> Scheduler:
-        return make_scheduler(
+        scheduler = make_scheduler(
             self.options,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
@@ -100,6 +101,8 @@ class Workload:
             num_lanes=self.num_lanes,
             make_decodes=self._make_decodes,
         )
+        scheduler.blocks.index.shortest_run = 2  # the workloads are small
+        return scheduler
 
     def _make_decodes(self, block_size: int) -> Decodes:
         if self.num_drafts is None:
@@ -162,13 +165,19 @@ def draw_policy(
     rng: random.Random, options: SchedulerOptions, cases: list[Case], policy: str | None
 ) -> SchedulerOptions:
     """A policy, or any that there is, with settings of its own, and several priorities, tenants and deadlines."""
-    policy = policy or rng.choice(sorted(POLICIES))
+    names = sorted(POLICIES)
+    names += [name for name in names if POLICIES[name].admits is not BasePolicy.admits] * 2  # more can go wrong there
+    policy = policy or rng.choice(names)
     own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
     victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
     num_tenants, has_deadlines = rng.choice([1, 2, 5]), rng.random() < 0.5
+    burst = rng.randint(1, 40) if POLICIES[policy].chooses_victims and rng.random() < 0.7 else None
     for case in cases:
         case.priority, case.tenant = rng.choice([0, 0, 1, 3]), rng.randrange(num_tenants)
         case.deadline = case.arrival_step + rng.randint(0, 200) if has_deadlines and rng.random() < 0.7 else None
+        if burst is not None:  # urgent ones come together, when others run
+            case.arrival_step = rng.choice([0, burst])
+            case.priority = 0 if case.arrival_step else rng.randint(1, 3)
     return replace(options, policy=policy, options=own, victim=victim)
 
 

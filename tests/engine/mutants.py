@@ -28,6 +28,8 @@ class Mutant(NamedTuple):
 MUTANTS = [
     # -- the pool and the prefix index --------------------------------------------------------------------------------
     Mutant("an evicted hash stays", "kv/prefix_index.py", "del index[block_hash]", "pass"),
+    Mutant("an evicted hash stays beside a run", "kv/prefix_index.py",
+           "            del self._blocks[block_hash]\n            return", "            return"),
     Mutant("an evicted content stays", "kv/prefix_index.py", "self._content.pop(block, None)", "pass"),
     Mutant("eviction forgets the index", "kv/block_pool.py", "self._evict(blocks, hashes)", "pass"),
     Mutant("a second holder is not counted", "kv/block_pool.py", "shared[block] = shared.get(block, 0) + 1", "pass"),
@@ -51,6 +53,13 @@ MUTANTS = [
            "del self._blocks[block_hash]"),
     Mutant("the wrong duplicate goes", "kv/prefix_index.py", "duplicates.remove(block)", "duplicates.pop(0)"),
     Mutant("duplicates are not kept", "kv/prefix_index.py", "if first != block:", "if False:"),
+    Mutant("a run outlives its blocks", "kv/prefix_index.py", "            run.length = length\n", ""),
+    Mutant("an evicted run stays", "kv/prefix_index.py", "            del self._runs[run.hashes[0]]\n", ""),
+    Mutant("a lookup ends with the first block of a run", "kv/prefix_index.py",
+           "while blocks and (last := hashes[len(blocks) - 1]) in self._runs:", "while False:"),
+    Mutant("a run hides what another adds", "kv/prefix_index.py", "            self.enter(hashes)\n", ""),
+    Mutant("a match goes on within a run", "kv/block_manager.py",
+           "self.index.enter(hashes[:num_kept])", "pass"),
     Mutant("a hash ignores the prefix", "hashing.py", "hashes[-1] if hashes else 0,", "0,"),
     # -- what a sequence gets from them -------------------------------------------------------------------------------
     Mutant("a full hit writes a shared block", "kv/block_manager.py",
@@ -89,8 +98,6 @@ MUTANTS = [
            "        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share\n",
            ""),
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
-    Mutant("nobody behind the head gives up blocks", "giving_way.py",
-           "return self.reclaim(num_missing, spared=head)", "return False"),
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",
            "        num_blocks -= not blocks.pool.is_shared(table[num_kept])\n"
            "    blocks.release_tail(sequence, num_kept)\n"
@@ -99,7 +106,6 @@ MUTANTS = [
            "    blocks.release_tail(sequence, num_kept)"),
     Mutant("a cut block is kept", "kv/kept_blocks.py", "blocks.release_tail(sequence, num_tokens // blocks.block_size)",
            "blocks.release_tail(sequence, -(-num_tokens // blocks.block_size))"),
-    Mutant("what is kept cannot be found", "kv/kept_blocks.py", "blocks.register(sequence, num_tokens)", "pass"),
     Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
            "hashes"),
     Mutant("who is admitted stays a holder", "waiting_queue.py", "            self.holders.pop(sequence, None)\n", ""),
@@ -194,14 +200,10 @@ MUTANTS = [
     Mutant("the less urgent give way to one only", "displacement.py", "planner.waiting.first(limits.max_num_seqs)",
            "planner.waiting.first(1)"),
     Mutant("the less urgent keep their places", "displacement.py", "if not after or", "if after or"),
-    Mutant("who came back outranks nobody", "policies/priority.py", "self._settled[1:] == (head, head.num_preemptions)",
-           "self._settled[1] is head"),
     Mutant("fair shares leave the head blocked", "tenant_queue.py", "self._heap, self.head_blocked = least, False",
            "self._heap = least"),
     Mutant("fair shares are looked at when something happens", "policies/fair.py",
            "view.head_fits or len(self._queue.heaps) > 1", "view.head_fits"),
-    Mutant("fair shares forget who left", "tenant_queue.py",
-           "        self._count(sequence)\n        del", "        del"),
     Mutant("an arrival sees what was served a plan ago", "scheduler.py",
            "for lane in range(self.num_lanes):\n                self._advance(lane)", "pass"),
     Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed",

@@ -190,7 +190,9 @@ class BlockManager:
     def release_tail(self, sequence: Sequence, num_kept: int) -> None:
         """Release all blocks but the first `num_kept`, the last one first."""
         table, num_hashed = sequence.block_table, sequence.num_registered_blocks
-        hashes = (sequence.block_hashes or [])[num_kept:num_hashed]
+        hashes = sequence.block_hashes or []
+        self.index.enter(hashes[:num_kept])  # the match that goes on from there begins within a run
+        hashes = hashes[num_kept:num_hashed]
         self.pool.release(table[num_kept:], hashes, len(hashes))
         sequence.block_table = table[:num_kept]
         sequence.num_registered_blocks = min(num_hashed, num_kept)
