@@ -166,7 +166,12 @@ def come_in_waves(cases: list[Case], stems: list[list[int]], rng: random.Random)
     for i, case in enumerate(cases):
         stem = stems[i // 3 % len(stems)]
         case.tokens = stem + case.tokens[case.num_prompt_tokens - 1 :][: len(stem) + 1]
-        case.num_prompt_tokens, case.arrival_step = len(stem) + 1, i // 3 * gap + rng.randint(0, 3)
+        case.num_prompt_tokens, case.arrival_step = (
+            len(stem) + rng.randint(0, 1),
+            i // 3 * gap + rng.choice([0, 0, 1, 3]),
+        )
+        if rng.random() < 0.2:  # while it waits for what comes back, if it does
+            case.abort_step = case.arrival_step + rng.randint(1, 3)
 
 
 def draw_policy(

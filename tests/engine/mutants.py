@@ -75,8 +75,6 @@ MUTANTS = [
     # -- forks and the host tier --------------------------------------------------------------------------------------
     Mutant("forks are not counted", "progress.py", "            self._blocks.share(fork)\n", ""),
     Mutant("forks write what they share", "progress.py", "running.forked |= dict.fromkeys([sequence, *forks])", "pass"),
-    Mutant("who sits a step out copies what it shares", "running_set.py",
-           "[sequence for sequence in self.forked if sequence in self.decodes.sequences]", "list(self.forked)"),
     Mutant("a copy keeps its old reference", "kv/block_manager.py", "        self.pool.drop_shared(source)\n", ""),
     Mutant("a copy is not made", "kv/block_manager.py", "return Transfer(DEVICE, source, DEVICE, target)",
            "return Transfer(DEVICE, target, DEVICE, target)"),
@@ -146,8 +144,6 @@ MUTANTS = [
            "        cached = self._cached.pop(block_hash)\n", "        cached = self._cached.popitem()[1]\n"),
     Mutant("what is coming is taken for there", "kv/offload.py",
            " or not self._coming.isdisjoint(match.blocks)", ""),
-    Mutant("a block that is coming is computed in", "kv/offload.py",
-           "blocks[-1] not in self._coming or", "True or"),
     Mutant("a hole in a prefix is skipped", "kv/offload.py", "                break\n", "                continue\n"),
     Mutant("hits replace what the device has", "kv/offload.py",
            "num_cached_tokens=match.num_cached_tokens + len(hits)", "num_cached_tokens=len(hits)"),
@@ -157,8 +153,6 @@ MUTANTS = [
     Mutant("tiers make room after what comes", "scheduler.py", "draft.transfers[:0] = self.blocks.pop_moves()",
            "draft.transfers += self.blocks.pop_moves()"),
     Mutant("decode steps drive out cached blocks", "horizon.py", "if blocks.offload is not None:", "if False:"),
-    Mutant("an aborted one gives away what is coming", "running_set.py",
-           "if was_parked and sequence not in self.returning:", "if False:"),
     # -- decodes ------------------------------------------------------------------------------------------------------
     Mutant("growth comes one step late", "decodes/uniform.py", "return (offset + 1) %", "return (offset + 2) %"),
     Mutant("S1 forgets who left", "decodes/uniform.py", "        self._num_context_tokens -= length\n", ""),

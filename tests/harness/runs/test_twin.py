@@ -218,7 +218,7 @@ def test_the_simulator_repeats_what_preemptions_keep(mode: str) -> None:
     assert (measured.steps["transfer_time"] > 0).equals(measured.steps["num_blocks_out"] > 0)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     torch.set_num_threads(1)
     trace, options, offload = make_trace(), SchedulerOptions(), OffloadOptions(overlap=overlap)
