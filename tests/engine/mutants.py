@@ -171,8 +171,6 @@ MUTANTS = [
            "self._heap = least"),
     Mutant("fair shares are looked at when something happens", "policies/fair.py",
            "view.head_fits or len(self._queue.heaps) > 1", "view.head_fits"),
-    Mutant("newcomers are lifted when all seats are free only", "policies/fair.py",
-           "self._queue.has_newcomers or (has_seat", "(has_seat"),
     Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed",
            "self._num_pushed, self._num_pushed"),
 ]  # fmt: skip
