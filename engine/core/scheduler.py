@@ -136,9 +136,6 @@ class Scheduler:
         self._requests[request.request_id] = request
         (sequence,) = request.sequences
         sequence.end_length = min(sequence.end_length, limit)
-        if self.plans_ahead:  # its place in the queue may depend on what the others were served
-            for lane in range(self.num_lanes):
-                self._advance(lane)
         self.waiting.push(sequence)
 
     def abort(self, request_id: int) -> Request:

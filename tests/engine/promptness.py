@@ -47,9 +47,7 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
-    # Who gives way to others that are admitted in the same step leaves no reason to wait; who lacks blocks does.
-    is_starved = preempted and not (workload.options.policy == "priority" and admitted)
-    may_wait = is_starved or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
+    may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
     if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, plan):
