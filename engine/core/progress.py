@@ -35,7 +35,8 @@ class Progress:
             if running.decodes.findable:
                 for ahead in range(1, plan.num_steps):
                     running.register_filled(ahead, stopped)
-            ended = running.decodes.advance(plan.num_steps)
+            ended = running.decodes.advance(plan.num_steps, flight.verified)
+            flight.drafts = running.decodes.drafts
             for sequence in stopped:
                 if sequence in running.decodes.sequences:
                     running.decodes.remove(sequence)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.horizon import decode_horizon
 from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
@@ -210,18 +210,24 @@ class Scheduler:
         flight.plan = extended(plan, num_steps, growth)
         return flight.plan
 
-    def advance(self, plan: StepPlan) -> None:
+    def advance(self, plan: StepPlan, verified: Verified | None = None) -> None:
         """Count the tokens of an executed plan before its commit, so that the forks it makes exist by then."""
-        self._progress[plan.lane].advance(self._lanes[plan.lane].flights[-1])
+        flight = self._lanes[plan.lane].flights[-1]
+        flight.verified = verified
+        self._progress[plan.lane].advance(flight)
 
-    def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
+    def commit(
+        self, plan: StepPlan, now: int, stopped: Stopped = NOBODY, verified: Verified | None = None
+    ) -> StepOutcome:
         """Account for an executed plan that ended at `now`; the plans of a lane in the order they were made.
 
         Args:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
+            verified: what became of the drafts, where the calendar of the decodes does not know it.
         """
         flight = self._lanes[plan.lane].flights.popleft()
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
+        flight.verified = verified
         resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped)
         finished: list[Request] = []
         for sequence in flight.ended:
@@ -231,7 +237,7 @@ class Scheduler:
                 request.finish_time = now
                 del self._requests[request.request_id]
                 finished.append(request)
-        return StepOutcome(finished, resumed_gaps)
+        return StepOutcome(finished, resumed_gaps, flight.drafts)
 
     def _advance(self, lane: int) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
