@@ -7,14 +7,19 @@ from collections import abc
 from dataclasses import dataclass
 from typing import Protocol
 
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.unforeseen import UnforeseenDecodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.flight import Verified
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.engine_config import EngineConfig
 from engine.runner.model_runner import StepTokens
 from engine.runner.sampling_inputs import TokenLists
-from engine.runner.step_inputs import StepBuilder, StepInputs
+from engine.runner.step_inputs import NO_DRAFTS, StepBuilder, StepInputs
 from engine.sampling_params import SamplingParams
+from engine.speculation import Drafter
 from engine.token_collector import EndCheck, NewTokens, TokenCollector
 
 
@@ -43,7 +48,7 @@ class StepTimes:
 
     Attributes:
         schedule_ns: planning.
-        prepare_ns: building the inputs and sending them to the ranks.
+        prepare_ns: drafting, building the inputs and sending them to the ranks.
         execute_ns: the model.
         sample_ns: logits and sampling; 0 for decode steps under CUDA graphs, where `execute_ns` includes both.
     """
@@ -56,13 +61,14 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ExecutedPlan:
-    """A plan that ran and is not committed yet; `stopped` is the argument of that name of `Scheduler.commit`."""
+    """A plan that ran and is not committed yet; `stopped` and `verified` are the arguments of `Scheduler.commit`."""
 
     plan: StepPlan
     start_ns: int
     times: StepTimes
     outputs: list[NewTokens]
     stopped: dict[Sequence, int]
+    verified: Verified | None
 
 
 @dataclass(frozen=True)
@@ -111,10 +117,14 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            make_decodes=self._make_decodes,
         )
+        self._drafter = None if config.speculation is None else Drafter(config.speculation)
         # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
-        self._collector = TokenCollector(self._builder, self.scheduler.advance)
+        self._collector = TokenCollector(
+            self._builder, self.scheduler.advance, speculates=config.speculation is not None
+        )
 
     def add(
         self,
@@ -168,7 +178,10 @@ class LLMEngine:
         if num_steps > 1 and not self._builder.is_adjusted(plan):
             plan = self.scheduler.extend(plan, num_steps)
         scheduled = time.perf_counter_ns()
-        inputs = self._builder.build(plan)
+        drafts = NO_DRAFTS
+        if self._drafter is not None:
+            drafts = self._drafter.propose(self._builder.may_draft(plan))
+        inputs = self._builder.build(plan, drafts)
         prepared = time.perf_counter_ns()
         tokens = self._executor.execute(inputs)
         sending_ns = time.perf_counter_ns() - prepared - tokens.execute_ns - tokens.sample_ns
@@ -178,12 +191,12 @@ class LLMEngine:
             execute_ns=tokens.execute_ns,
             sample_ns=tokens.sample_ns,
         )
-        outputs, stopped = self._collector.collect(plan, tokens)
-        return ExecutedPlan(plan, now_ns, times, outputs, stopped)
+        outputs, stopped, verified = self._collector.collect(plan, tokens)
+        return ExecutedPlan(plan, now_ns, times, outputs, stopped, verified)
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> StepReport:
         """Commit an executed plan that ended at `now_ns`; between `execute` and `commit` no request may be added."""
-        outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped)
+        outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped, executed.verified)
         outputs = executed.outputs
         ended = [i for i, new in enumerate(outputs) if new.sequence.status is SequenceStatus.FINISHED]
         for i in ended:
@@ -200,3 +213,10 @@ class LLMEngine:
     def _forget(self, sequences: abc.Collection[Sequence]) -> None:
         self._builder.drop(sequences)
         self._collector.drop(sequences)
+        if self._drafter is not None:
+            self._drafter.drop(sequences)
+
+    def _make_decodes(self, block_size: int) -> Decodes:
+        if self.config.speculation is None:
+            return UniformDecodes(block_size)
+        return UnforeseenDecodes(block_size, self.config.speculation.num_speculative_tokens)

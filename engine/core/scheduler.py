@@ -223,7 +223,7 @@ class Scheduler:
 
         Args:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
-            verified: what became of the drafts, where the calendar of the decodes does not know it.
+            verified: what became of drafts, where the decodes do not know it.
         """
         flight = self._lanes[plan.lane].flights.popleft()
         assert flight.plan is plan, "plans are committed in order, and as they were extended"

@@ -104,7 +104,14 @@ class Rank:
         )
         capture = make_capture(self._device) if self._uses_graphs else None
         return ModelRunner(
-            self._model, cache, config.max_num_seqs, self._max_model_len, config.max_lookahead_steps, capture, self._tp
+            self._model,
+            cache,
+            config.max_num_seqs,
+            self._max_model_len,
+            config.max_lookahead_steps,
+            capture,
+            self._tp,
+            config.tokens_per_decode,
         )
 
     def _graph_bytes(self) -> int:

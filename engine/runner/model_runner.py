@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.models.parallel import TensorParallel
+from engine.runner.chunk_inputs import PrefillInputs
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
 from engine.runner.sampling_inputs import Adjustments
 from engine.runner.staging import Staging, TokenBuffer
-from engine.runner.step_inputs import PrefillInputs, StepInputs
+from engine.runner.step_inputs import StepInputs
 from engine.runner.step_timer import StepTimer
 from kernels.attention import AttentionMetadata
 from kernels.decode_step import begin_decode, end_decode
@@ -33,7 +34,7 @@ class StepTokens:
 
     Attributes:
         decode: int64[num_steps, num_decodes]; column i belongs to decode row i.
-        prefill: int64[s], one token for each sample of the prompts that the plan completed.
+        prefill: int64[s], one token for each sample of `PrefillInputs`.
         execute_ns: time of the model.
         sample_ns: time of logits and sampling. CUDA graphs contain both: then `sample_ns` is 0 and `execute_ns` is the
             whole time.
@@ -58,6 +59,7 @@ class ModelRunner:
         max_steps: most decode steps of a plan.
         capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
         tp: the rank and its group.
+        tokens_per_decode: most tokens that a step samples for a decode.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ModelRunner:
         max_steps: int,
         capture: Capture | None,
         tp: TensorParallel,
+        tokens_per_decode: int = 1,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -78,7 +81,7 @@ class ModelRunner:
         self._state = DecodeState(max_num_seqs, -(-max_model_len // self._block_size), self._device)
         self._max_model_len = max_model_len
         self._staging = Staging(self._device)
-        self._tokens = TokenBuffer(max_steps, max_num_seqs, self._device)
+        self._tokens = TokenBuffer(max_steps, max_num_seqs * tokens_per_decode, self._device)
         self._timer = StepTimer(self._device)
         self._no_prefill = _empty_prefill(self._device)
         self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one

@@ -10,10 +10,9 @@ tokens after k steps, cum[k]. With `t` the decode clock and `L` the length at th
     before step k it needs room for     L + cum[k] + these drafts
     step k fills a block                if L + cum[k] reaches a multiple of block_size that L + cum[k - 1] did not
 
-A block that holds drafts is filled, and can be found, only when the tokens in it are verified: none of this tells before
-step k what it will gain. The sums over all sequences (contexts, their squares, drafts and accepted drafts) are kept for
-every step to come: joining adds a slice, leaving takes the rest of it back. So a step costs nothing per sequence here
-either.
+A block can be found only when all tokens in it are verified. What step k is to gain decides nothing before it has run:
+a real engine, which does not know it, makes the same plans (`unforeseen.py`). The sums over all sequences (contexts,
+their squares, drafts, accepted drafts) are kept for every step to come, so that a step costs nothing per sequence.
 """
 
 from __future__ import annotations

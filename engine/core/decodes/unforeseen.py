@@ -133,7 +133,9 @@ class UnforeseenDecodes:
         assert self._num_context_tokens == sum(s.num_tokens for s in self.sequences)
         assert self._num_squared_context_tokens == sum(s.num_tokens**2 for s in self.sequences)
         assert self.sequences.keys() == self._clocks.keys()
-        assert self.fresh.keys() | self.findable.keys() | self._due.keys() | self._filled.keys() <= self.sequences.keys()
+        assert (
+            self.fresh.keys() | self.findable.keys() | self._due.keys() | self._filled.keys() <= self.sequences.keys()
+        )
         for sequence in self.sequences:
             assert sequence.num_computed_tokens == sequence.num_tokens - 1 < sequence.end_length - 1
             room = min(sequence.num_tokens + self._num_drafts, sequence.end_length - 1)
