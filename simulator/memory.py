@@ -152,6 +152,7 @@ def size_kv_pool(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     memory_account: str = "vllm",
+    drafter: ModelShape | None = None,
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
 
@@ -160,12 +161,16 @@ def size_kv_pool(
     as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
     needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
 
+    A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
+    than the model's and share their memory.
+
     Raises:
         DeviceTooSmallError: not even one block fits.
     """
-    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size)
+    drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
+    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
     usable = int(device.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel_size)
+    weights = model.weight_bytes(tensor_parallel_size) + (drafter.weight_bytes(tensor_parallel_size) if drafter else 0)
     if memory_account == EARLY:
         activations = early_activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         outside = 0
@@ -179,7 +184,7 @@ def size_kv_pool(
     if 0 < model.num_sliding_layers < model.num_layers:
         windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
         apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers)
+        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
         if (free - apart) // others > num_blocks:
             num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
     if num_blocks < 1:

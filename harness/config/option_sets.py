@@ -16,6 +16,7 @@ from typing import Any
 from hydra.core.config_store import ConfigStore
 from pydantic import BaseModel
 
+from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.workload import FileTrace, ShareGptTrace
 
@@ -24,6 +25,8 @@ _GROUP = "schema"
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
+    "ngram": ("speculation=ngram", NgramSpeculation),
+    "draft_model": ("speculation=draft_model", DraftModelSpeculation),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),

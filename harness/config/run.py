@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
+from harness.config.speculation import NoSpeculation, SpeculationConfig
 from harness.config.system import (
     CostConfig,
     DeviceConfig,
@@ -36,6 +37,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    speculation: SpeculationConfig = NoSpeculation()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -88,6 +90,49 @@ class RunConfig(ConfigModel):
                 f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
                 "scheduler.async_scheduling=true, which plans each step on its own"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_speculation(self) -> Self:
+        speculation = self.speculation
+        if speculation.kind == "none":
+            return self
+        per_decode = 1 + speculation.num_speculative_tokens
+        if self.max_num_batched_tokens < per_decode * self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= {per_decode} * "
+                f"max_num_seqs={self.max_num_seqs}, so that every sequence's token and its "
+                f"speculation.num_speculative_tokens={per_decode - 1} drafts fit into a step"
+            )
+        if self.engine.kind == "sim":
+            if self.engine.max_lookahead_steps > 1:
+                raise ValueError(
+                    f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
+                    f"speculation={speculation.kind}, since the drafts of a step hang on the tokens of the one before"
+                )
+        elif speculation.kind == "draft_model":
+            raise ValueError(
+                f"speculation=draft_model: engine={self.engine.kind} drafts by prompt lookup only; use "
+                "speculation=ngram or engine=sim"
+            )
+        elif key := speculation.changed_acceptance:
+            raise ValueError(
+                f"speculation.{key}: engine={self.engine.kind} verifies its drafts, so it reads no acceptance; use "
+                "engine=sim"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_drafter(self) -> Self:
+        drafter, size = getattr(self.speculation, "drafter", None), self.tensor_parallel_size
+        if drafter is None:
+            return self
+        for name in ("num_attention_heads", "num_kv_heads"):
+            heads = getattr(drafter, name)
+            if heads % size and (name == "num_attention_heads" or size % heads):
+                raise ValueError(
+                    f"speculation.drafter.{name}={heads}: does not share out among tensor_parallel_size={size} ranks"
+                )
         return self
 
     @model_validator(mode="after")

@@ -1,7 +1,8 @@
 """Metric definitions: from the tables of one run to one flat summary.
 
 TTFT = first token - intended arrival. E2EL = last token - intended arrival. TPOT = (last - first token) / (n - 1),
-undefined for n = 1. ITL = each gap between consecutive tokens. Queue time = first scheduled - intended arrival.
+undefined for n = 1. ITL = each gap between consecutive tokens, of which those that speculation brings with one step
+count as one. Queue time = first scheduled - intended arrival. Draft acceptance rate = accepted / drafted tokens.
 Names follow `vllm bench serve` where it has one. Latencies, token counts and goodput are those of finished requests;
 ITL pools the gaps of all requests.
 """
@@ -113,13 +114,18 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
 
     used, running, waiting = column("num_used_blocks"), column("num_running"), column("num_waiting")
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
+    drafted, accepted = (int(column(f"num_{name}_tokens")[inside].sum()) for name in ("drafted", "accepted"))
     num_steps = int(inside.sum())
     sequences = int(decodes.sum() + column("num_prefill_seqs")[inside].sum())
     return {
         "num_steps": num_steps,
         "mean_batch_size": _ratio(sequences, num_steps),
-        "mean_batch_tokens": _ratio(int(prefill_tokens.sum() + decodes.sum()), num_steps),
+        "mean_batch_tokens": _ratio(int(prefill_tokens.sum() + decodes.sum()) + drafted, num_steps),
         "mean_decode_batch_size": _ratio(int(decodes.sum()), int((decodes > 0).sum())),
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+        "draft_acceptance_rate": _ratio(accepted, drafted),
+        "mean_tokens_per_decode": _ratio(int(decodes.sum()) + accepted, int(decodes.sum())),
         "mean_kv_cache_usage": _ratio(time_mean(used), result.num_blocks),
         "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
         "mean_running": time_mean(running),

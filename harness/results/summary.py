@@ -75,6 +75,9 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "Cache hits", hits
     hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
     yield "Preemptions", f"{summary['preemptions']:,} · {hit}" if summary["preemptions"] else "none"
+    if summary.get("drafted_tokens"):
+        tokens = f"{show('mean_tokens_per_decode')} tokens per decode and step"
+        yield "Speculation", f"{percent(summary['draft_acceptance_rate'])} of drafted tokens accepted · {tokens}"
     batch = f"{show('mean_batch_size')} sequences and {show('mean_batch_tokens')} tokens"
     yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
 

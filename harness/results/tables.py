@@ -16,6 +16,7 @@ and of the steps table:
     step, start_time, duration               s
     num_prefill_seqs, num_decode_seqs, num_prefill_tokens
     num_context_tokens                       sum of the contexts of the decodes
+    num_drafted_tokens, num_accepted_tokens  speculative drafts that decodes verified, and those of them accepted
     num_running, num_waiting, num_used_blocks, num_preempted
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
@@ -44,7 +45,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Every gap between consecutive tokens of the same request, pooled over all requests of a run.
+    """Every gap between consecutive tokens of the same request, pooled over all requests of a run. Tokens that come
+    with one step, as accepted drafts do, count as one, as `vllm bench serve` counts the chunks of a stream.
 
     values: float64[n], seconds, in any order. weights: int64[n], how many gaps have that value.
     """

@@ -1,6 +1,7 @@
 """Records a run in flat integer buffers while it goes on, and turns them into the result tables.
 
-Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row.
+Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row, and
+with speculation one row of drafts per decode step.
 A million steps take about 100 MB and no Python objects. Any engine that reports plans can be recorded.
 """
 
@@ -63,6 +64,8 @@ class Recorder:
         self._growth = array("q")
         self._requests = array("q")
         self._single_gaps = array("q")
+        self._drafts = array("q")
+        self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
         self._times = array("q")
@@ -95,6 +98,8 @@ class Recorder:
                 cached += sequence.num_cached_tokens
         for chunk in plan.prefills:
             prefill_tokens += chunk.num_tokens
+        if plan.work.tokens_per_decode > 1:
+            self._contexts = plan.work.contexts(plan.num_steps)
         self._plans.frombytes(
             _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
@@ -108,6 +113,10 @@ class Recorder:
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
             self._single_gaps.extend(outcome.resumed_gaps)
+        if outcome.drafts is not None and self._contexts is not None:
+            end = len(self._durations)
+            steps = np.arange(end - len(self._contexts), end)
+            self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
         for request in outcome.finished:
             self._add_request(request, 0)
         self.num_done += len(outcome.finished)
@@ -168,6 +177,9 @@ class Recorder:
         del self._growth[len(self._growth) // 3 * 3 :]
         while self._growth and self._growth[-3] >= num_plans:
             del self._growth[-3:]
+        del self._drafts[len(self._drafts) // 4 * 4 :]
+        while self._drafts and self._drafts[-4] >= len(self._durations):
+            del self._drafts[-4:]
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
         recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
@@ -211,6 +223,10 @@ class Recorder:
         for column in _PLAN_COLUMNS[2:-1]:
             steps[column] = plans[column].to_numpy()[plan]
         steps["num_context_tokens"] += ahead * steps["num_decode_seqs"]
+        drafts = _matrix(self._drafts, 4)
+        steps.loc[drafts[:, 0], "num_context_tokens"] = drafts[:, 1]
+        for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
+            steps[column] = np.bincount(drafts[:, 0], drafts[:, i], len(steps)).astype(np.int64)
         steps["num_used_blocks"] += grown - grown[first][plan]
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
@@ -221,7 +237,10 @@ class Recorder:
         return steps
 
     def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:
-        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others."""
+        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others.
+
+        Tokens that a step brings together have no gap between them.
+        """
         plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
         decoding = plans[plans["num_decode_seqs"] > 0]
         first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
