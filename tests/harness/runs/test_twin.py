@@ -12,16 +12,22 @@ import simpy
 
 torch = pytest.importorskip("torch")
 
+from numpy.typing import NDArray  # noqa: E402
+
+from engine.core.decodes.interface import Decodes  # noqa: E402
+from engine.core.decodes.ragged import RaggedDecodes  # noqa: E402
+from engine.core.decodes.uniform import UniformDecodes  # noqa: E402
 from engine.core.hashing import extend_hashes  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
-from engine.core.sequence import Request  # noqa: E402
+from engine.core.sequence import Request, Sequence  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.speculation import NgramOptions  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
 from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
 from harness.workload.arrivals import OpenLoop  # noqa: E402
@@ -51,6 +57,7 @@ class LoggingRecorder(Recorder):
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
+        self.num_tokens: dict[int, list[int]] = {}  # how many each request knows after each of its steps
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         super().on_issued(issued, now_ns)
@@ -61,6 +68,9 @@ class LoggingRecorder(Recorder):
     def on_report(self, report: StepReport) -> None:
         super().on_report(report)
         self.durations.append(report.end_ns - report.start_ns)
+        for new in report.outputs:
+            known = self.num_tokens.setdefault(new.sequence.request_id, [new.sequence.request.num_prompt_tokens])
+            known.append(known[-1] + len(new.token_ids))
         self.requests |= {request.request_id: request for request in report.outcome.finished}
 
 
@@ -89,9 +99,11 @@ def make_trace() -> Trace:
     return Trace("t", trace_table(columns), "made", 8)
 
 
-def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int) -> LoggingRecorder:
+def run_real(
+    trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int, speculation: NgramOptions | None = None
+) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
-                          load_format="random", **LIMITS, **asdict(options))  # fmt: skip
+                          load_format="random", speculation=speculation, **LIMITS, **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder()
@@ -105,10 +117,23 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead
     return recorder
 
 
-def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int) -> Recorder:
-    """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
+def run_twin(
+    real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int, num_drafts: int | None = None
+) -> Recorder:
+    """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans, and
+    drafts that are accepted as they were there."""
     env = simpy.Environment(initial_time=0)
-    scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
+
+    def gained(sequence: Sequence) -> NDArray[np.int64]:
+        known = np.array(real.num_tokens[sequence.request_id])
+        return known[known >= sequence.num_tokens] - sequence.num_tokens
+
+    def make_decodes(block_size: int) -> Decodes:
+        return UniformDecodes(block_size) if num_drafts is None else RaggedDecodes(block_size, num_drafts, gained)
+
+    scheduler = make_scheduler(
+        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, make_decodes=make_decodes, **LIMITS
+    )
 
     def make(order: int, arrival_ns: int) -> Request:
         row = real.issued[order][1]
@@ -149,3 +174,20 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     assert measured.steps["num_cached_tokens"].sum() > 0
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
     assert measured.requests["replay_lag"].between(0, 1).all()
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("mixed", 40), ("prefill_first", 400), ("vllm", 40)])
+def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int) -> None:
+    """The simulation is told what each step accepts, the engine learns it when the step has run: they plan alike."""
+    torch.set_num_threads(1)
+    trace = make_trace()
+    real = run_real(trace, OPTIONS[name], num_blocks, 1, NgramOptions(3, 1, 3))
+    twin = run_twin(real, OPTIONS[name], num_blocks, 1, 3).tables(trace, [])
+    measured = real.tables(trace, [])
+    columns = [*DECISIONS, "num_accepted_tokens"]
+    pd.testing.assert_frame_equal(measured.steps[columns], twin.steps[columns], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
+    assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
+    assert measured.steps["num_accepted_tokens"].sum() > 50
