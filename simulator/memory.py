@@ -35,7 +35,8 @@ class KVPool:
     """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
 
     `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
-    window, of which `block_bytes` then has no share.
+    window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes` include
+    those of a model that drafts tokens.
     """
 
     num_blocks: int
@@ -46,12 +47,14 @@ class KVPool:
     activation_bytes: int = 0
     outside_bytes: int = 0
     window_bytes: int = 0
+    has_drafter: bool = False
 
     def describe(self) -> str:
         """One line for the log: the number of blocks and the formula it comes from."""
         line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
         layers = "layers without window" if self.window_bytes else "layers"
         each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·head_dim·bytes"
+        each += ", of model and drafter" if self.has_drafter else ""
         if not self.usable_bytes:
             return f"{line}, as configured; {each}"
         windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
@@ -194,7 +197,8 @@ def size_kv_pool(
             f"block of {block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
             "a smaller model or a smaller block_size"
         )
-    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations, outside, window_bytes)
+    parts = usable, weights, activations, outside, window_bytes
+    return KVPool(num_blocks, block_size, block_bytes, *parts, has_drafter=drafter is not None)
 
 
 def _widest(model: ModelShape, tensor_parallel_size: int) -> int:

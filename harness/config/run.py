@@ -104,6 +104,11 @@ class RunConfig(ConfigModel):
                 f"max_num_seqs={self.max_num_seqs}, so that every sequence's token and its "
                 f"speculation.num_speculative_tokens={per_decode - 1} drafts fit into a step"
             )
+        if self.scheduler.async_scheduling:
+            raise ValueError(
+                f"scheduler.async_scheduling=true: must be false with speculation={speculation.kind}, which brings a "
+                "number of tokens that is known only when a step has run"
+            )
         if self.engine.kind == "sim":
             if self.engine.max_lookahead_steps > 1:
                 raise ValueError(

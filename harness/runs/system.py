@@ -287,7 +287,7 @@ def _kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, d
         block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
         if drafter is not None:
             block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(config.num_blocks, config.block_size, block_bytes)
+        return KVPool(config.num_blocks, config.block_size, block_bytes, has_drafter=drafter is not None)
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     try:
         pool = size_kv_pool(

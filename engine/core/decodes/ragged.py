@@ -212,7 +212,7 @@ class RaggedDecodes:
     def _plan_fills(self, contexts: NDArray[np.int64]) -> list[int]:
         """Clock values at which a sequence fills a block, that before it joins included."""
         num_full = np.concatenate([[contexts[0] - 2, contexts[0] - 1], contexts]) // self._block_size
-        return (self.clock.step - 1 + np.flatnonzero(np.diff(num_full))).tolist()  # type: ignore[no-any-return]
+        return (self.clock.step - 1 + np.flatnonzero(np.diff(num_full))).tolist()
 
     def _plan_growth(self, sequence: Sequence, room: NDArray[np.int64]) -> dict[int, int]:
         """Clock values at which the sequence needs more blocks, and how many; `room` in tokens, before each step."""

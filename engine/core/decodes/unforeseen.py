@@ -53,7 +53,7 @@ class UnforeseenDecodes:
     def remove(self, sequence: Sequence) -> None:
         del self.sequences[sequence], self._clocks[sequence]
         for some in (self.fresh, self.findable, self._due, self._filled):
-            some.pop(sequence, None)  # type: ignore[attr-defined]
+            some.pop(sequence, None)
         self._count(sequence.num_tokens, sign=-1)
 
     def next_event(self) -> int:
