@@ -35,8 +35,8 @@ class KVPool:
     """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
 
     `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
-    window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes` include
-    those of a model that drafts tokens.
+    window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes`
+    include those of a model that drafts tokens.
     """
 
     num_blocks: int

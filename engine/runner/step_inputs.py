@@ -14,7 +14,8 @@ import numpy as np
 
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
-from engine.runner.chunk_inputs import Chunk, PrefillInputs, make_chunk_inputs, padded
+from engine.runner.arrays import columns, padded
+from engine.runner.chunk_inputs import Chunk, PrefillInputs, make_chunk_inputs
 from engine.runner.sampling_inputs import (
     AdjustedSequence,
     Adjustments,
@@ -25,6 +26,7 @@ from engine.runner.sampling_inputs import (
     make_adjustments,
     needs_adjusting,
 )
+from engine.runner.transfer_inputs import TransferInputs, transfer_inputs
 from engine.sampling_params import SamplingParams
 
 _SEED_BITS = 2**63 - 1
@@ -64,7 +66,7 @@ class StepInputs:
     """Everything that a rank needs to execute a plan.
 
     Attributes:
-        copies: int64[2, c], the source and the target block of each copy.
+        transfers: copies of blocks, made before the first step or beside the steps.
         rows: changes of the decode rows, applied before the first step.
         prefill: the prompt chunks, and all decodes if any of them has drafts; None in a plan without any.
         num_decodes: number of decode rows.
@@ -75,7 +77,7 @@ class StepInputs:
         adjustments: what the rows of adjusted sequences need; None in a plan without any.
     """
 
-    copies: Array
+    transfers: TransferInputs
     rows: RowChanges
     prefill: PrefillInputs | None
     num_decodes: int
@@ -109,8 +111,11 @@ class StepBuilder:
         self.sequences: list[Sequence] = []
         self.drafted: list[tuple[Sequence, list[int]]] = []
 
-    def build(self, plan: StepPlan, drafts: Drafts = NO_DRAFTS) -> StepInputs:
-        """Inputs of the next plan; `build` must be called in the order in which the plans are executed."""
+    def build(self, plan: StepPlan, number: int = 0, awaited: int = 0, drafts: Drafts = NO_DRAFTS) -> StepInputs:
+        """Inputs of the next plan; `build` must be called in the order in which the plans are executed.
+
+        `number` and `awaited` are those of `TransferInputs`.
+        """
         self.drafted = [(sequence, drafts.get(sequence, [])) for sequence in plan.decodes] if drafts else []
         rows = self._drop_all_rows() if drafts else self._change_rows(plan)
         num_rows = 0 if drafts else plan.num_decodes
@@ -119,7 +124,7 @@ class StepBuilder:
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
         return StepInputs(
-            copies=_columns([(copy.source, copy.target) for copy in plan.transfers], 2),
+            transfers=transfer_inputs(plan, number, awaited),
             rows=rows,
             prefill=make_chunk_inputs(chunks, self._block_size) if chunks else None,
             num_decodes=num_rows,
@@ -199,7 +204,7 @@ class StepBuilder:
         self._row_of.clear()
         self._num_blocks.clear()
         self.sequences = []
-        return self._joining([], _columns([], 2), 0, _columns([], 3))
+        return self._joining([], columns([], 2), 0, columns([], 3))
 
     def _change_rows(self, plan: StepPlan) -> RowChanges:
         moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused])
@@ -238,7 +243,7 @@ class StepBuilder:
             if moved is not sequence:
                 origin[row] = source
                 self.sequences[row], self._num_blocks[row], self._row_of[moved] = moved, blocks, row
-        return _columns([(source, target) for target, source in origin.items()], 2)
+        return columns([(source, target) for target, source in origin.items()], 2)
 
     def _set_lengths(self, moves: Ints, num_kept: int, joined: Ints) -> None:
         self._lengths[moves[1]] = self._lengths[moves[0]]
@@ -256,7 +261,7 @@ class StepBuilder:
                     row = self._row_of[sequence]
                     entries.append((row, self._num_blocks[row], block))
                     self._num_blocks[row] += 1
-        return _columns(entries, 3)
+        return columns(entries, 3)
 
     def _chunks(self, prefills: list[PrefillChunk]) -> abc.Iterator[Chunk]:
         """Prompt chunks, with the samples of each completed prompt."""
@@ -274,8 +279,3 @@ class StepBuilder:
             sampled = list(range(len(tokens)))
             samples = [self._requests[sequence]] * len(tokens)
             yield Chunk(sequence.block_table, sequence.num_tokens - 1, tokens, sampled, samples)
-
-
-def _columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:
-    """Tuples of `width` numbers as the columns of an int64 array."""
-    return np.ascontiguousarray(np.asarray(entries, np.int64).reshape(-1, width).T)

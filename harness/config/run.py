@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
-from harness.config.speculation import NoSpeculation, SpeculationConfig
+from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
     CostConfig,
     DeviceConfig,
@@ -16,6 +16,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
@@ -38,6 +39,7 @@ class RunConfig(ConfigModel):
     cost: CostConfig
     metrics: MetricsConfig
     speculation: SpeculationConfig = NoSpeculation()
+    tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -93,51 +95,30 @@ class RunConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _check_speculation(self) -> Self:
-        speculation = self.speculation
-        if speculation.kind == "none":
-            return self
-        per_decode = 1 + speculation.num_speculative_tokens
-        if self.max_num_batched_tokens < per_decode * self.max_num_seqs:
+    def _check_preemption(self) -> Self:
+        mode = self.scheduler.preemption
+        if mode in ("swap", "auto") and not self.tiers.host.gib:
             raise ValueError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens}: must be >= {per_decode} * "
-                f"max_num_seqs={self.max_num_seqs}, so that every sequence's token and its "
-                f"speculation.num_speculative_tokens={per_decode - 1} drafts fit into a step"
+                f"scheduler.preemption={mode}: needs host memory to move KV blocks to; use tiers=host or set "
+                "tiers.host.gib > 0"
             )
-        if self.scheduler.async_scheduling:
+        if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
             raise ValueError(
-                f"scheduler.async_scheduling=true: must be false with speculation={speculation.kind}, which brings a "
-                "number of tokens that is known only when a step has run"
-            )
-        if self.engine.kind == "sim":
-            if self.engine.max_lookahead_steps > 1:
-                raise ValueError(
-                    f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
-                    f"speculation={speculation.kind}, since the drafts of a step hang on the tokens of the one before"
-                )
-        elif speculation.kind == "draft_model":
-            raise ValueError(
-                f"speculation=draft_model: engine={self.engine.kind} drafts by prompt lookup only; use "
-                "speculation=ngram or engine=sim"
-            )
-        elif key := speculation.changed_acceptance:
-            raise ValueError(
-                f"speculation.{key}: engine={self.engine.kind} verifies its drafts, so it reads no acceptance; use "
-                "engine=sim"
+                f"scheduler.recompute_token_us=null: scheduler.preemption=auto needs it with engine={self.engine.kind}"
+                ", which has no cost model to take the time of a token from"
             )
         return self
 
     @model_validator(mode="after")
-    def _check_drafter(self) -> Self:
-        drafter, size = getattr(self.speculation, "drafter", None), self.tensor_parallel_size
-        if drafter is None:
-            return self
-        for name in ("num_attention_heads", "num_kv_heads"):
-            heads = getattr(drafter, name)
-            if heads % size and (name == "num_attention_heads" or size % heads):
-                raise ValueError(
-                    f"speculation.drafter.{name}={heads}: does not share out among tensor_parallel_size={size} ranks"
-                )
+    def _check_speculation(self) -> Self:
+        check_fits(
+            self.speculation,
+            self.engine,
+            self.scheduler,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
         return self
 
     @model_validator(mode="after")

@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from engine.speculation import NgramOptions
 from harness.config.base import ConfigModel, Text, check_ranges, within
-from harness.config.system import ModelConfig
+from harness.config.system import EngineConfig, ModelConfig, SchedulerConfig
 from simulator.speculation import check_rates
 
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -94,3 +94,55 @@ def _check_acceptance(config: AcceptanceConfig, num_drafts: int) -> None:
     if (rates or config.acceptance_lengths) and config.changed_acceptance == "acceptance_rate":
         name = "acceptance_rates" if rates else "acceptance_lengths"
         raise ValueError(f"acceptance_rate={config.acceptance_rate:g}: give this or {name}")
+
+
+def check_fits(
+    config: SpeculationConfig,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    tensor_parallel_size: int,
+) -> None:
+    """Raise ValueError where drafts go with no such engine, scheduler or limits."""
+    if config.kind == "none":
+        return
+    per_decode = 1 + config.num_speculative_tokens
+    if max_num_batched_tokens < per_decode * max_num_seqs:
+        raise ValueError(
+            f"max_num_batched_tokens={max_num_batched_tokens}: must be >= {per_decode} * max_num_seqs={max_num_seqs}, "
+            f"so that the tokens of all sequences and their speculation.num_speculative_tokens={per_decode - 1} drafts "
+            "fit into a step"
+        )
+    if scheduler.async_scheduling:
+        raise ValueError(
+            f"scheduler.async_scheduling=true: must be false with speculation={config.kind}, which brings a number of "
+            "tokens that is known only when a step has run"
+        )
+    if engine.kind == "sim":
+        if engine.max_lookahead_steps > 1:
+            raise ValueError(
+                f"engine.max_lookahead_steps={engine.max_lookahead_steps}: must be 1 with speculation={config.kind}, "
+                "since the drafts of a step depend on the tokens of the one before"
+            )
+    elif config.kind == "draft_model":
+        raise ValueError(
+            f"speculation=draft_model: engine={engine.kind} drafts by prompt lookup only; use speculation=ngram or "
+            "engine=sim"
+        )
+    elif key := config.changed_acceptance:
+        raise ValueError(
+            f"speculation.{key}: engine={engine.kind} verifies its drafts, so it reads no acceptance; use engine=sim"
+        )
+    if config.kind == "draft_model" and config.drafter is not None:
+        _check_shares(config.drafter, tensor_parallel_size)
+
+
+def _check_shares(drafter: ModelConfig, size: int) -> None:
+    heads, kv_heads = drafter.num_attention_heads, drafter.num_kv_heads
+    if heads % size or (kv_heads % size and size % kv_heads):
+        raise ValueError(
+            f"speculation.drafter: its {heads} attention heads and {kv_heads} KV heads do not share out among "
+            f"tensor_parallel_size={size} ranks"
+        )

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.scheduler_options import SchedulerOptions
-from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine
+from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine, TiersConfig
 from harness.config.system import AUTO
 from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
+from harness.runs.pool import kv_pool
 from harness.runs.speculation import accepted_from, resolve_speculation
 from simulator.costs import linear, profiled
 from simulator.costs.constants import Constant, profiled_constants
@@ -23,11 +24,11 @@ from simulator.costs.drafting import DraftingCost
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
-from simulator.memory import DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.memory import KVPool
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
-from simulator.quantities import MAX_BLOCKS, RANGES
+from simulator.quantities import RANGES
 from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError
 from simulator.speculation import Speculation
 
@@ -42,6 +43,7 @@ class System:
         block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
         scheduler: its options.
         pool: the KV blocks of one rank.
+        tiers: the memories behind the device's.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
         speculation: what is drafted and accepted, None without speculation.
@@ -61,6 +63,7 @@ class System:
     max_model_len: int
     scheduler: SchedulerOptions
     pool: KVPool
+    tiers: TiersConfig
     engine: SimEngine
     cost: CostConfig
     speculation: Speculation | None = None
@@ -192,7 +195,8 @@ def resolve(config: RunConfig) -> System:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len or config.model.max_position_embeddings,
         scheduler=config.scheduler,
-        pool=_kv_pool(config, model, drafter, device),
+        pool=kv_pool(config, model, drafter, device),
+        tiers=config.tiers,
         engine=config.engine,
         cost=config.cost,
         speculation=resolve_speculation(config.speculation, config.seed),
@@ -279,38 +283,3 @@ def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: str) -> 
 def device_rates(device: DeviceConfig) -> Device:
     """A device of the configuration as the simulator sees it."""
     return Device(**device.model_dump())
-
-
-def _kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, device: Device) -> KVPool:
-    """The KV pool of one rank: as configured, or what the device's memory leaves."""
-    if config.num_blocks is not None:
-        block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
-        if drafter is not None:
-            block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(config.num_blocks, config.block_size, block_bytes, has_drafter=drafter is not None)
-    assert isinstance(config.engine, SimEngine), "the other engines are measured"
-    try:
-        pool = size_kv_pool(
-            model,
-            device,
-            block_size=config.block_size,
-            tensor_parallel_size=config.tensor_parallel_size,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            memory_account=config.engine.memory_account,
-            drafter=drafter,
-        )
-    except DeviceTooSmallError as error:
-        raise ConfigError(f"device={config.device.name}: {error}") from error
-    if pool.num_blocks > MAX_BLOCKS:
-        raise ConfigError(
-            f"block_size={config.block_size}: device={config.device.name} has memory for {pool.num_blocks} KV blocks, "
-            f"at most {MAX_BLOCKS} are simulated; give num_blocks or a larger block_size"
-        )
-    if pool.num_blocks <= config.scheduler.reserved_blocks:
-        raise ConfigError(
-            f"scheduler.reserved_blocks={config.scheduler.reserved_blocks}: must be < {pool.num_blocks}, the KV blocks "
-            f"for which device={config.device.name} has memory"
-        )
-    return pool

@@ -64,7 +64,7 @@ class TokenLog:
 # -- random workloads -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases(), st.booleans())
 def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool) -> None:
     price = cost() if by_profile else ROOFLINE
@@ -72,7 +72,7 @@ def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool)
     assert_same(stepped, compressed)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(), st.booleans())
 def test_a_lone_environment_and_that_of_simpy_run_the_same(case: Case, compress: bool) -> None:
     environments: list[Any] = [LoneEnvironment(), simpy.Environment(initial_time=0)]
@@ -81,7 +81,7 @@ def test_a_lone_environment_and_that_of_simpy_run_the_same(case: Case, compress:
     assert environments[0].now == environments[1].now
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(max_lookahead_steps=1))
 def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     log = TokenLog()
