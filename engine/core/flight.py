@@ -30,11 +30,10 @@ class Flight:
         started: sequences to which the last chunk of a prompt gave a token.
         ended: sequences that got their last token with it.
         victims: decoding sequences that got a token with it and were preempted before it was committed.
-        verified: what an executor says of the drafts; None where a step brings one token, or acceptances are drawn.
         drafts: what became of the drafts.
     """
 
-    __slots__ = ("plan", "is_advanced", "started", "ended", "victims", "verified", "drafts")
+    __slots__ = ("plan", "is_advanced", "started", "ended", "victims", "drafts")
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
@@ -42,5 +41,4 @@ class Flight:
         self.started: abc.Sequence[Sequence] = ()
         self.ended: list[Sequence] = []
         self.victims: abc.Sequence[Sequence] = ()
-        self.verified: Verified | None = None
         self.drafts: Drafts | None = None

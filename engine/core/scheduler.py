@@ -92,9 +92,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        if self.num_lanes == 1:
-            return len(self._lanes[0].sequences)
-        return sum(len(lane.sequences) for lane in self._lanes)
+        lanes = self._lanes
+        return len(lanes[0].sequences) if self.num_lanes == 1 else sum(len(lane.sequences) for lane in lanes)
 
     @property
     def num_waiting(self) -> int:
@@ -212,25 +211,22 @@ class Scheduler:
         flight.plan = extended(plan, num_steps, growth)
         return flight.plan
 
-    def advance(self, plan: StepPlan, verified: Verified | None = None) -> None:
+    def advance(self, plan: StepPlan, drafts: Verified | None = None) -> None:
         """Count the tokens of an executed plan before its commit, so that the forks it makes exist by then."""
-        flight = self._lanes[plan.lane].flights[-1]
-        flight.verified = verified
-        self._progress[plan.lane].advance(flight)
+        self._progress[plan.lane].advance(self._lanes[plan.lane].flights[-1], drafts=drafts)
 
     def commit(
-        self, plan: StepPlan, now: int, stopped: Stopped = NOBODY, verified: Verified | None = None
+        self, plan: StepPlan, now: int, stopped: Stopped = NOBODY, drafts: Verified | None = None
     ) -> StepOutcome:
         """Account for an executed plan that ended at `now`; the plans of a lane in the order they were made.
 
         Args:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
-            verified: what became of drafts, where the decodes do not know it.
+            drafts: what became of them, where the decodes do not know it.
         """
         flight = self._lanes[plan.lane].flights.popleft()
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
-        flight.verified = verified
-        resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped)
+        resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped, drafts)
         finished: list[Request] = []
         for sequence in flight.ended:
             request = sequence.request
