@@ -85,7 +85,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     rank = queue_key(workload, scheduler, head)
     after = [s for s in lane.candidates() if queue_key(workload, scheduler, s) > rank]
     num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
-    if not after or num_tokens >= workload.max_num_batched_tokens or not workload.options.enable_chunked_prefill:
+    is_full = num_tokens >= workload.max_num_batched_tokens
+    if not after or is_full or not workload.options.enable_chunked_prefill or workload.options.max_padding is not None:
         return
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
     num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - 1 for s in after)

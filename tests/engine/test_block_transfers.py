@@ -46,7 +46,8 @@ def test_every_block_arrives_whatever_the_order_of_the_transfers(dtype: str) -> 
     transfers = BlockTransfers(cache, NUM_BLOCKS[HOST], Inline())
     content = {(DEVICE, i): cache[:, :, i].clone() for i in range(NUM_BLOCKS[DEVICE])}
     for _ in range(30):
-        moves, used = [], set()
+        moves: list[tuple[str, int, str, int]] = []
+        used: set[tuple[str, int]] = set()
         for _ in range(rng.randint(0, 6)):
             source, target = (
                 rng.choice(list(content)),
