@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.kept_blocks import num_shared_tokens
+from engine.core.kv.lower_tiers import can_swap_out
 from engine.core.sequence import Sequence
 
 VictimRule = Callable[[Iterable[Sequence], Sequence | None, BlockPool], Sequence]
@@ -85,7 +86,7 @@ class Preemption(NamedTuple):
         """What `victim` keeps if it gives way now."""
         if self.mode == "partial":
             return "prefix"
-        if self.mode == "recompute" or not blocks.can_swap_out(victim):
+        if self.mode == "recompute" or not can_swap_out(blocks, victim):
             return "nothing"
         return "host_copy" if self.mode == "swap" or self._swaps_faster(victim, blocks) else "nothing"
 

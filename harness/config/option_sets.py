@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from engine.core.policies import POLICIES
 from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
-from harness.config.tiers import HostTierConfig
+from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
 from harness.config.workload import FileTrace, ShareGptTrace
 
 _GROUP = "schema"
@@ -31,7 +31,9 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "scheduler": ("scheduler", SchedulerConfig),
     "ngram": ("speculation=ngram", NgramSpeculation),
     "draft_model": ("speculation=draft_model", DraftModelSpeculation),
+    "offload": ("tiers", OffloadConfig),
     "host_tier": ("tiers.host", HostTierConfig),
+    "disk_tier": ("tiers.disk", DiskTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),

@@ -8,6 +8,8 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     first_scheduled_time, first_token_time, finish_time
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
+    num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk
+    parked_time                              s that it was admitted and waited for KV from another memory, in sum
     num_recomputed_tokens, num_preemptions
     num_swaps, num_partial_preemptions       preemptions that moved its KV to the host, or left it some blocks
     ttft, tpot, e2el, queue_time             s
@@ -20,7 +22,8 @@ and of the steps table:
     num_drafted_tokens, num_accepted_tokens  speculative drafts that decodes verified, and those of them accepted
     num_running, num_waiting, num_used_blocks, num_preempted
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
-    num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and back
+    num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and to the device
+    num_blocks_to_disk, num_blocks_from_disk    KV blocks copied from the host to the disk, and from there to the device
     transfer_time                            s that the step waited for such copies; part of its duration
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
 """

@@ -17,11 +17,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.results.tables import Gaps
 from harness.runs.latencies import NS, UNSET, seconds, with_latencies
+from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
@@ -36,8 +37,8 @@ _PLAN_COLUMNS = (
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
+    "num_host_cached_tokens", "num_disk_cached_tokens",
 )  # fmt: skip
-_TRANSFER_COLUMNS = ("plan", "num_blocks_out", "num_blocks_in", "wait_ns")
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
 _TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
@@ -57,13 +58,13 @@ class Recorder:
     """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is."""
 
     def __init__(self) -> None:
-        self.now_ns = 0
+        self._last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)  # its start and what it took
         self.num_done = 0
         self._num_plans = 0
         self._plans = array("q")
         self._durations = array("q")
         self._growth = array("q")
-        self._transfers = array("q")
+        self._transfers = TransferLog()
         self._requests = array("q")
         self._single_gaps = array("q")
         self._drafts = array("q")
@@ -71,6 +72,11 @@ class Recorder:
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
         self._times = array("q")
+
+    @property
+    def now_ns(self) -> int:
+        start, durations = self._last_step
+        return start + (durations if isinstance(durations, int) else int(durations.sum()))
 
     # -- while the run goes on ------------------------------------------------------------------------------------
 
@@ -92,6 +98,8 @@ class Recorder:
         first_end = start_ns + first
         for sequence in plan.fresh_decodes:
             self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
+        if plan.parked or self._transfers.parked:
+            self._transfers.note_parked(plan, start_ns)
         admitted, prefill_tokens = 0, 0
         cached = 0
         for sequence in plan.admitted:
@@ -110,13 +118,11 @@ class Recorder:
             )
         )  # fmt: skip
         self._num_plans += 1
-        self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
+        self._last_step = start_ns, durations_ns
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
-        num_out = sum(each.source_tier == DEVICE != each.target_tier for each in plan.transfers)
-        num_in = sum(each.source_tier != DEVICE == each.target_tier for each in plan.transfers)
-        if num_out or num_in:
-            self._transfers.extend((self._num_plans, num_out, num_in, wait_ns))
+        """The plan that is recorded next waits so long for its transfers."""
+        self._transfers.add(self._num_plans, plan, wait_ns)
 
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
@@ -161,6 +167,8 @@ class Recorder:
                 counts[0],
                 request.sequences[0].num_cached_tokens,
                 *counts[1:],
+                request.sequences[0].cached_by_tier.get(HOST, 0),
+                request.sequences[0].cached_by_tier.get(DISK, 0),
             )
         )
 
@@ -186,10 +194,7 @@ class Recorder:
         del self._growth[len(self._growth) // 3 * 3 :]
         while self._growth and self._growth[-3] >= num_plans:
             del self._growth[-3:]
-        width = len(_TRANSFER_COLUMNS)
-        del self._transfers[len(self._transfers) // width * width :]
-        while self._transfers and self._transfers[-width] >= num_plans:
-            del self._transfers[-width:]
+        self._transfers.drop_from(num_plans)
         del self._drafts[len(self._drafts) // 4 * 4 :]
         while self._drafts and self._drafts[-4] >= len(self._durations):
             del self._drafts[-4:]
@@ -218,6 +223,7 @@ class Recorder:
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
+        table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS
         return with_latencies(table, recorded)
 
     def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:
@@ -244,10 +250,7 @@ class Recorder:
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
             steps.loc[ahead > 0, column] = 0
-        transfers = _matrix(self._transfers, len(_TRANSFER_COLUMNS))
-        for i, column in enumerate(_TRANSFER_COLUMNS[1:], 1):
-            values = np.zeros(len(durations), dtype=np.int64)
-            values[first[transfers[:, 0]]] = transfers[:, i]
+        for column, values in self._transfers.step_columns(first, len(durations)).items():
             steps[column] = values
         steps["transfer_time"] = steps.pop("wait_ns") * NS
         times = _matrix(self._times, len(_TIME_COLUMNS))
