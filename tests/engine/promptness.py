@@ -91,7 +91,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     if not after or is_full or not workload.options.enable_chunked_prefill or workload.options.max_padding is not None:
         return
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
-    num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - 1 for s in after)
+    num_due = scheduler.blocks.blocks_for(workload.tokens_per_decode)  # at most, of each of them
+    num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - num_due for s in after)
     needed = scheduler.blocks.blocks_for(head.num_tokens) + reserve_of(workload)
     assert num_seats > workload.max_num_seqs or needed > num_blocks, "a less urgent one keeps its place"
 
