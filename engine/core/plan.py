@@ -85,6 +85,9 @@ class StepPlan(NamedTuple):
         num_steps: how many of them this plan covers; 1 until `Scheduler.extend`.
         num_running, num_waiting: sequences after scheduling.
         num_used_blocks: blocks referenced in the first step.
+        num_kv_tokens: slots of these blocks that hold a token's KV when the first step has run.
+        num_reserved_slots: slots of these blocks that are kept for tokens to come: as `SlotCounts` has it.
+        num_external_slots: slots of free blocks that are of no use: as `SlotCounts` has it.
     """
 
     lane: int
@@ -104,6 +107,9 @@ class StepPlan(NamedTuple):
     num_running: int
     num_waiting: int
     num_used_blocks: int
+    num_kv_tokens: int
+    num_reserved_slots: int
+    num_external_slots: int
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`

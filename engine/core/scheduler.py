@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from engine.core.decodes.interface import Decodes
+from engine.core.decodes.interface import NEVER, Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.horizon import decode_horizon
 from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.contiguous import ContiguousManager
 from engine.core.limits import Limits
 from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended
 from engine.core.plan_making import make_plan
@@ -23,6 +24,7 @@ from engine.core.policy import Policy
 from engine.core.progress import Progress
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
+from engine.core.slots import count_slots
 from engine.core.step_planner import StepPlanner
 from engine.core.waiting_queue import WaitingQueue
 
@@ -60,7 +62,7 @@ class Scheduler:
     ) -> None:
         if not 1 <= num_lanes <= limits.max_num_seqs:
             raise ValueError(f"num_lanes={num_lanes} must be from 1 to max_num_seqs={limits.max_num_seqs}")
-        self.blocks = blocks
+        self.blocks, self._reserves = blocks, isinstance(blocks, ContiguousManager)
         self.plans_ahead = plans_ahead
         self.num_lanes = num_lanes
         self.max_num_seqs = limits.max_num_seqs
@@ -72,7 +74,7 @@ class Scheduler:
         self._limits = limits
         self._planners: list[StepPlanner] = []  # one for each lane, and so on
         for lane in range(num_lanes):
-            decodes = make_decodes(blocks.block_size)
+            decodes = make_decodes(NEVER if self._reserves else blocks.block_size)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             num_seats = (limits.max_num_seqs + lane) // num_lanes
             bounds = replace(limits, max_num_seqs=num_seats)
@@ -120,6 +122,8 @@ class Scheduler:
             raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
         if prompt >= limit:
             raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
+        if self._reserves and request.num_sequences > 1:
+            raise RequestRefusedError("sequences of one prompt share its blocks; contiguous reservations share none")
         most = self._limits.max_num_seqs // self.num_lanes
         if not 1 <= request.num_sequences <= most:
             raise RequestRefusedError(f"{request.num_sequences} sequences: must be from 1 to {most}, which may run")
@@ -192,9 +196,9 @@ class Scheduler:
         horizon = 1
         if not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
-        num_running -= len(running.ending)
-        num_used_blocks = self.blocks.num_used_blocks(running.ending)
-        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), num_used_blocks)
+        is_plain = draft.num_decodes == num_running and not self._reserves
+        slots = None if is_plain else count_slots(self._lanes, draft, self.blocks, self.waiting)
+        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), self.blocks, slots)
         running.flights.append(Flight(plan))
         return plan
 

@@ -9,7 +9,9 @@ from typing import Literal
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.kv.block_manager import BlockManager, Eviction, FullHit
+from engine.core.kv.block_manager import BlockManager, FullHit
+from engine.core.kv.contiguous import Contiguous, ContiguousManager
+from engine.core.kv.eviction import Eviction
 from engine.core.kv.tier import HOST, Tier
 from engine.core.limits import Limits
 from engine.core.policies import POLICIES
@@ -30,8 +32,9 @@ class SchedulerOptions:
             when that is planned, so that decodes may take them before.
         admission: a prompt is admitted when all its blocks are free ("full_prompt"), or with `allocation="chunk"` when
             those of its first chunk are ("first_chunk").
-        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
-            freed first.
+        eviction: which free blocks are taken first: "lru" whichever was freed first, cached or not. The others spare
+            the prefix cache; then "unhashed_first" takes the cached block that was freed first, "fifo" the one that was
+            cached first, "lfu" the one that was hit least often. Of a cached prefix the end goes first.
         victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
             running; "last" the last admitted; "least_urgent" the last come of the least urgent.
         full_hit: what a prompt that is cached as a whole computes: "copy" its last token, in a copy of the block if
@@ -77,6 +80,18 @@ class SchedulerOptions:
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
 
+def conflict_with_reservations(options: SchedulerOptions) -> str | None:
+    """Why these options cannot go with contiguous reservations, starting with an option's name; None if they can."""
+    if options.enable_prefix_caching:
+        return (
+            "enable_prefix_caching=true: contiguous reservations share no blocks, so nothing can be cached for others; "
+            "set it to false"
+        )
+    if options.allocation == "chunk":
+        return "allocation=chunk: a contiguous reservation is made at once, at admission; use allocation=prompt"
+    return None
+
+
 def make_scheduler(
     options: SchedulerOptions,
     *,
@@ -88,27 +103,24 @@ def make_scheduler(
     num_host_blocks: int = 0,
     num_lanes: int = 1,
     make_decodes: Callable[[int], Decodes] = UniformDecodes,
+    contiguous: Contiguous | None = None,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
-    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room.
+    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room. With
+    `contiguous`, blocks are not handed out one by one but as reservations; what is admitted leaves no watermark then,
+    as nobody grows.
 
     Raises:
-        ValueError: a number is out of its range.
+        ValueError: a number is out of its range, or options do not go together.
     """
-    blocks = BlockManager(
-        num_blocks - options.reserved_blocks,
-        block_size,
-        enable_prefix_caching=options.enable_prefix_caching,
-        eviction=options.eviction,
-        full_hit=options.full_hit,
-        host=Tier(HOST, num_host_blocks) if num_host_blocks else None,
-    )
+    blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, max_model_len, contiguous)
+    num_spare = 0 if contiguous else ceil(options.watermark * blocks.num_blocks)
     preemption = Preemption(VICTIM_RULES[options.victim], "host_copy" if num_host_blocks else "nothing")
     limits = Limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        watermark_blocks=ceil(options.watermark * blocks.num_blocks),
+        watermark_blocks=num_spare,
         allocates_chunks=options.allocation == "chunk",
         checks_full_prompt=options.admission == "full_prompt",
         max_chunk_tokens=options.long_prefill_token_threshold,
@@ -124,3 +136,28 @@ def make_scheduler(
         num_lanes=num_lanes,
         make_decodes=make_decodes,
     )
+
+
+def _make_blocks(
+    options: SchedulerOptions,
+    num_blocks: int,
+    block_size: int,
+    num_host_blocks: int,
+    max_model_len: int | None,
+    contiguous: Contiguous | None,
+) -> BlockManager:
+    num_blocks -= options.reserved_blocks
+    if contiguous is None:
+        return BlockManager(
+            num_blocks,
+            block_size,
+            enable_prefix_caching=options.enable_prefix_caching,
+            eviction=options.eviction,
+            full_hit=options.full_hit,
+            host=Tier(HOST, num_host_blocks) if num_host_blocks else None,
+        )
+    if conflict := conflict_with_reservations(options):
+        raise ValueError(conflict)
+    if num_host_blocks:
+        raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
+    return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import abc
 from typing import Literal
 
-from engine.core.kv.block_manager import BlockManager, PrefixMatch
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.prefix_index import PrefixMatch
 from engine.core.limits import Limits
 from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.preemption import Preemption
@@ -188,7 +189,7 @@ class StepPlanner:
             return 0
         checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
         reserve = limits.watermark_blocks if self.running.sequences else 0
-        if blocks.blocks_needed(match, checked) + reserve > blocks.num_free_blocks:
+        if blocks.blocks_needed(sequence, match, checked) + reserve > blocks.num_free_blocks:
             num_matched = len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0

@@ -45,6 +45,10 @@ class WaitingQueue:
         return (entry[-1] for entry in self._heap)
 
     @property
+    def head(self) -> Sequence | None:
+        return self._heap[0][-1] if self._heap else None
+
+    @property
     def candidate(self) -> Sequence | None:
         """The head, unless there is none or it is known not to fit."""
         return None if self.head_blocked or not self._heap else self._heap[0][-1]

@@ -13,6 +13,7 @@ from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
+from engine.core.kv.contiguous import Contiguous
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
@@ -66,6 +67,8 @@ class Workload:
     num_host_blocks: int = 0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
+    max_model_len: int | None = None
+    contiguous: Contiguous | None = None  # None: blocks are paged
 
     @property
     def tokens_per_decode(self) -> int:
@@ -80,6 +83,8 @@ class Workload:
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=self.num_host_blocks,
             num_lanes=self.num_lanes,
+            max_model_len=self.max_model_len,
+            contiguous=self.contiguous,
             make_decodes=self._make_decodes,
         )
 
@@ -182,7 +187,7 @@ def random_workload(seed: int) -> Workload:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
-    return Workload(
+    workload = Workload(
         cases,
         options=options,
         block_size=block_size,
@@ -193,3 +198,23 @@ def random_workload(seed: int) -> Workload:
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
+    return with_memory_scheme(workload, random.Random(f"memory {seed}"))
+
+
+def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
+    """A share of the workloads, with another eviction rule or with contiguous reservations."""
+    options = workload.options
+    if rng.random() < 0.2:
+        return replace(workload, options=replace(options, eviction=rng.choice(["fifo", "lfu"])))
+    if rng.random() < 0.2:
+        reserve, fit = rng.choice(["max_model_len", "requested", "pow2", "exact"]), rng.choice(["first", "best"])
+        asked = rng.choice([None, 1, 40]) if reserve == "requested" else None
+        return replace(
+            workload,
+            cases=[replace(case, num_sequences=1) for case in workload.cases],
+            options=replace(options, enable_prefix_caching=False, allocation="prompt", admission="full_prompt"),
+            num_host_blocks=0,
+            max_model_len=rng.choice([None, *[len(case.tokens) + 1 for case in workload.cases]]),
+            contiguous=Contiguous(reserve, fit, asked),
+        )
+    return workload

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engine.core.kv.block_manager import NO_MATCH
+from engine.core.kv.prefix_index import NO_MATCH
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
@@ -56,6 +56,8 @@ def check_seats(workload: Workload, scheduler: Scheduler) -> None:
 
 
 def reserve_of(workload: Workload) -> int:
+    if workload.contiguous is not None:
+        return 0
     usable = workload.num_blocks - workload.options.reserved_blocks
     return math.ceil(workload.options.watermark * usable)
 
@@ -99,4 +101,4 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
             return False
     checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + num_tokens
-    return blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks
+    return blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks

@@ -3,48 +3,29 @@
 from __future__ import annotations
 
 from collections import Counter, abc
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from engine.core.hashing import token_bytes
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
-from engine.core.kv.prefix_index import Content, PrefixIndex
+from engine.core.kv.pool import Pool
+from engine.core.kv.prefix_index import NO_MATCH, Content, PrefixIndex, PrefixMatch
 from engine.core.kv.tier import DEVICE, Tier, Transfer
 from engine.core.sequence import Sequence
 
-
-class PrefixMatch(NamedTuple):
-    """What the prefix cache holds of a waiting sequence.
-
-    Attributes:
-        blocks: the cached leading blocks.
-        num_cached_tokens: tokens that need no computing, at most all known tokens but one.
-        num_revived: how many of `blocks` are free now and leave the free pool when they are used.
-        copy_last: the last of `blocks` is held by another sequence and must be copied before the one token that is
-            left to compute is written into it.
-    """
-
-    blocks: list[int]
-    num_cached_tokens: int
-    num_revived: int
-    copy_last: bool
-
-
-Eviction = Literal["unhashed_first", "lru"]
 FullHit = Literal["copy", "recompute_block"]
-NO_MATCH = PrefixMatch([], 0, 0, False)
 
 
 class BlockManager:
     """A fixed pool of `num_blocks` KV blocks of `block_size` tokens each, and what the prefix cache knows of them.
 
     Args:
-        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
-            freed first.
+        eviction: which free blocks are taken first.
         full_hit: what a prompt that is cached to its last token, of which one token must be computed, does: "copy"
             computes that token, in a copy of its block if another sequence holds it; "recompute_block" computes the
             whole last block.
         host: the tier that swapped-out sequences go to; None where none is.
+        pool: the blocks, where they are not handed out one by one; then `eviction` is not read.
 
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
@@ -59,6 +40,7 @@ class BlockManager:
         eviction: Eviction = "unhashed_first",
         full_hit: FullHit = "copy",
         host: Tier | None = None,
+        pool: Pool | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
@@ -68,7 +50,8 @@ class BlockManager:
         self.host = host
         self._recomputes_last_block = full_hit == "recompute_block"
         self.index = PrefixIndex()
-        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=self.index.remove)
+        self.pool = pool or make_pool(num_blocks, eviction, evict=self.index.remove)
+        self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
         self.take = self.pool.take
         self.settle = self.index.settle
 
@@ -122,11 +105,15 @@ class BlockManager:
         start = sequence.num_registered_blocks
         if num_full <= start:
             return
-        hashes = self._hashes(sequence, num_full)[start:num_full]
+        all_hashes = self._hashes(sequence, num_full)
+        hashes = all_hashes[start:num_full]
         if not hashes:
             return
         end = start + len(hashes)
-        self.index.add(sequence.block_table[start:end], hashes, self._contents(sequence, start, end))
+        blocks = sequence.block_table[start:end]
+        self.index.add(blocks, hashes, self._contents(sequence, start, end))
+        if self._ranked is not None:
+            self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
         sequence.num_registered_blocks = end
 
     def name_content(self, sequence: Sequence, num_tokens: int) -> None:
@@ -161,7 +148,7 @@ class BlockManager:
 
     # -- blocks of a sequence -------------------------------------------------------------------------------------
 
-    def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
+    def blocks_needed(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would use up for a sequence of `num_tokens` tokens."""
         return self.blocks_for(num_tokens) - len(match.blocks) + match.num_revived + match.copy_last
 
@@ -171,6 +158,8 @@ class BlockManager:
             sequence.block_table = self.pool.take(self.blocks_for(num_tokens))
             return []
         self.pool.hold(match.blocks)
+        if self._ranked is not None:
+            self._ranked.note_hits(match.blocks)
         sequence.block_table = match.blocks.copy()
         sequence.num_registered_blocks = len(match.blocks) - match.copy_last
         copies = [self._copy(sequence, len(match.blocks) - 1)] if match.copy_last else []

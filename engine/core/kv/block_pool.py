@@ -18,10 +18,10 @@ are skipped.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import compress, repeat
 
-Evict = Callable[[list[int], list[int]], None]
+from engine.core.kv.pool import Evict
 
 
 class _Segment:
@@ -52,11 +52,13 @@ class BlockPool:
 
     Attributes:
         num_free: blocks that nobody holds, cached or not.
+        num_shares: references to blocks beyond the first to each.
     """
 
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.num_shares = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
         self._free = [] if has_one_queue else list(range(num_blocks - 1, -1, -1))  # unhashed ones, the last first
@@ -108,6 +110,7 @@ class BlockPool:
             segment = segment_of[block]
             if segment is None:
                 shared[block] = shared.get(block, 0) + 1
+                self.num_shares += 1
                 continue
             segment_of[block] = None
             self.num_free -= 1
@@ -144,6 +147,7 @@ class BlockPool:
 
     def drop_shared(self, block: int) -> None:
         """Give up one of at least two references to a block."""
+        self.num_shares -= 1
         if self._shared[block] == 1:
             del self._shared[block]
         else:
@@ -182,7 +186,20 @@ class BlockPool:
         Raises:
             AssertionError: a block is lost, free while it is held, or held with another count.
         """
-        queued = {}
+        queued = self._queued_hashes()
+        free = Counter([*self._free, *queued])
+        assert all(count == 1 for count in free.values()), "a block is free twice"
+        assert len(free) == self.num_free, "the free blocks are miscounted"
+        assert not free.keys() & references.keys(), "a block is free and referenced"
+        assert free.keys() | references.keys() == set(range(self.num_blocks)), "a block is lost"
+        assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
+        assert self.num_shares == sum(self._shared.values()), "shared references are miscounted"
+        assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"
+        return {block: each for block, each in queued.items() if each is not None}
+
+    def _queued_hashes(self) -> dict[int, int | None]:
+        """The blocks in the queue with their hashes; proves that the queue is sound."""
+        queued: dict[int, int | None] = {}
         for segment in self._queue:
             left = segment.blocks
             hashes = segment.hashes[segment.offset :] or repeat(None)
@@ -190,11 +207,4 @@ class BlockPool:
             assert len(valid) == segment.num_blocks > 0, "stale blocks are miscounted"
             queued.update(valid)
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
-        free = Counter([*self._free, *queued])
-        assert all(count == 1 for count in free.values()), "a block is free twice"
-        assert len(free) == self.num_free, "the free blocks are miscounted"
-        assert not free.keys() & references.keys(), "a block is free and referenced"
-        assert free.keys() | references.keys() == set(range(self.num_blocks)), "a block is lost"
-        assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
-        assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"
-        return {block: each for block, each in queued.items() if each is not None}
+        return queued

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import PrefixIndex
 from engine.core.sequence import Sequence
 
 
-def check_blocks(pool: BlockPool, index: PrefixIndex, block_size: int, sequences: list[Sequence]) -> None:
+def check_blocks(pool: Pool, index: PrefixIndex, block_size: int, sequences: list[Sequence]) -> None:
     """Prove the invariants, given all sequences that hold blocks of the device.
 
     Raises:

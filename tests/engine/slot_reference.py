@@ -1,0 +1,55 @@
+"""What the slots of the pool are used for, counted one by one: the reference of `engine.core.slots`."""
+
+from __future__ import annotations
+
+from engine.core.kv.contiguous import ContiguousManager
+from engine.core.plan import StepPlan
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Sequence
+
+
+def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
+    """Prove the counts of a plan that was just made."""
+    blocks = scheduler.blocks
+    size = blocks.block_size
+    computed: dict[Sequence, int] = {}
+    for flight in (flight for lane in scheduler._lanes for flight in lane.flights if not flight.is_advanced):
+        computed |= {chunk.sequence: chunk.num_tokens for chunk in flight.plan.prefills}
+        computed |= dict.fromkeys(flight.plan.decodes, 1) if flight.plan.num_decodes else {}
+    held: set[int] = set()
+    written: set[tuple[int, int]] = set()
+    kept: set[tuple[int, int]] = set()
+    for running in scheduler._lanes:
+        for sequence in running.sequences.keys() - running.ending.keys():
+            slots = [(block, i) for block in sequence.block_table for i in range(size)]
+            num_written = sequence.num_computed_tokens + computed.get(sequence, 0)
+            num_written = max(num_written, sequence.num_registered_blocks * size)
+            held |= {*sequence.block_table}
+            written |= {*slots[:num_written]}
+            kept |= {*slots[num_written : _end_of_reserved(scheduler, sequence)]}
+    assert plan.num_used_blocks == len(held)
+    assert plan.num_kv_tokens == len(written), "slots with tokens are miscounted"
+    assert plan.num_reserved_slots == len(kept), "reserved slots are miscounted"
+    assert plan.num_external_slots == _num_useless(scheduler), "useless slots are miscounted"
+
+
+def _end_of_reserved(scheduler: Scheduler, sequence: Sequence) -> int:
+    """Up to which token the slots of a sequence are kept for tokens to come."""
+    if isinstance(scheduler.blocks, ContiguousManager):
+        return sequence.end_length - 1
+    return 0 if sequence.is_prefilled else sequence.num_tokens
+
+
+def _num_useless(scheduler: Scheduler) -> int:
+    """Slots of all holes, found block by block, where none is large enough for the head of the queue."""
+    blocks, waiting = scheduler.blocks, sorted(scheduler.waiting._heap)
+    if not isinstance(blocks, ContiguousManager) or not waiting:
+        return 0
+    held = {block for lane in scheduler._lanes for sequence in lane.sequences for block in sequence.block_table}
+    largest = run = num_free = 0
+    for block in range(blocks.num_blocks):
+        run = 0 if block in held else run + 1
+        num_free += block not in held
+        largest = max(largest, run)
+    needed = -(-blocks._rule.num_tokens(waiting[0][-1], blocks._longest) // blocks.block_size)
+    return num_free * blocks.block_size if needed > largest else 0
