@@ -7,7 +7,8 @@ from collections import abc
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
-from engine.core.scheduler_options import SchedulerOptions
+from engine.core.kv.contiguous import FORESEEING, Contiguous
+from engine.core.scheduler_options import SchedulerOptions, conflict_with_reservations
 
 Quantized = Literal["none", "fp8", "fp8_block"]
 
@@ -55,6 +56,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             loaded, each rank by the scales of its own part.
         num_blocks: size of the KV pool; None fills the free memory.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
+        contiguous: hand out the KV memory as contiguous reservations; None takes blocks one by one.
         load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
 
     Raises:
@@ -71,6 +73,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
+    contiguous: Contiguous | None = None
     load_format: Literal["auto", "random"] = "auto"
     seed: int = 0
 
@@ -79,6 +82,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         ExecutionOptions.__post_init__(self)
         if self.async_scheduling:
             raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
+        if self.contiguous is not None:
+            self._check_reservations(self.contiguous)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]")
         if self.device not in get_args(_Device):
@@ -92,6 +97,14 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r}: must be an integer >= 1, or None")
+
+    def _check_reservations(self, rule: Contiguous) -> None:
+        if conflict := conflict_with_reservations(self):
+            raise ValueError(conflict)
+        if rule.reserve in FORESEEING:
+            raise ValueError(
+                f"contiguous.reserve={rule.reserve}: the real engine does not know how much a request will generate"
+            )
 
 
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"}  # of vLLM

@@ -33,7 +33,8 @@ class SlotCounts(NamedTuple):
 def count_slots(lanes: list[RunningSet], draft: StepDraft, blocks: BlockManager, waiting: WaitingQueue) -> SlotCounts:
     """What the slots are used for when the step of `draft` has run, and those that other lanes have under way."""
     plans = [lane.flights[-1].plan for lane in lanes if lane.flights and not lane.flights[-1].is_advanced]
-    chunks = {chunk.sequence: chunk.num_tokens for plan in (draft, *plans) for chunk in plan.prefills}
+    prefills = [*draft.prefills, *(chunk for plan in plans for chunk in plan.prefills)]
+    chunks = {chunk.sequence: chunk.num_tokens for chunk in prefills}
     num_tokens = draft.num_decodes + sum(len(plan.decodes) for plan in plans)
     num_reserved = 0
     for lane in lanes:

@@ -4,6 +4,9 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.core.kv.contiguous import FORESEEING
+from engine.core.scheduler_options import conflict_with_reservations
+from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
 from harness.config.system import (
@@ -36,6 +39,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    allocator: AllocatorConfig = PagedAllocator()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -87,6 +91,19 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
                 "scheduler.async_scheduling=true, which plans each step on its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_allocator(self) -> Self:
+        if not isinstance(self.allocator, ContiguousAllocator):
+            return self
+        if conflict := conflict_with_reservations(self.scheduler):
+            raise ValueError(f"scheduler.{conflict}, or allocator=paged")
+        if self.allocator.reserve in FORESEEING and self.engine.kind != "sim":
+            raise ValueError(
+                f"allocator.reserve={self.allocator.reserve}: engine={self.engine.kind} does not know what a request "
+                "will generate; use engine=sim, allocator=contiguous_requested or allocator=contiguous_max"
             )
         return self
 

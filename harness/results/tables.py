@@ -18,6 +18,12 @@ and of the steps table:
     num_context_tokens                       sum of the contexts of the decodes
     num_running, num_waiting, num_used_blocks, num_preempted
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
+    num_kv_tokens                            slots of the used blocks that hold a token; a shared one counts once
+    num_reserved_slots                       slots of the used blocks kept for tokens to come: under paging, of prompt
+                                             tokens not computed yet; of a contiguous reservation, up to its
+                                             sequence's end. The other slots of used blocks are internal waste:
+                                             num_used_blocks * block_size - num_kv_tokens - num_reserved_slots
+    num_external_slots                       slots of free blocks while no hole is large enough for the next request
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
 """
 

@@ -23,7 +23,7 @@ from harness.errors import ConfigError, EngineError
 from harness.results.environment import cpu_model, cpu_with_threads
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
-from harness.runs.system import model_shape
+from harness.runs.system import contiguous_rule, model_shape
 from harness.workload.prompts import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention import BackendUnavailableError
@@ -71,7 +71,7 @@ class RealEngine:
         self.num_blocks = self._executor.num_blocks
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
-        self.recorder = Recorder()
+        self.recorder = Recorder(reserves=setup.engine.contiguous is not None)
         if setup.warm_up:
             with self._failures():
                 self._warm_up(3, setup.temperature)
@@ -177,6 +177,7 @@ def resolve_real(config: RunConfig) -> Setup:
         load_format="auto" if settings.weights else "random",
         tensor_parallel_size=config.tensor_parallel_size,
         seed=config.seed,
+        contiguous=contiguous_rule(config),
         **config.scheduler.model_dump(),
         **{field.name: getattr(settings, field.name) for field in fields(ExecutionOptions)},
     )

@@ -30,7 +30,7 @@ _NS = 1e-9
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
     "num_running", "num_waiting", "num_used_blocks", "num_preempted", "num_first_admitted_tokens",
-    "num_cached_tokens", "num_fresh",
+    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_fresh",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
@@ -52,9 +52,14 @@ class RecordedRun:
 
 
 class Recorder:
-    """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is."""
+    """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is.
 
-    def __init__(self) -> None:
+    Args:
+        reserves: whether blocks are handed out as contiguous reservations, which decodes use up.
+    """
+
+    def __init__(self, *, reserves: bool = False) -> None:
+        self._reserves = reserves
         self.now_ns = 0
         self.num_done = 0
         self._num_plans = 0
@@ -99,7 +104,8 @@ class Recorder:
             _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
                 plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
-                len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
+                len(plan.preempted), admitted, cached, plan.num_kv_tokens, plan.num_reserved_slots,
+                plan.num_external_slots, len(plan.fresh_decodes),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -210,7 +216,11 @@ class Recorder:
         steps["duration"] = durations * _NS
         for column in _PLAN_COLUMNS[2:-1]:
             steps[column] = plans[column].to_numpy()[plan]
-        steps["num_context_tokens"] += ahead * steps["num_decode_seqs"]
+        gained = ahead * steps["num_decode_seqs"]
+        for column in ("num_context_tokens", "num_kv_tokens"):
+            steps[column] += gained
+        if self._reserves:
+            steps["num_reserved_slots"] -= gained
         steps["num_used_blocks"] += grown - grown[first][plan]
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):

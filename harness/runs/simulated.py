@@ -32,7 +32,7 @@ class SimulatedEngine:
     """
 
     def __init__(self, system: System, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
-        self.recorder = Recorder()
+        self.recorder = Recorder(reserves=system.contiguous is not None)
         self.num_blocks = system.pool.num_blocks
         self._system = system
         self._env = LoneEnvironment()
@@ -45,6 +45,7 @@ class SimulatedEngine:
             max_num_seqs=system.max_num_seqs,
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
+            contiguous=system.contiguous,
         )
         make_request = request_factory(
             trace,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +13,7 @@ from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
-from engine.core.kv.contiguous import Contiguous
+from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
@@ -207,7 +207,7 @@ def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
     if rng.random() < 0.2:
         return replace(workload, options=replace(options, eviction=rng.choice(["fifo", "lfu"])))
     if rng.random() < 0.2:
-        reserve, fit = rng.choice(["max_model_len", "requested", "pow2", "exact"]), rng.choice(["first", "best"])
+        reserve, fit = rng.choice(get_args(Reserve)), rng.choice(get_args(Fit))
         asked = rng.choice([None, 1, 40]) if reserve == "requested" else None
         return replace(
             workload,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
@@ -16,20 +18,19 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
     for flight in (flight for lane in scheduler._lanes for flight in lane.flights if not flight.is_advanced):
         computed |= {chunk.sequence: chunk.num_tokens for chunk in flight.plan.prefills}
         computed |= dict.fromkeys(flight.plan.decodes, 1) if flight.plan.num_decodes else {}
-    held: set[int] = set()
-    written: set[tuple[int, int]] = set()
-    kept: set[tuple[int, int]] = set()
+    held, written, kept = (np.zeros((blocks.num_blocks, size), bool) for _ in range(3))
     for running in scheduler._lanes:
         for sequence in running.sequences.keys() - running.ending.keys():
-            slots = [(block, i) for block in sequence.block_table for i in range(size)]
-            num_written = sequence.num_computed_tokens + computed.get(sequence, 0)
-            num_written = max(num_written, sequence.num_registered_blocks * size)
-            held |= {*sequence.block_table}
-            written |= {*slots[:num_written]}
-            kept |= {*slots[num_written : _end_of_reserved(scheduler, sequence)]}
-    assert plan.num_used_blocks == len(held)
-    assert plan.num_kv_tokens == len(written), "slots with tokens are miscounted"
-    assert plan.num_reserved_slots == len(kept), "reserved slots are miscounted"
+            table = np.asarray(sequence.block_table)
+            end = sequence.num_computed_tokens + computed.get(sequence, 0)
+            end = max(end, sequence.num_registered_blocks * size)
+            positions = np.arange(len(table) * size).reshape(-1, size)
+            held[table] = True
+            written[table] |= positions < end
+            kept[table] |= (positions >= end) & (positions < _end_of_reserved(scheduler, sequence))
+    assert plan.num_used_blocks == held.any(axis=1).sum()
+    assert plan.num_kv_tokens == written.sum(), "slots with tokens are miscounted"
+    assert plan.num_reserved_slots == kept.sum(), "reserved slots are miscounted"
     assert plan.num_external_slots == _num_useless(scheduler), "useless slots are miscounted"
 
 
