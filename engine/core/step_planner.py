@@ -191,7 +191,7 @@ class StepPlanner:
         reserve = limits.watermark_blocks if self.running.sequences else 0
         if blocks.blocks_needed(sequence, match, checked) + reserve > blocks.num_free_blocks:
             num_matched = len(match.blocks)
-            self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
+            self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
         return num_tokens
 

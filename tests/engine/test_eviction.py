@@ -103,7 +103,7 @@ def test_rules_differ_in_what_they_keep() -> None:
     """Three prompts are cached, the first is hit once and the second, later, not: each rule gives up another one."""
     kept = {}
     for eviction in ("unhashed_first", "fifo", "lfu"):
-        manager = BlockManager(4, 1, eviction=eviction)  # type: ignore[arg-type]
+        manager = BlockManager(4, 1, eviction=eviction)
         prompts = {name: [10 * i + 1, 10 * i + 2] for i, name in enumerate("ab")}
 
         def serve(hashes: list[int], manager: BlockManager = manager) -> None:

@@ -160,6 +160,9 @@ def tables(requests: list[ToyRequest], steps: list[tuple[float, ...]], num_block
     step_table = pd.DataFrame(steps, columns=STEP_COLUMNS)
     integer_columns = [name for name in STEP_COLUMNS if name not in ("start_time", "duration")]
     step_table = step_table.astype(dict.fromkeys(integer_columns, "int64") | {"start_time": float, "duration": float})
+    step_table["num_kv_tokens"] = step_table["num_used_blocks"] * BLOCK_SIZE * 3 // 4
+    step_table["num_reserved_slots"] = step_table["num_used_blocks"] * BLOCK_SIZE // 5
+    step_table["num_external_slots"] = step_table["num_waiting"] * 7
     gaps = np.concatenate([np.zeros(0), *(np.diff(request.tokens) for request in requests)])
     pooled = Gaps(gaps, np.ones(len(gaps), dtype=np.int64))
     return RunResult(table, step_table, pooled, num_blocks, BLOCK_SIZE, complete, dict(META))

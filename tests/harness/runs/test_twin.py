@@ -13,6 +13,7 @@ import simpy
 torch = pytest.importorskip("torch")
 
 from engine.core.hashing import extend_hashes  # noqa: E402
+from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
 from engine.core.sequence import Request  # noqa: E402
@@ -39,15 +40,16 @@ BLOCK_SIZE = 4
 LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
-    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "start_time", "duration",
+    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "num_kv_tokens",
+    "num_reserved_slots", "num_external_slots", "start_time", "duration",
 ]  # fmt: skip
 
 
 class LoggingRecorder(Recorder):
     """Keeps when each request was issued, how long each plan took, and every token."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, reserves: bool = False) -> None:
+        super().__init__(reserves=reserves)
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
@@ -89,12 +91,14 @@ def make_trace() -> Trace:
     return Trace("t", trace_table(columns), "made", 8)
 
 
-def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int) -> LoggingRecorder:
+def run_real(
+    trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int, contiguous: Contiguous | None = None
+) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
-                          load_format="random", **LIMITS, **asdict(options))  # fmt: skip
+                          load_format="random", contiguous=contiguous, **LIMITS, **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
-    recorder = LoggingRecorder()
+    recorder = LoggingRecorder(reserves=contiguous is not None)
     times = np.arange(len(trace.table)) * 4_000_000
     times[12:] += 250_000_000  # the engine falls idle in between
     prompts = PromptSource(trace, 300, seed=0)
@@ -105,10 +109,17 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead
     return recorder
 
 
-def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, lookahead: int) -> Recorder:
+def run_twin(
+    real: LoggingRecorder,
+    options: SchedulerOptions,
+    num_blocks: int,
+    lookahead: int,
+    contiguous: Contiguous | None = None,
+) -> Recorder:
     """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
     env = simpy.Environment(initial_time=0)
-    scheduler = make_scheduler(options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, **LIMITS)
+    limits = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "max_model_len": 512, **LIMITS}
+    scheduler = make_scheduler(options, contiguous=contiguous, **limits)
 
     def make(order: int, arrival_ns: int) -> Request:
         row = real.issued[order][1]
@@ -118,7 +129,7 @@ def run_twin(real: LoggingRecorder, options: SchedulerOptions, num_blocks: int, 
         extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
         return Request(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
 
-    recorder = Recorder()
+    recorder = Recorder(reserves=contiguous is not None)
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
     router = RoundRobin(arrivals, make)
@@ -131,6 +142,7 @@ OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES
 OPTIONS["vllm"] = SchedulerOptions(
     watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
 )
+OPTIONS |= {eviction: SchedulerOptions(eviction=eviction) for eviction in ("fifo", "lfu")}
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -149,3 +161,17 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     assert measured.steps["num_cached_tokens"].sum() > 0
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
     assert measured.requests["replay_lag"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("rule", [Contiguous(), Contiguous("requested", "best", 60)], ids=lambda rule: rule.reserve)
+@pytest.mark.parametrize("lookahead", [1, 8])
+def test_the_simulator_repeats_the_reservations_of_a_real_run(rule: Contiguous, lookahead: int) -> None:
+    torch.set_num_threads(1)
+    trace, options = make_trace(), SchedulerOptions(enable_prefix_caching=False)
+    real = run_real(trace, options, 130, lookahead, rule)
+    twin = run_twin(real, options, 130, lookahead, rule).tables(trace, [])
+    measured = real.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    assert not measured.steps["num_preempted"].any() and measured.steps["num_external_slots"].any()
