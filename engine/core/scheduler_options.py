@@ -115,12 +115,12 @@ def make_scheduler(
         ValueError: a number is out of its range, or options do not go together.
     """
     blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, max_model_len, contiguous)
-    num_spare = 0 if contiguous else ceil(options.watermark * blocks.num_blocks)
+    watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(VICTIM_RULES[options.victim], "host_copy" if num_host_blocks else "nothing")
     limits = Limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        watermark_blocks=num_spare,
+        watermark_blocks=ceil(watermark * blocks.num_blocks),
         allocates_chunks=options.allocation == "chunk",
         checks_full_prompt=options.admission == "full_prompt",
         max_chunk_tokens=options.long_prefill_token_threshold,

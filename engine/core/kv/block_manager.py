@@ -233,5 +233,7 @@ class BlockManager:
     def check_integrity(self, sequences: abc.Iterable[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
         """Prove the invariants of pool, index and host tier; arguments and errors as those of `check_blocks`."""
         check_blocks(self.pool, self.index, self.block_size, list(sequences))
+        if self._ranked is not None:
+            assert all(parent in self.index for parent in self._ranked.parents()), "a cached block outlives its prefix"
         if self.host is not None:
             self.host.check_integrity([block for s in swapped for block in s.host_blocks or ()])

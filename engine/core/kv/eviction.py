@@ -67,6 +67,10 @@ class RankedPool(BlockPool):
                 held.append(block)
         super().hold(held)
 
+    def parents(self) -> list[int]:
+        """The hashes of the blocks before the free cached ones."""
+        return [parent for block in self._hash if (parent := self._parent[block]) is not None]
+
     def _enqueue(self, blocks: list[int], hashes: list[int], offset: int) -> None:
         for i, block in enumerate(blocks, offset):
             self._hash[block] = hashes[i]
@@ -119,8 +123,7 @@ class RankedPool(BlockPool):
                 self._offer(before)
 
     def _queued_hashes(self) -> dict[int, int | None]:
-        followers = Counter(parent for block in self._hash if (parent := self._parent[block]) is not None)
-        assert followers == self._num_followers, "the blocks that follow others are miscounted"
+        assert Counter(self.parents()) == self._num_followers, "the blocks that follow others are miscounted"
         assert {(h, b) for h, blocks in self._with_hash.items() for b in blocks} == {
             (h, b) for b, h in self._hash.items()
         }, "a free block is not known by its hash"
