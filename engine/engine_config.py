@@ -55,6 +55,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are quantised as they are
             loaded, each rank by the scales of its own part.
         num_blocks: size of the KV pool; None fills the free memory.
+        host_kv_gib: host memory for KV blocks that leave the device, in GiB, of all ranks together; 0 for none.
+        host_gb_per_s: rate of each device's link to the host, which preemption="auto" predicts with, in GB/s.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
         contiguous: hand out the KV memory as contiguous reservations; None takes blocks one by one.
         load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
@@ -68,6 +70,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     quantization: Quantized | None = None
     block_size: int = 16
     num_blocks: int | None = None
+    host_kv_gib: float = 0.0
+    host_gb_per_s: float = 25.0
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -86,6 +90,14 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             self._check_reservations(self.contiguous)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]")
+        if not self.host_kv_gib >= 0:
+            raise ValueError(f"host_kv_gib={self.host_kv_gib}: must be a number >= 0")
+        if not self.host_gb_per_s > 0:
+            raise ValueError(f"host_gb_per_s={self.host_gb_per_s}: must be a number > 0")
+        if self.preemption in ("swap", "auto") and not self.host_kv_gib:
+            raise ValueError(f"preemption={self.preemption!r}: needs host memory to move KV blocks to, host_kv_gib > 0")
+        if self.preemption == "auto" and self.recompute_token_us is None:
+            raise ValueError("recompute_token_us=None: preemption='auto' needs the time that a lost token takes again")
         if self.device not in get_args(_Device):
             raise ValueError(f"device={self.device!r}: choose one of {', '.join(get_args(_Device))}")
         if self.dtype not in (None, *get_args(_Dtype)):

@@ -10,12 +10,16 @@ from typing import Protocol
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.core.work import StepWork
 from engine.engine_config import EngineConfig
+from engine.parked import Parked
 from engine.runner.model_runner import StepTokens
 from engine.runner.sampling_inputs import TokenLists
 from engine.runner.step_inputs import StepBuilder, StepInputs
 from engine.sampling_params import SamplingParams
 from engine.token_collector import EndCheck, NewTokens, TokenCollector
+
+_NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0, 0, 0)
 
 
 class Executor(Protocol):
@@ -23,10 +27,14 @@ class Executor(Protocol):
 
     Attributes:
         num_blocks: blocks of the KV cache, the same on every rank.
+        num_host_blocks: blocks of host memory that blocks of the cache can move to.
+        block_bytes: bytes of a block on one rank.
         backend_name: the attention backend.
     """
 
     num_blocks: int
+    num_host_blocks: int
+    block_bytes: int
     backend_name: str
 
     def execute(self, inputs: StepInputs) -> StepTokens:
@@ -46,12 +54,14 @@ class StepTimes:
         prepare_ns: building the inputs and sending them to the ranks.
         execute_ns: the model.
         sample_ns: logits and sampling; 0 for decode steps under CUDA graphs, where `execute_ns` includes both.
+        transfer_ns: waiting for copies from or to the host.
     """
 
     schedule_ns: int
     prepare_ns: int
     execute_ns: int
     sample_ns: int
+    transfer_ns: int
 
 
 @dataclass(frozen=True)
@@ -99,6 +109,8 @@ class LLMEngine:
         self._executor = executor
         self._eos = frozenset(eos_token_ids)
         self.max_model_len = max_model_len
+        self._parked = Parked()
+        self._landed = 0  # as reported with the last plan
         self.reset()
 
     def reset(self) -> None:
@@ -112,7 +124,10 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             contiguous=config.contiguous,
+            num_host_blocks=self._executor.num_host_blocks,
+            transfer_block_us=self._executor.block_bytes / (config.host_gb_per_s * 1e3),
         )
+        self._parked.forget_all()
         # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
         self._collector = TokenCollector(self._builder, self.scheduler.advance)
@@ -150,6 +165,7 @@ class LLMEngine:
     def abort(self, request_id: int) -> Request:
         """Remove a waiting or running request and return it; raises KeyError if no request has this id."""
         request = self.scheduler.abort(request_id)
+        self._parked.drop(request.sequences)
         self._forget(request.sequences)
         return request
 
@@ -162,25 +178,46 @@ class LLMEngine:
     def execute(self, now_ns: int) -> ExecutedPlan | None:
         """Plan at `now_ns` and execute the plan; None if no request is left."""
         started = time.perf_counter_ns()
-        plan = self.scheduler.schedule(now_ns)
+        plan = self._schedule(now_ns)
         if plan is None:
             return None
         num_steps = min(plan.horizon, self.config.max_lookahead_steps)
         if num_steps > 1 and not self._builder.is_adjusted(plan):
             plan = self.scheduler.extend(plan, num_steps)
         scheduled = time.perf_counter_ns()
-        inputs = self._builder.build(plan)
+        self._parked.add(plan)
+        inputs = self._builder.build(plan, *self._parked.marks)
         prepared = time.perf_counter_ns()
         tokens = self._executor.execute(inputs)
-        sending_ns = time.perf_counter_ns() - prepared - tokens.execute_ns - tokens.sample_ns
+        self._landed = tokens.landed
+        sending_ns = time.perf_counter_ns() - prepared - tokens.execute_ns - tokens.sample_ns - tokens.transfer_ns
         times = StepTimes(
             schedule_ns=scheduled - started,
             prepare_ns=prepared - scheduled + sending_ns,
             execute_ns=tokens.execute_ns,
             sample_ns=tokens.sample_ns,
+            transfer_ns=tokens.transfer_ns,
         )
         outputs, stopped = self._collector.collect(plan, tokens)
         return ExecutedPlan(plan, now_ns, times, outputs, stopped)
+
+    def _schedule(self, now_ns: int) -> StepPlan | None:
+        """The next plan, in which those whose KV is back on the device take part.
+
+        Where nothing can be done before the KV of some is back, this waits for it.
+        """
+        self._take_landed()
+        plan = self.scheduler.schedule(now_ns)
+        while plan is None and self._parked:
+            self._parked.await_first()
+            self._landed = self._executor.execute(self._builder.build(_NO_WORK, *self._parked.marks)).landed
+            self._take_landed()
+            plan = self.scheduler.schedule(now_ns)
+        return plan
+
+    def _take_landed(self) -> None:
+        for sequence in self._parked.take_landed(self._landed):
+            self.scheduler.ready(sequence)
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> StepReport:
         """Commit an executed plan that ended at `now_ns`; between `execute` and `commit` no request may be added."""

@@ -217,4 +217,5 @@ def test_help_lists_every_group_option_and_key() -> None:
 
 def test_help_marks_the_defaults() -> None:
     marked = {line.split()[1] for line in help_text.build(CONF).splitlines() if line.startswith("  * ")}
-    assert marked == {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "paged", "profiled", "default"}
+    defaults = {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "paged", "none", "profiled", "default"}
+    assert marked == defaults

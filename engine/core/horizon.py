@@ -19,7 +19,14 @@ def decode_horizon(
     decodes = running.decodes
     limit = decodes.next_event()
     if limit > 1 and waiting:
-        view = QueueView(len(waiting), num_running, num_running < num_seats, not waiting.head_blocked)
+        view = QueueView(
+            len(waiting),
+            num_running,
+            num_running < num_seats,
+            not waiting.head_blocked,
+            waiting.head,
+            running.sequences,
+        )
         if running.ending or policy.admits(view):
             return 1
         if waiting.head_blocked and waiting.suppliers and policy.admits(view._replace(head_fits=True)):

@@ -18,7 +18,8 @@ def check_places(
         lane.check_integrity()
     running = [sequence for lane in lanes for sequence in lane.sequences]
     assert sum(lane.num_seats for lane in lanes) <= num_seats
-    assert all(not s.block_table and (s.num_computed_tokens > 0) == (s.host_blocks is not None) for s in waiting)
+    assert all((s.num_computed_tokens > 0) == bool(s.host_blocks or s.block_table) for s in waiting)
+    assert not any(s.host_blocks and s.block_table for s in waiting), "one that waits keeps blocks in two tiers"
     ending = {sequence for lane in lanes for sequence in lane.ending}
     known = {sequence for request in unfinished for sequence in request.sequences}
     placed = {sequence for sequence in known if sequence.status is not SequenceStatus.FINISHED} | ending
@@ -29,9 +30,12 @@ def check_places(
 def check_tables(
     lanes: list[RunningSet], waiting: list[Sequence], blocks: BlockManager, *, allocates_chunks: bool
 ) -> None:
-    """Prove that each running sequence holds the blocks of its tokens, and that the pool agrees."""
+    """Prove that each sequence holds the blocks of its tokens, and that the pool agrees."""
     running = [sequence for lane in lanes for sequence in lane.sequences]
-    blocks.check_integrity(running, [*waiting, *running])
+    blocks.check_integrity([*waiting, *running])
+    for sequence in waiting:
+        if sequence.block_table:
+            assert len(sequence.block_table) * blocks.block_size == sequence.num_computed_tokens < sequence.num_tokens
     if isinstance(blocks, ContiguousManager):
         return
     for lane in lanes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -28,3 +29,11 @@ class Limits:
     max_chunk_tokens: int = 0
     cuts_prompts: bool = True
     max_padding: int | None = None
+
+    def pads_too_much(self, sizes: Iterable[int], more: int) -> bool:
+        """Whether one more prompt, of `more` tokens, would bring a step of `sizes`, padded, over a limit."""
+        if self.max_padding is None:
+            return False
+        sizes = [*sizes, more]
+        padded = max(sizes) * len(sizes)
+        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self.max_padding

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from collections.abc import Collection
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from engine.core.plan import StepDraft
+from engine.core.policy_options import NoOptions
 from engine.core.preemption import Preemption
+from engine.core.sequence import Sequence
 from engine.core.step_planner import StepPlanner
-from engine.core.waiting_queue import QueueOrder
+from engine.core.waiting_queue import QueueOrder, WaitingQueue
 
 
 class QueueView(NamedTuple):
@@ -17,26 +20,37 @@ class QueueView(NamedTuple):
         num_waiting, num_running: sequences.
         has_seat: one more sequence may run.
         head_fits: the pool has room for the head of the queue, as far as is known.
+        head: the head of the queue.
+        running: the sequences of the lane, in order of admission.
     """
 
     num_waiting: int
     num_running: int
     has_seat: bool
     head_fits: bool
+    head: Sequence
+    running: Collection[Sequence]
 
 
 class Policy(Protocol):
     """Owns every decision: who is next, who enters, what a step is made of, and who gives way.
 
     Attributes:
+        options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
+        chooses_victims: it preempts by an order of its own, whatever victim rule it is given.
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
     """
 
+    options_type: ClassVar[type[Any]]
+    chooses_victims: ClassVar[bool]
     order: QueueOrder
     preemption: Preemption
 
-    def __init__(self, order: QueueOrder, preemption: Preemption) -> None: ...
+    def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None: ...
+
+    def make_queue(self) -> WaitingQueue:
+        """An empty waiting queue; the scheduler asks once."""
 
     def admits(self, view: QueueView) -> bool:
         """Whether the head of the queue could enter the next step if nothing else changes.
@@ -49,11 +63,32 @@ class Policy(Protocol):
 
 
 class BasePolicy:
-    """Keeps order and preemption, and admits whoever has a seat and blocks."""
+    """Chunked prefill: all decodes, then prompt chunks in what the token budget leaves.
 
-    def __init__(self, order: QueueOrder, preemption: Preemption) -> None:
+    It keeps order and preemption, and admits whoever has a seat and blocks, but nobody in a step that preempts.
+    """
+
+    options_type: ClassVar[type[Any]] = NoOptions
+    chooses_victims: ClassVar[bool] = False
+
+    def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:
         self.order = order
         self.preemption = preemption
 
+    def make_queue(self) -> WaitingQueue:
+        return WaitingQueue(self.order)
+
     def admits(self, view: QueueView) -> bool:
         return view.has_seat and view.head_fits
+
+    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
+        planner.decode(draft)
+        budget = planner.max_num_batched_tokens - draft.num_decodes * planner.running.decodes.tokens_per_decode
+        budget = planner.continue_prefills(draft, budget)
+        if not draft.is_starved:
+            planner.admit(draft, budget, cut="any")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Settings are in seconds; the times that a scheduler is given are in ns."""
+    return round(seconds * 1e9)

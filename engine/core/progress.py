@@ -133,7 +133,7 @@ class Progress:
         """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""
         if sequence.status is SequenceStatus.WAITING:  # preempted meanwhile
             self._waiting.remove(sequence)
-            self._blocks.drop_host_blocks(sequence)
+            self._blocks.drop(sequence)
             sequence.status = SequenceStatus.FINISHED
             sequence.add_tokens(-num_discarded)
             flight.ended.append(sequence)

@@ -14,7 +14,9 @@ from collections import deque
 from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.kept_blocks import keep_prefix
 from engine.core.kv.tier import Transfer
+from engine.core.preemption import Keeps
 from engine.core.sequence import Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
@@ -100,6 +102,11 @@ class RunningSet:
             if sequence not in stopped:
                 self._blocks.register(sequence, num_tokens)
 
+    def register_known(self, sequence: Sequence) -> None:
+        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
+        if self.lag and sequence in self.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - self.lag)
+
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
         copies = [self._blocks.copy_on_write(s) for s in self.forked if self._blocks.must_copy(s)]
@@ -124,10 +131,11 @@ class RunningSet:
             self.decodes.join(sequence)
         self.paused.clear()
 
-    def preempt(self, sequence: Sequence, *, keeps_copy: bool) -> list[Transfer]:
-        """Take the blocks of `sequence`, which goes back to the queue with what it had generated.
+    def preempt(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
+        """Take the seat of `sequence`, which goes back to the queue with what it had generated.
 
-        With `keeps_copy` its KV moves to the host tier, by the transfers returned; else it is thrown away.
+        It keeps nothing of its KV; or the prefix of full blocks, until others need them; or a copy in the host tier,
+        made by the transfers returned.
         """
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
@@ -135,13 +143,20 @@ class RunningSet:
         self.leave(sequence, SequenceStatus.WAITING)
         sequence.num_preemptions += 1
         transfers = []
-        if keeps_copy:
+        if keeps == "host_copy":
+            sequence.num_swaps += 1
             transfers = self._blocks.swap_out(sequence)
         else:
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
             self._blocks.name_content(sequence, num_known)
-            sequence.set_computed(0)
-        self.release(sequence)
+            if keeps == "prefix":
+                keep_prefix(self._blocks, sequence, num_known)
+                sequence.num_partial_preemptions += bool(sequence.block_table)
+            else:
+                self._blocks.release(sequence)
+                sequence.set_computed(0)
+        del self.sequences[sequence]
+        self._waiting.on_release(sequence)
         self._waiting.push(sequence)
         return transfers
 
@@ -177,6 +192,7 @@ class RunningSet:
         sequence.admission = self._num_admitted
         self._num_admitted += 1
         self.sequences[sequence] = None
+        self._waiting.on_seat(sequence)
 
     def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
         """Take `sequence` out of the state that it is in; it keeps its seat and its blocks."""
@@ -192,10 +208,8 @@ class RunningSet:
     def release(self, sequence: Sequence) -> None:
         """Take the seat and the blocks of a sequence that is in no state any more."""
         del self.sequences[sequence]
-        self._blocks.release(sequence)
-        if sequence.host_blocks is not None and sequence.status is not SequenceStatus.WAITING:
-            self._blocks.drop_host_blocks(sequence)
-        self._waiting.head_blocked = False
+        self._blocks.drop(sequence)
+        self._waiting.on_release(sequence)
 
     def check_integrity(self) -> None:
         """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""

@@ -24,9 +24,7 @@ from engine.core.policy import Policy
 from engine.core.progress import Progress
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
-from engine.core.slots import count_slots
 from engine.core.step_planner import StepPlanner
-from engine.core.waiting_queue import WaitingQueue
 
 
 class Scheduler:
@@ -69,7 +67,7 @@ class Scheduler:
         longest = blocks.num_blocks * blocks.block_size
         longest = longest if limits.cuts_prompts else min(longest, limits.max_num_batched_tokens)
         self.max_model_len = longest if max_model_len is None else min(longest, max_model_len)
-        self.waiting = WaitingQueue(policy.order)
+        self.waiting = policy.make_queue()
         self._policy = policy
         self._limits = limits
         self._planners: list[StepPlanner] = []  # one for each lane, and so on
@@ -134,6 +132,9 @@ class Scheduler:
         self._requests[request.request_id] = request
         (sequence,) = request.sequences
         sequence.end_length = min(sequence.end_length, limit)
+        if self.plans_ahead:  # its place in the queue may depend on what the others were served
+            for lane in range(self.num_lanes):
+                self._advance(lane)
         self.waiting.push(sequence)
 
     def abort(self, request_id: int) -> Request:
@@ -146,7 +147,7 @@ class Scheduler:
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.WAITING:
                 self.waiting.remove(sequence)
-                self.blocks.drop_host_blocks(sequence)
+                self.blocks.drop(sequence)
                 sequence.status = SequenceStatus.ABORTED
             for number, lane in enumerate(self._lanes):
                 if sequence in lane.sequences:
@@ -196,9 +197,7 @@ class Scheduler:
         horizon = 1
         if not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
-        is_plain = draft.num_decodes == num_running and not self._reserves
-        slots = None if is_plain else count_slots(self._lanes, draft, self.blocks, self.waiting)
-        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), self.blocks, slots)
+        plan = make_plan(lane, self._lanes, draft, horizon, num_running, self.blocks, self.waiting)
         running.flights.append(Flight(plan))
         return plan
 
@@ -247,4 +246,5 @@ class Scheduler:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""
         waiting = list(self.waiting)
         check_places(self._lanes, waiting, self.unfinished, self.max_num_seqs)
+        self.waiting.check_integrity([sequence for lane in self._lanes for sequence in lane.sequences])
         check_tables(self._lanes, waiting, self.blocks, allocates_chunks=self._limits.allocates_chunks)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from math import ceil
-from typing import Literal
+from typing import Any, Literal
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
@@ -15,7 +15,8 @@ from engine.core.kv.eviction import Eviction
 from engine.core.kv.tier import HOST, Tier
 from engine.core.limits import Limits
 from engine.core.policies import POLICIES
-from engine.core.preemption import VICTIM_RULES, Preemption
+from engine.core.policy_options import read_options
+from engine.core.preemption import VICTIM_RULES, Preemption, PreemptionMode
 from engine.core.scheduler import Scheduler
 from engine.core.waiting_queue import by_arrival, by_priority
 
@@ -25,7 +26,9 @@ class SchedulerOptions:
     """How steps are composed and blocks are handed out.
 
     Attributes:
-        policy: what a step is made of; the names of the modules in `engine.core.policies`.
+        policy: what a step is made of, and for some policies who is next; the names of the modules in
+            `engine.core.policies`.
+        options: settings of the policy's own, by name.
         watermark: share of the pool that an admission leaves free while others run, so that they can grow; in [0, 1).
         enable_prefix_caching: blocks of equal content are shared.
         allocation: when a prompt that is cut gets its blocks: "prompt" all at its admission, "chunk" those of a chunk
@@ -36,11 +39,19 @@ class SchedulerOptions:
             the prefix cache; then "unhashed_first" takes the cached block that was freed first, "fifo" the one that was
             cached first, "lfu" the one that was hit least often. Of a cached prefix the end goes first.
         victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
-            running; "last" the last admitted; "least_urgent" the last come of the least urgent.
+            running; "last" the last admitted; "least_urgent" the last come of the least urgent; "fewest_tokens_lost"
+            who has computed the fewest tokens; "most_blocks_freed" who holds the most blocks that nobody shares;
+            "shortest" who has the fewest tokens left to generate. `policy=priority` goes by its own order.
+        preemption: what a sequence that gives way keeps of its KV: "recompute" nothing; "partial" its full blocks, the
+            last of which others take when they need them; "swap" a copy in the host tier, while that has room; "auto" a
+            copy if that is predicted to take less time, out and back, than to compute the lost tokens again.
+        recompute_token_us: for preemption=auto: microseconds that a lost token takes to compute again. null takes the
+            time of a full prefill step from the cost model; the real engine has none and needs the number.
         full_hit: what a prompt that is cached as a whole computes: "copy" its last token, in a copy of the block if
             others hold it, "recompute_block" its last block.
         queue: who is admitted first: "priority" the most urgent, and among equals the first come; "fcfs" the first come
-            whatever its priority.
+            whatever its priority. Policies with an order of their own go by that: priority, sjf, edf; fair goes by this
+            one among the requests of a tenant.
         reserved_blocks: blocks of the pool that are never handed out, as vLLM keeps one that stands for no block.
         long_prefill_token_threshold: most tokens of a prompt that a step computes; 0 for no bound of its own.
         enable_chunked_prefill: prompts may be cut to what the token budget of a step leaves.
@@ -53,12 +64,17 @@ class SchedulerOptions:
     """
 
     policy: str = "mixed"
+    options: Mapping[str, Any] = field(default_factory=dict)
     watermark: float = 0.02
     enable_prefix_caching: bool = True
     allocation: Literal["prompt", "chunk"] = "prompt"
     admission: Literal["full_prompt", "first_chunk"] = "full_prompt"
     eviction: Eviction = "unhashed_first"
-    victim: Literal["spare_last", "last", "least_urgent"] = "spare_last"
+    victim: Literal["spare_last", "last", "least_urgent", "fewest_tokens_lost", "most_blocks_freed", "shortest"] = (
+        "spare_last"
+    )
+    preemption: PreemptionMode = "recompute"
+    recompute_token_us: float | None = None
     full_hit: FullHit = "copy"
     queue: Literal["priority", "fcfs"] = "priority"
     reserved_blocks: int = 0
@@ -70,12 +86,20 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
             raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
+        policy = POLICIES[self.policy]
+        read_options(policy.options_type, self.options, self.policy)
+        if policy.chooses_victims and self.victim != "spare_last":
+            raise ValueError(f"victim={self.victim!r}: policy={self.policy} preempts by its own order")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark:g}: must be a number >= 0 and < 1")
         for name in ("reserved_blocks", "long_prefill_token_threshold", "max_padding"):
             value = getattr(self, name)
             if value is not None and value < 0:
                 raise ValueError(f"{name}={value}: must be an integer >= 0")
+        if self.recompute_token_us is not None and not self.recompute_token_us > 0:
+            raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: must be a number > 0")
+        if self.recompute_token_us is not None and self.preemption != "auto":
+            raise ValueError(f"recompute_token_us={self.recompute_token_us:g}: read by preemption='auto' only")
         if self.admission == "first_chunk" and self.allocation != "chunk":
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
@@ -86,6 +110,16 @@ def conflict_with_reservations(options: SchedulerOptions) -> str | None:
         return (
             "enable_prefix_caching=true: contiguous reservations share no blocks, so nothing can be cached for others; "
             "set it to false"
+        )
+    if POLICIES[options.policy].chooses_victims:
+        return (
+            f"policy={options.policy}: preempts until enough blocks are free, but a contiguous reservation needs them "
+            "in one place; use another policy"
+        )
+    if options.preemption != "recompute":
+        return (
+            f"preemption={options.preemption}: nobody with a contiguous reservation ever lacks a block; use "
+            "preemption=recompute"
         )
     if options.allocation == "chunk":
         return "allocation=chunk: a contiguous reservation is made at once, at admission; use allocation=prompt"
@@ -101,22 +135,30 @@ def make_scheduler(
     max_num_batched_tokens: int,
     max_model_len: int | None = None,
     num_host_blocks: int = 0,
+    transfer_block_us: float = 0.0,
     num_lanes: int = 1,
     make_decodes: Callable[[int], Decodes] = UniformDecodes,
     contiguous: Contiguous | None = None,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
-    With `num_host_blocks`, preempted sequences move their KV to a host tier of that size as long as it has room. With
-    `contiguous`, blocks are not handed out one by one but as reservations; what is admitted leaves no watermark then,
-    as nobody grows.
+    `num_host_blocks` is the size of the host tier and `transfer_block_us` the time that a block takes to it or back,
+    which preemption="auto" compares with `options.recompute_token_us`. With `contiguous`, blocks are not handed out one
+    by one but as reservations; what is admitted leaves no watermark then, as nobody grows.
 
     Raises:
-        ValueError: a number is out of its range, or options do not go together.
+        ValueError: a number is out of its range, options do not go together, or `options.preemption` needs a number
+            that is not given.
     """
+    if options.preemption in ("swap", "auto") and not num_host_blocks:
+        raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
+    if options.preemption == "auto" and options.recompute_token_us is None:
+        raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
     blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, max_model_len, contiguous)
     watermark = 0.0 if contiguous else options.watermark
-    preemption = Preemption(VICTIM_RULES[options.victim], "host_copy" if num_host_blocks else "nothing")
+    preemption = Preemption(
+        VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
+    )
     limits = Limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
@@ -127,9 +169,11 @@ def make_scheduler(
         cuts_prompts=options.enable_chunked_prefill,
         max_padding=options.max_padding,
     )
+    order = by_priority if options.queue == "priority" else by_arrival
+    policy = POLICIES[options.policy]
     return Scheduler(
         blocks,
-        POLICIES[options.policy](by_priority if options.queue == "priority" else by_arrival, preemption),
+        policy(order, preemption, read_options(policy.options_type, options.options, options.policy)),
         limits,
         max_model_len=max_model_len,
         plans_ahead=options.async_scheduling,

@@ -19,7 +19,7 @@ class RequestRefusedError(ValueError):
 
 
 class SequenceStatus(Enum):
-    WAITING = "waiting"  # not admitted yet, or preempted: holds no blocks of the device
+    WAITING = "waiting"  # not admitted yet, or preempted: holds blocks of the device only if it kept a prefix
     PARKED = "parked"  # admitted and holding blocks, but waiting for something that is not a step, such as a swap-in
     PREFILLING = "prefilling"  # admitted: part of its known tokens is not in the cache yet
     DECODING = "decoding"  # all known tokens but the last are in the cache; it computes the next in every decode step
@@ -123,6 +123,9 @@ class Sequence:
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
         num_recomputed_tokens: tokens computed again because of preemptions.
         num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
+        num_preemptions: how often it gave way.
+        num_swaps: how often its KV moved to the host tier then.
+        num_partial_preemptions: how often it kept blocks of the device then, which others may have taken later.
         last_token_time: when its last token came before a preemption or before it joined the decodes.
         admission: how many admissions its lane had before its own.
     """
@@ -130,7 +133,8 @@ class Sequence:
     __slots__ = (
         "request", "end_length", "status", "token_ids", "block_hashes", "block_table", "host_blocks",
         "num_registered_blocks", "num_forks", "num_cached_tokens", "num_recomputed_tokens", "num_lost_tokens",
-        "num_preemptions", "last_token_time", "admission", "_clock", "_num_tokens", "_num_computed_tokens",
+        "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission", "_clock",
+        "_num_tokens", "_num_computed_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, token_ids: list[int] | None, block_hashes: list[int] | None) -> None:
@@ -147,6 +151,8 @@ class Sequence:
         self.num_recomputed_tokens = 0
         self.num_lost_tokens = 0
         self.num_preemptions = 0
+        self.num_swaps = 0
+        self.num_partial_preemptions = 0
         self.last_token_time: int | None = None
         self.admission = 0
         self._clock: Clock = STOPPED

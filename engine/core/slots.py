@@ -36,21 +36,22 @@ def count_slots(lanes: list[RunningSet], draft: StepDraft, blocks: BlockManager,
     prefills = [*draft.prefills, *(chunk for plan in plans for chunk in plan.prefills)]
     chunks = {chunk.sequence: chunk.num_tokens for chunk in prefills}
     num_tokens = draft.num_decodes + sum(len(plan.decodes) for plan in plans)
-    num_reserved = 0
+    num_reserved, beside = 0, [*waiting.holders]
     for lane in lanes:
         num_tokens += lane.decodes.work((), 0).num_context_tokens - len(lane.decodes.sequences)
-        for sequence in (*lane.prefilling, *lane.paused, *lane.parked):
-            num_written = sequence.num_computed_tokens + chunks.get(sequence, 0)
-            num_written = max(num_written, sequence.num_registered_blocks * blocks.block_size)
-            num_tokens += num_written
-            if not sequence.is_prefilled:
-                num_held = len(sequence.block_table) * blocks.block_size
-                num_reserved += min(sequence.num_tokens, num_held) - num_written
+        beside += [*lane.prefilling, *lane.paused, *lane.parked]
+    for sequence in beside:
+        num_written = sequence.num_computed_tokens + chunks.get(sequence, 0)
+        num_written = max(num_written, sequence.num_registered_blocks * blocks.block_size)
+        num_tokens += num_written
+        if not sequence.is_prefilled:
+            num_held = len(sequence.block_table) * blocks.block_size
+            num_reserved += min(sequence.num_tokens, num_held) - num_written
     ending = [sequence for lane in lanes for sequence in lane.ending]
     num_tokens -= _num_shared_slots(lanes, ending, blocks)
     if isinstance(blocks, ContiguousManager):
-        num_promised = blocks.num_promised_tokens(ending)
-        return SlotCounts(num_tokens, num_promised - num_tokens, blocks.num_unusable_slots(waiting.head))
+        num_external = blocks.num_unusable_slots(waiting.head) if waiting else 0
+        return SlotCounts(num_tokens, blocks.num_promised_tokens(ending) - num_tokens, num_external)
     return SlotCounts(num_tokens, num_reserved, 0)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import abc
 from typing import Literal
 
+from engine.core.giving_way import GivingWay
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.prefix_index import PrefixMatch
+from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.limits import Limits
 from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.preemption import Preemption
@@ -21,26 +22,23 @@ Cut = Literal["any", "first", "never"]
 NO_CHUNKS: abc.Mapping[Sequence, int] = {}
 
 
-class StepPlanner:
+class StepPlanner(GivingWay):
     """Fills the step drafts of one lane out of the waiting and the running sequences, within the limits."""
 
     def __init__(
         self, blocks: BlockManager, waiting: WaitingQueue, running: RunningSet, preemption: Preemption, limits: Limits
     ) -> None:
-        self.waiting = waiting
-        self.running = running
+        super().__init__(blocks, waiting, running, preemption)
         self.limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
-        self._blocks = blocks
-        self._preemption = preemption
-        self._last_victim: Sequence | None = None
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
         running, blocks = self.running, self._blocks
         if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
-            while self.num_blocks_due() > blocks.num_free_blocks:
-                self._preempt_one(draft, self._candidates())
+            while (shortage := self.num_blocks_due() - blocks.num_free_blocks) > 0:
+                if not self.reclaim(shortage):
+                    self._preempt_one(draft, self.candidates())
         self.plan_decodes(draft)
 
     def num_blocks_due(self) -> int:
@@ -102,6 +100,8 @@ class StepPlanner:
             match = self._blocks.match(sequence)
             num_tokens = self._admissible_tokens(draft, sequence, match, budget, cut)
             if not num_tokens:
+                if waiting.holders and self._others_give_up(sequence):
+                    continue
                 return
             waiting.pop()
             num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
@@ -128,8 +128,19 @@ class StepPlanner:
             self._blocks.register(sequence, start + num_tokens)
 
     @property
-    def num_free_blocks(self) -> int:
-        return self._blocks.num_free_blocks
+    def num_kept_blocks(self) -> int:
+        """Free blocks that an admission leaves to those that run."""
+        return self.limits.watermark_blocks if self.running.sequences else 0
+
+    def needs(self, sequence: Sequence, budget: int) -> tuple[int, int]:
+        """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
+        if sequence.host_blocks is not None:
+            return 0, self._blocks.blocks_for(sequence.num_tokens)
+        match = self._blocks.match(sequence)
+        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
+        checked = match.num_cached_tokens + min(wanted, budget)
+        checked = sequence.num_tokens if self.limits.checks_full_prompt else checked
+        return wanted, self._blocks.blocks_needed(sequence, match, checked)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
@@ -148,21 +159,6 @@ class StepPlanner:
         """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
         if self.running.lag and sequence in self.running.decodes.findable:
             self._blocks.register(sequence, sequence.num_tokens - self.running.lag)
-
-    def choose_victim(self) -> Sequence:
-        """Whom the preemption rule would take among all running sequences of the lane."""
-        return self._preemption.victim(reversed(self._candidates()), self._last_victim)
-
-    def preempt(self, draft: StepDraft, victim: Sequence) -> None:
-        """Take the blocks of `victim`."""
-        draft.is_starved = True
-        if victim in self.running.ending:
-            self.running.release_early(victim)
-            return
-        self._last_victim = victim
-        keeps_copy = self._preemption.keeps == "host_copy" and self._blocks.can_swap_out(victim)
-        draft.transfers += self.running.preempt(victim, keeps_copy=keeps_copy)
-        draft.preempted.append(victim)
 
     def _register_in_order(self, ahead: int, chunks: abc.Mapping[Sequence, int]) -> None:
         """Register what decodes and `chunks` fill, in order of admission: of equal blocks the first one is found."""
@@ -185,22 +181,20 @@ class StepPlanner:
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        if draft.prefills and self._pads_too_much(draft, num_tokens):
+        if draft.prefills and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
             return 0
         checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
-        reserve = limits.watermark_blocks if self.running.sequences else 0
-        if blocks.blocks_needed(sequence, match, checked) + reserve > blocks.num_free_blocks:
-            num_matched = len(match.blocks)
+        if blocks.blocks_needed(sequence, match, checked) + self.num_kept_blocks > blocks.num_free_blocks:
+            num_matched = match.num_kept + len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
         return num_tokens
 
     def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
         """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
-        reserve = self.limits.watermark_blocks if self.running.sequences else 0
         holds_computed = sequence.is_prefilled or self.limits.allocates_chunks
         num_held = sequence.num_computed_tokens if holds_computed else sequence.num_tokens
-        if self._blocks.blocks_for(sequence.num_tokens) + reserve > self._blocks.num_free_blocks:
+        if self._blocks.blocks_for(sequence.num_tokens) + self.num_kept_blocks > self._blocks.num_free_blocks:
             self.waiting.block_head(0, [])
             return False
         self.waiting.pop()
@@ -210,14 +204,6 @@ class StepPlanner:
         draft.parked.append(sequence)
         return True
 
-    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
-        """Whether one more prompt of `num_tokens` tokens would bring the step, padded, over a limit."""
-        if self.limits.max_padding is None:
-            return False
-        sizes = [chunk.num_tokens for chunk in draft.prefills] + [num_tokens]
-        padded = max(sizes) * len(sizes)
-        return padded > self.max_num_batched_tokens or padded - sum(sizes) > self.limits.max_padding
-
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]
     ) -> bool:
@@ -225,24 +211,13 @@ class StepPlanner:
 
         False if it had to give way itself.
         """
-        num_held = len(sequence.block_table)
-        while self._blocks.blocks_for(num_tokens) - num_held > self._blocks.num_free_blocks:
+        num_missing = self._blocks.blocks_for(num_tokens) - len(sequence.block_table)
+        while num_missing > self._blocks.num_free_blocks:
+            if self.reclaim(num_missing - self._blocks.num_free_blocks):
+                continue
             victim = self._preempt_one(draft, unplanned)
             del unplanned[victim]
             if victim is sequence:
                 return False
         self._blocks.extend(sequence, num_tokens)
         return True
-
-    def _candidates(self) -> dict[Sequence, None]:
-        """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
-        running = self.running
-        if not running.parked:
-            return running.sequences
-        return {sequence: None for sequence in running.sequences if sequence not in running.parked}
-
-    def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
-        """Take the blocks of one of `candidates`, which are in order of admission."""
-        victim = self._preemption.victim(reversed(candidates), self._last_victim)
-        self.preempt(draft, victim)
-        return victim

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from engine.core.sequence import Sequence
 
 QueueOrder = Callable[[Sequence], Any]
 """The key of a sequence: the smallest is next, and among equals the one whose request was added first."""
+
+Heap = list[tuple[Any, int, int, Sequence]]
+"""Of key, order of the request, number of the push, and sequence."""
 
 
 def by_arrival(sequence: Sequence) -> int:
@@ -24,8 +27,10 @@ class WaitingQueue:
     """Sequences in the order of a key that does not change while they wait.
 
     A preempted sequence keeps its place: among equals it comes before all whose requests were added after its own.
+    A policy whose order changes with what is served has a queue of its own, as `fair` does.
 
     Attributes:
+        holders: those that kept blocks when they were preempted.
         head_blocked: the pool has no room for the head until something is released, or until one of `suppliers` fills
             the block `awaited_block` that the head could then share; whoever does so resets it.
     """
@@ -34,8 +39,9 @@ class WaitingQueue:
         self.head_blocked = False
         self.awaited_block = 0
         self.suppliers: list[Sequence] = []
+        self.holders: dict[Sequence, tuple[Any, int, int]] = {}  # with their places in the queue
         self._order = order
-        self._heap: list[tuple[Any, int, int, Sequence]] = []
+        self._heap: Heap = []
         self._num_pushed = 0
 
     def __len__(self) -> int:
@@ -45,8 +51,9 @@ class WaitingQueue:
         return (entry[-1] for entry in self._heap)
 
     @property
-    def head(self) -> Sequence | None:
-        return self._heap[0][-1] if self._heap else None
+    def head(self) -> Sequence:
+        """Who is next; somebody must wait."""
+        return self._heap[0][-1]
 
     @property
     def candidate(self) -> Sequence | None:
@@ -65,14 +72,42 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         self._num_pushed += 1
-        heapq.heappush(self._heap, (self._order(sequence), sequence.request.order, self._num_pushed, sequence))
+        place = self._order(sequence), sequence.request.order, self._num_pushed
+        heapq.heappush(self._heap, (*place, sequence))
+        if sequence.block_table:
+            self.holders[sequence] = place
         if self._heap[0][-1] is sequence:
             self.head_blocked = False
 
     def pop(self) -> Sequence:
-        return heapq.heappop(self._heap)[-1]
+        sequence: Sequence = heapq.heappop(self._heap)[-1]
+        if self.holders:
+            self.holders.pop(sequence, None)
+        return sequence
+
+    def last_holder(self, spared: Sequence | None = None) -> Sequence | None:
+        """Of those that keep blocks, the one that is admitted last; never `spared`."""
+        others = [(place, sequence) for sequence, place in self.holders.items() if sequence is not spared]
+        return max(others)[1] if others else None
+
+    def first(self, count: int) -> list[Sequence]:
+        """The first `count` in order, or fewer if fewer wait."""
+        return [entry[-1] for entry in heapq.nsmallest(count, self._heap)]
+
+    def on_seat(self, sequence: Sequence) -> None:
+        """A sequence got a seat: it left the queue, or was forked from one that runs."""
+
+    def on_release(self, sequence: Sequence) -> None:
+        """A sequence gave back its seat and its blocks, so that the head may fit."""
+        self.head_blocked = False
+
+    def check_integrity(self, running: Iterable[Sequence]) -> None:
+        """Prove, given all sequences with a seat, that the queue is in order; raises AssertionError."""
+        heap = self._heap
+        assert all(heap[(i - 1) // 2] < heap[i] for i in range(1, len(heap))), "the queue is out of order"
 
     def remove(self, sequence: Sequence) -> None:
         self._heap = [entry for entry in self._heap if entry[-1] is not sequence]
         heapq.heapify(self._heap)
+        self.holders.pop(sequence, None)
         self.head_blocked = False

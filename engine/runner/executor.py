@@ -33,7 +33,12 @@ class Rank:
         folder: the folder with the weights; not needed with `load_format="random"`.
         tp: the rank and its group; None for a single rank.
 
+    Attributes:
+        num_host_blocks: KV blocks that host memory holds the rank's share of.
+        block_bytes: of the rank's share of a KV block.
+
     Raises:
+        OutOfMemoryError: host memory is too small for the host blocks.
         ModelError: the weights are missing, do not fit the shape or have another format than `config.quantization`, or
             the rank has no CUDA device.
         BackendUnavailableError: the configured attention backend cannot run here.
@@ -53,6 +58,10 @@ class Rank:
         self._device = torch.device("cuda", tp.rank) if config.device == "cuda" else torch.device("cpu")
         dtype = getattr(torch, config.dtype or model_config.dtype)
         self._cache_dtype = kv_cache.cache_dtype(config, model_config)
+        self.num_host_blocks = kv_cache.num_host_blocks(config, model_config)
+        self.block_bytes = kv_cache.block_bytes(
+            model_config, config.block_size, config.tensor_parallel_size, self._cache_dtype
+        )
         self._max_model_len = longest_sequence(config, model_config)
         backend = select_backend(
             config.attention_backend, self._device, dtype, model_config.head_dim, config.block_size, self._cache_dtype
@@ -92,11 +101,11 @@ class Rank:
 
     def allocate(self, num_blocks: int) -> ModelRunner:
         """Allocate the KV cache, make the runner that uses it, and capture its decode steps."""
-        runner = self._runner(num_blocks)
+        runner = self._runner(num_blocks, self.num_host_blocks)
         runner.capture_graphs()
         return runner
 
-    def _runner(self, num_blocks: int) -> ModelRunner:
+    def _runner(self, num_blocks: int, num_host_blocks: int) -> ModelRunner:
         config = self._config
         size = config.tensor_parallel_size
         cache = kv_cache.allocate(
@@ -104,7 +113,14 @@ class Rank:
         )
         capture = make_capture(self._device) if self._uses_graphs else None
         return ModelRunner(
-            self._model, cache, config.max_num_seqs, self._max_model_len, config.max_lookahead_steps, capture, self._tp
+            self._model,
+            cache,
+            config.max_num_seqs,
+            self._max_model_len,
+            config.max_lookahead_steps,
+            capture,
+            self._tp,
+            num_host_blocks,
         )
 
     def _graph_bytes(self) -> int:
@@ -117,7 +133,7 @@ class Rank:
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info(self._device)[0])
 
-        needed = self._runner(1).graph_bytes(free_bytes)
+        needed = self._runner(1, 0).graph_bytes(free_bytes)
         gc.collect()  # runner and graphs form a reference cycle
         return needed
 
@@ -127,13 +143,15 @@ class LocalExecutor:
 
     Raises:
         ModelError, BackendUnavailableError: as `Rank`.
-        OutOfMemoryError: no KV block fits.
+        OutOfMemoryError: no KV block fits, or not as many as the host is to hold.
     """
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path | None = None) -> None:
         rank = Rank(config, model_config, folder)
         self.backend_name = rank.backend_name
         self.num_blocks = rank.fitting_blocks()
+        self.num_host_blocks = rank.num_host_blocks
+        self.block_bytes = rank.block_bytes
         self._runner: ModelRunner | None = rank.allocate(self.num_blocks)
 
     def execute(self, inputs: StepInputs) -> StepTokens:

@@ -36,6 +36,24 @@ def block_bytes(model: ModelConfig, block_size: int, tensor_parallel_size: int, 
     return 2 * model.num_layers * block_size * kv_heads * model.head_dim * dtype.itemsize
 
 
+def num_host_blocks(config: EngineConfig, model: ModelConfig) -> int:
+    """How many KV blocks, each with the shares of all ranks, host memory is to hold.
+
+    Raises:
+        OutOfMemoryError: not one fits into `host_kv_gib`, or there is less memory than that.
+    """
+    if not config.host_kv_gib:
+        return 0
+    ranks = config.tensor_parallel_size
+    each = ranks * block_bytes(model, config.block_size, ranks, cache_dtype(config, model))
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    size = int(config.host_kv_gib * GIB)
+    if size < each or size > free:
+        lack = f"a KV block takes {each / GIB:.3g} GiB" if size < each else f"{free / GIB:.3g} GiB are free"
+        raise OutOfMemoryError(f"host_kv_gib={config.host_kv_gib:g}: {lack}")
+    return size // each
+
+
 def allocate(
     model: ModelConfig,
     num_blocks: int,

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.models.parallel import TensorParallel
+from engine.runner.block_transfers import BlockTransfers, side_stream
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
 from engine.runner.sampling_inputs import Adjustments
@@ -37,6 +38,8 @@ class StepTokens:
         execute_ns: time of the model.
         sample_ns: time of logits and sampling. CUDA graphs contain both: then `sample_ns` is 0 and `execute_ns` is the
             whole time.
+        transfer_ns: time for which the steps waited for copies from or to the host.
+        landed: the number of the last copies beside steps that have ended (`TransferInputs.number`).
         logprobs: of the sampled tokens in `Adjustments.logprob_rows`, with numpy arrays; None without any.
         prompt_logprobs: of `Adjustments.prompt_tokens`; None without any.
     """
@@ -45,6 +48,8 @@ class StepTokens:
     prefill: NDArray[np.int64]
     execute_ns: int
     sample_ns: int
+    transfer_ns: int = 0
+    landed: int = 0
     logprobs: RowLogprobs | None = None
     prompt_logprobs: RowLogprobs | None = None
 
@@ -58,6 +63,7 @@ class ModelRunner:
         max_steps: most decode steps of a plan.
         capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
         tp: the rank and its group.
+        num_host_blocks: blocks of host memory that blocks of the cache can be copied to.
     """
 
     def __init__(
@@ -69,6 +75,7 @@ class ModelRunner:
         max_steps: int,
         capture: Capture | None,
         tp: TensorParallel,
+        num_host_blocks: int = 0,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -78,6 +85,7 @@ class ModelRunner:
         self._state = DecodeState(max_num_seqs, -(-max_model_len // self._block_size), self._device)
         self._max_model_len = max_model_len
         self._staging = Staging(self._device)
+        self._transfers = BlockTransfers(kv_cache, num_host_blocks, side_stream(self._device))
         self._tokens = TokenBuffer(max_steps, max_num_seqs, self._device)
         self._timer = StepTimer(self._device)
         self._no_prefill = _empty_prefill(self._device)
@@ -111,28 +119,28 @@ class ModelRunner:
     @torch.no_grad()
     def execute(self, inputs: StepInputs) -> StepTokens:
         """Run a plan: copy blocks, change decode rows, then run its steps. The host waits only for the tokens."""
-        inputs = self._staging.send(inputs)
-        if inputs.copies.shape[1]:
-            sources, targets = inputs.copies
-            blocks = self._kv_cache.view(torch.uint8)  # as bytes, since torch indexes few float8 tensors
-            blocks[:, :, targets] = blocks[:, :, sources]
+        on_host, inputs = inputs, self._staging.send(inputs)
         self._state.apply(inputs.rows)
         self._tokens.rewind()
         self._logprobs = self._prompt_logprobs = None
         started = time.perf_counter_ns()
+        self._transfers.launch(on_host.transfers, inputs.transfers)
         num_prompts = self._launch(inputs)
         tokens = self._tokens.fetch(inputs.num_steps)
-        sample_ns = self._timer.sample_ns()
-        execute_ns = time.perf_counter_ns() - started - sample_ns
+        sample_ns, transfer_ns = self._timer.sample_ns(), self._transfers.poll()
+        execute_ns = time.perf_counter_ns() - started - sample_ns - transfer_ns
         logprobs, prompt_logprobs = _on_host(self._logprobs), _on_host(self._prompt_logprobs)
         decoded, prompts = tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts]
-        return StepTokens(decoded, prompts, execute_ns, sample_ns, logprobs, prompt_logprobs)
+        landed = self._transfers.landed
+        return StepTokens(decoded, prompts, execute_ns, sample_ns, transfer_ns, landed, logprobs, prompt_logprobs)
 
     def _launch(self, inputs: StepInputs) -> int:
         """Launch the plan's steps; returns the number of samples of the prompts that they complete."""
         n, top_k, top_p = inputs.num_decodes, inputs.uses_top_k, inputs.uses_top_p
         if inputs.prefill is not None:
             return self._mixed_step(inputs, inputs.prefill)
+        if not n:
+            return 0  # only transfers, or only a wait for them
         if self._graphs is not None and inputs.adjustments is None:
             filtered = top_k or top_p
             if not self._graphs.has(n, filtered):

@@ -128,13 +128,16 @@ _TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.fl
 
 
 def _arrays(inputs: object) -> Iterator[NDArray[Any]]:
-    """The arrays of a dataclass and of the dataclasses in it, depth first."""
+    """The arrays of a dataclass and of the dataclasses, and tuples of them, in it, depth first."""
     for field in fields(inputs):  # type: ignore[arg-type]
         value = getattr(inputs, field.name)
         if isinstance(value, np.ndarray):
             yield value
         elif is_dataclass(value):
             yield from _arrays(value)
+        elif isinstance(value, tuple):
+            for item in value:
+                yield from _arrays(item)
 
 
 def _with_tensors(inputs: Any, tensors: Iterator[Tensor]) -> Any:
@@ -146,4 +149,6 @@ def _with_tensors(inputs: Any, tensors: Iterator[Tensor]) -> Any:
             changes[field.name] = next(tensors)
         elif is_dataclass(value):
             changes[field.name] = _with_tensors(value, tensors)
+        elif isinstance(value, tuple):
+            changes[field.name] = tuple(_with_tensors(item, tensors) for item in value)
     return replace(inputs, **changes)

@@ -11,10 +11,10 @@ from collections import abc
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
+from engine.runner.arrays import columns, padded
 from engine.runner.sampling_inputs import (
     AdjustedSequence,
     Adjustments,
@@ -25,6 +25,7 @@ from engine.runner.sampling_inputs import (
     make_adjustments,
     needs_adjusting,
 )
+from engine.runner.transfer_inputs import TransferInputs, transfer_inputs
 from engine.sampling_params import SamplingParams
 
 _SEED_BITS = 2**63 - 1
@@ -92,7 +93,7 @@ class StepInputs:
     """Everything that a rank needs to execute a plan.
 
     Attributes:
-        copies: int64[2, c], the source and the target block of each copy.
+        transfers: copies of blocks, made before the first step or beside the steps.
         rows: changes of the decode rows, applied before the first step.
         prefill: the prompt chunks; None in a plan without any.
         num_decodes: number of decode rows.
@@ -103,7 +104,7 @@ class StepInputs:
         adjustments: what the rows of adjusted sequences need; None in a plan without any.
     """
 
-    copies: Array
+    transfers: TransferInputs
     rows: RowChanges
     prefill: PrefillInputs | None
     num_decodes: int
@@ -128,14 +129,17 @@ class StepBuilder:
         self._leaving: list[Sequence] = []
         self.sequences: list[Sequence] = []  # by row
 
-    def build(self, plan: StepPlan) -> StepInputs:
-        """Inputs of the next plan; `build` must be called in the order in which the plans are executed."""
+    def build(self, plan: StepPlan, number: int = 0, awaited: int = 0) -> StepInputs:
+        """Inputs of the next plan; `build` must be called in the order in which the plans are executed.
+
+        `number` and `awaited` are those of `TransferInputs`.
+        """
         rows = self._change_rows(plan)
         decoding = self._lengths[: plan.num_decodes]
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
         return StepInputs(
-            copies=_columns([(copy.source, copy.target) for copy in plan.transfers], 2),
+            transfers=transfer_inputs(plan, number, awaited),
             rows=rows,
             prefill=self._prefill(plan.prefills) if plan.prefills else None,
             num_decodes=plan.num_decodes,
@@ -214,7 +218,7 @@ class StepBuilder:
             num_kept=num_kept,
             joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
             joined_lengths=lengths,
-            joined_tables=_padded([s.block_table for s in joined]),
+            joined_tables=padded([s.block_table for s in joined]),
             joined_sampling=SamplingInputs.of(self._requests[s] for s in joined),
             growth=self._grow(plan, set(joined)),
         )
@@ -232,7 +236,7 @@ class StepBuilder:
             if moved is not sequence:
                 origin[row] = source
                 self.sequences[row], self._num_blocks[row], self._row_of[moved] = moved, blocks, row
-        return _columns([(source, target) for target, source in origin.items()], 2)
+        return columns([(source, target) for target, source in origin.items()], 2)
 
     def _set_lengths(self, moves: Ints, num_kept: int, joined: Ints) -> None:
         self._lengths[moves[1]] = self._lengths[moves[0]]
@@ -250,7 +254,7 @@ class StepBuilder:
                     row = self._row_of[sequence]
                     entries.append((row, self._num_blocks[row], block))
                     self._num_blocks[row] += 1
-        return _columns(entries, 3)
+        return columns(entries, 3)
 
     def _prefill(self, chunks: list[PrefillChunk]) -> PrefillInputs:
         size = self._block_size
@@ -271,7 +275,7 @@ class StepBuilder:
             slot_mapping=np.concatenate(slots),
             cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
             context_lens=contexts.astype(np.int32),
-            block_tables=_padded(tables),
+            block_tables=padded(tables),
             sampled_tokens=ends.repeat(num_samples) - 1,
             sampled_positions=contexts.repeat(num_samples),
             sampling=SamplingInputs.of(self._samples(chunks)),
@@ -285,16 +289,3 @@ class StepBuilder:
             params, seed = self._requests[chunk.sequence]
             for i in range(chunk.num_samples):
                 yield params, seed + i & _SEED_BITS
-
-
-def _columns(entries: abc.Sequence[tuple[int, ...]], width: int) -> Ints:
-    """Tuples of `width` numbers as the columns of an int64 array."""
-    return np.ascontiguousarray(np.asarray(entries, np.int64).reshape(-1, width).T)
-
-
-def _padded(tables: abc.Sequence[list[int] | Ints]) -> NDArray[np.int32]:
-    """Block tables of unequal length as one array, padded with 0."""
-    out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
-    for row, table in enumerate(tables):
-        out[row, : len(table)] = table
-    return out

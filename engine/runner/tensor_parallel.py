@@ -96,8 +96,8 @@ class TensorParallelExecutor:
             theirs.close()
             self._workers.append(_Worker(rank, process, ours))
         ready = self._collect(START_TIMEOUT_S)
-        self.num_blocks = min(blocks for blocks, _ in ready)  # the same number on every rank
-        self.backend_name = ready[0][1]
+        self.num_blocks = min(blocks for blocks, *_ in ready)  # the same number on every rank
+        _, self.num_host_blocks, self.block_bytes, self.backend_name = ready[0]
         self._send(self.num_blocks)
         self._collect(START_TIMEOUT_S)
 

@@ -88,7 +88,7 @@ def _serve(
         timeout=timedelta(seconds=START_TIMEOUT_S),  # a rank may wait in a collective for one that still loads
     )
     part = Rank(config, model_config, folder, TensorParallel(rank, size))
-    pipe.send((part.fitting_blocks(), part.backend_name))
+    pipe.send((part.fitting_blocks(), part.num_host_blocks, part.block_bytes, part.backend_name))
     runner = part.allocate(pipe.recv())
     gc.freeze()
     pipe.send(None)

@@ -20,6 +20,7 @@ from harness.config.system import (
     SimEngine,
     SloConfig,
 )
+from harness.config.tiers import TiersConfig
 from harness.config.workload import (
     AllAtOnceArrival,
     ArrivalConfig,
@@ -81,6 +82,7 @@ __all__ = [
     "SimEngine",
     "SloConfig",
     "SyntheticTrace",
+    "TiersConfig",
     "TraceArrival",
     "TraceConfig",
     "UniformLengths",

@@ -9,7 +9,8 @@ from typing import Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from harness.config.option_sets import OPTION_SETS, explained
+from engine.core.policies import POLICIES
+from harness.config.option_sets import OPTION_SETS, explained, explained_settings
 
 _WIDTH = 118
 _HEADER = """\
@@ -62,6 +63,10 @@ def build(conf: Path) -> str:
         lines.append(f"\n  of {groups}")
         group = groups.partition("=")[0]
         lines += [_entry(f"    {group}.{key}={_show(value)}", text) for key, value, text in explained(model)]
+    for policy in sorted(POLICIES):
+        if settings := explained_settings(policy):
+            lines.append(f"\n  of scheduler={policy}")
+            lines += [_entry(f"    scheduler.options.{key}={_show(value)}", text) for key, value, text in settings]
     return "\n".join([*lines, "", _FOOTER])
 
 

@@ -11,13 +11,17 @@ Hydra finds them as `/schema/<name>`, so that a file under conf/ states only wha
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
 from pydantic import BaseModel
 
+from engine.core.policies import POLICIES
 from harness.config.allocator import ContiguousAllocator
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.tiers import HostTierConfig
 from harness.config.workload import FileTrace, ShareGptTrace
 
 _GROUP = "schema"
@@ -26,6 +30,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
     "contiguous": ("allocator=contiguous_*", ContiguousAllocator),
+    "host_tier": ("tiers.host", HostTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),
@@ -46,13 +51,22 @@ def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
         yield name, default, texts.get(name, "")
 
 
+def explained_settings(policy: str) -> list[tuple[str, Any, str]]:
+    """The same of the settings that a policy declares."""
+    options_type = POLICIES[policy].options_type
+    texts = _attribute_texts(options_type)
+    return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
+
+
 def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     """Every key but `kind` with its default; a key without one is `???`, which Hydra refuses to leave as it is."""
     fields = {name: field for name, field in model.model_fields.items() if name != "kind"}
-    return {name: "???" if field.is_required() else field.default for name, field in fields.items()}
+    defaults = {name: "???" if field.is_required() else field.default for name, field in fields.items()}
+    # Hydra lets keys be set in a group that is not closed; the schema says which of them there are.
+    return {n: DictConfig(value, flags={"struct": False}) if value == {} else value for n, value in defaults.items()}
 
 
-def _attribute_texts(model: type[BaseModel]) -> dict[str, str]:
+def _attribute_texts(model: type) -> dict[str, str]:
     """What the docstrings of a class and its bases say under `Attributes:`, by attribute."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):

@@ -18,6 +18,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
 
@@ -40,6 +41,7 @@ class RunConfig(ConfigModel):
     cost: CostConfig
     metrics: MetricsConfig
     allocator: AllocatorConfig = PagedAllocator()
+    tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
@@ -100,10 +102,30 @@ class RunConfig(ConfigModel):
             return self
         if conflict := conflict_with_reservations(self.scheduler):
             raise ValueError(f"scheduler.{conflict}, or allocator=paged")
+        if self.tiers.host.gib:
+            raise ValueError(
+                f"tiers.host.gib={self.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
+                "or allocator=paged"
+            )
         if self.allocator.reserve in FORESEEING and self.engine.kind != "sim":
             raise ValueError(
                 f"allocator.reserve={self.allocator.reserve}: engine={self.engine.kind} does not know what a request "
                 "will generate; use engine=sim, allocator=contiguous_requested or allocator=contiguous_max"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_preemption(self) -> Self:
+        mode = self.scheduler.preemption
+        if mode in ("swap", "auto") and not self.tiers.host.gib:
+            raise ValueError(
+                f"scheduler.preemption={mode}: needs host memory to move KV blocks to; use tiers=host or set "
+                "tiers.host.gib > 0"
+            )
+        if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
+            raise ValueError(
+                f"scheduler.recompute_token_us=null: scheduler.preemption=auto needs it with engine={self.engine.kind}"
+                ", which has no cost model to take the time of a token from"
             )
         return self
 

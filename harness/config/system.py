@@ -1,6 +1,6 @@
 """Configuration of what serves the requests: engine, model, device, scheduler, step cost; and of the metrics."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -185,6 +185,8 @@ class DeviceConfig(ConfigModel):
 
 class SchedulerConfig(ConfigModel, SchedulerOptions):  # type: ignore[misc]  # frozen, as ConfigModel says
     """The scheduler's own options: fields, defaults and limits are those of `SchedulerOptions`."""
+
+    options: dict[str, Any] = {}
 
     @model_validator(mode="after")
     def _check_options(self) -> Self:

@@ -133,7 +133,25 @@ class ShareGptTrace(ConfigModel):
         return self
 
 
-class SyntheticTrace(ConfigModel):
+class DrawnClasses(ConfigModel):
+    """What schedulers tell requests apart by, drawn for each on its own.
+
+    `priority_shares` are the shares of the priorities 0 (the most urgent), 1, 2, ...; empty gives all the same. The
+    k-th of `num_tenants` tenants sends in proportion to k ** -tenant_zipf_exponent.
+    """
+
+    priority_shares: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, max_length=100)] = ()
+    num_tenants: RequestCount = 1
+    tenant_zipf_exponent: NonNegativeFloat = 0.0
+
+    @model_validator(mode="after")
+    def _check_shares(self) -> Self:
+        if self.priority_shares and not sum(self.priority_shares) > 0:
+            raise ValueError("priority_shares: one of them must be > 0")
+        return self
+
+
+class SyntheticTrace(DrawnClasses):
     """Independent requests of drawn lengths (tokens)."""
 
     kind: Literal["synthetic"] = "synthetic"
@@ -142,7 +160,7 @@ class SyntheticTrace(ConfigModel):
     output: LengthsConfig
 
 
-class SharedPrefixTrace(ConfigModel):
+class SharedPrefixTrace(DrawnClasses):
     """Prompts that open with one of `num_prefixes` prefixes of `prefix_tokens` tokens, followed by `suffix` tokens of
     their own. The k-th prefix is drawn in proportion to k ** -zipf_exponent: 0 makes all equally likely."""
 

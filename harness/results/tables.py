@@ -2,7 +2,7 @@
 
 Columns of the requests table (times in s since the start of the replay, NaN where a thing never happened):
 
-    request_id, session_id and turn if the trace has them
+    request_id, and those of session_id, turn, priority, tenant and deadline (s after the arrival) that the trace has
     status, error                            finished, rejected, aborted or unfinished; why it was rejected
     arrival_time, replay_lag                 when it was meant to come; how much later it was issued, on a real clock
     first_scheduled_time, first_token_time, finish_time

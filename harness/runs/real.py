@@ -178,6 +178,8 @@ def resolve_real(config: RunConfig) -> Setup:
         tensor_parallel_size=config.tensor_parallel_size,
         seed=config.seed,
         contiguous=contiguous_rule(config),
+        host_kv_gib=config.tiers.host.gib,
+        host_gb_per_s=config.tiers.host.gb_per_s,
         **config.scheduler.model_dump(),
         **{field.name: getattr(settings, field.name) for field in fields(ExecutionOptions)},
     )

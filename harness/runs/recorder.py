@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.results.tables import Gaps
-from harness.workload.trace import Trace
+from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
     from engine.llm_engine import StepReport
@@ -184,7 +184,7 @@ class Recorder:
         recorded.loc[never_issued, "status"] = STATUSES.index("unfinished")
         source = trace.table
         table = pd.DataFrame({"request_id": source["request_id"].to_numpy()})
-        for column in ("session_id", "turn"):
+        for column in ("session_id", "turn", *CLASS_COLUMNS):
             if column in source:
                 table[column] = source[column].to_numpy()
         statuses = np.asarray(STATUSES)[recorded["status"].to_numpy()]

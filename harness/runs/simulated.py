@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import gc
+from dataclasses import replace
 
-from engine.core.scheduler_options import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
+from engine.core.work import ChunkWork, StepWork
 from harness.errors import ConfigError
+from harness.runs import tiers
 from harness.runs.memory import check_pool
 from harness.runs.recorder import Recorder
 from harness.runs.system import System
@@ -28,7 +31,8 @@ class SimulatedEngine:
         cost: prices the steps; None takes the system's own cost model.
 
     Raises:
-        ConfigError: the cost model is not available, or the pool needs more memory than there is.
+        ConfigError: the cost model is not available, the pool needs more memory than there is, or the host tier has
+            no room for a block.
     """
 
     def __init__(self, system: System, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
@@ -37,15 +41,18 @@ class SimulatedEngine:
         self._system = system
         self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()
-        check_pool(self.num_blocks)
+        num_host_blocks = tiers.num_host_blocks(system.tiers, system.pool, system.tensor_parallel_size)
+        check_pool(self.num_blocks + num_host_blocks)
         self._scheduler = make_scheduler(
-            system.scheduler,
+            _with_recompute_time(system),
             num_blocks=self.num_blocks,
             block_size=system.block_size,
             max_num_seqs=system.max_num_seqs,
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
             contiguous=system.contiguous,
+            num_host_blocks=num_host_blocks,
+            transfer_block_us=tiers.transfer_block_us(system.tiers, system.pool),
         )
         make_request = request_factory(
             trace,
@@ -62,6 +69,7 @@ class SimulatedEngine:
             self.recorder,
             compress=system.engine.compress,
             max_lookahead_steps=system.engine.max_lookahead_steps,
+            transfers=tiers.host_link(system.tiers, system.pool) if num_host_blocks else None,
         )
         router.connect(self._replica)
 
@@ -116,3 +124,13 @@ class SimulatedEngine:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _with_recompute_time(system: System) -> SchedulerOptions:
+    """The scheduler's options; preemption=auto predicts with the time of a token in the largest prefill step."""
+    options = system.scheduler
+    if options.preemption != "auto" or options.recompute_token_us is not None:
+        return options
+    num_tokens = min(system.max_num_batched_tokens, system.max_model_len)
+    step_ns = system.cost_model().step_ns(StepWork([ChunkWork(0, num_tokens, True)], 0, 0, 0))
+    return replace(options, recompute_token_us=step_ns / num_tokens / 1e3)

@@ -18,6 +18,7 @@ from harness.config import (
     ProfiledCost,
     RunConfig,
     SimEngine,
+    TiersConfig,
 )
 from harness.config.system import AUTO
 from harness.config.system import RooflineCost as RooflineConfig
@@ -49,6 +50,7 @@ class System:
         scheduler: its options.
         pool: the KV blocks of one rank.
         contiguous: how contiguous reservations are made; None where blocks are paged.
+        tiers: the memories behind the device's.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
         profile: the measured times for it, None without any.
@@ -66,6 +68,7 @@ class System:
     scheduler: SchedulerOptions
     pool: KVPool
     contiguous: Contiguous | None
+    tiers: TiersConfig
     engine: SimEngine
     cost: CostConfig
     profile: Profile | None = None
@@ -188,6 +191,7 @@ def resolve(config: RunConfig) -> System:
         scheduler=config.scheduler,
         pool=_kv_pool(config, model, device),
         contiguous=contiguous_rule(config),
+        tiers=config.tiers,
         engine=config.engine,
         cost=config.cost,
     )

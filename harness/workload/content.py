@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
 from harness.config.workload import MAX_TOKENS
-from harness.workload.trace import Trace
+from harness.workload.trace import Trace, deadlines_ns, tenants
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has
 
@@ -33,6 +33,7 @@ def request_factory(
     prompts = table["num_prompt_tokens"].tolist()
     outputs = table["num_output_tokens"].tolist()
     priorities = table["priority"].tolist() if "priority" in table else None
+    tenant_of, deadlines = tenants(trace), deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)
     num_blocks = _num_blocks(trace, block_size, max_model_len)
 
@@ -55,6 +56,8 @@ def request_factory(
             arrival_ns,
             block_hashes=contents(row) if has_contents else None,
             priority=priorities[row] if priorities else 0,
+            tenant=tenant_of[row] if tenant_of else 0,
+            deadline=arrival_ns + deadlines[row] if deadlines else None,
         )
 
     return make

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from engine.core.sequence import Request
 from harness.config.workload import MAX_TOKENS
 from harness.workload.content import dense_hash_ids
-from harness.workload.trace import Trace
+from harness.workload.trace import Trace, deadlines_ns, tenants
 
 Tokens = NDArray[np.int64]
 
@@ -28,6 +28,7 @@ class PromptSource:
         self._lengths = table["num_prompt_tokens"].tolist()
         self._outputs = table["num_output_tokens"].tolist()
         self._priorities = table["priority"].tolist() if "priority" in table else None
+        self._tenants, self._deadlines = tenants(trace), deadlines_ns(trace)
         self._token_ids = table["token_ids"].tolist() if "token_ids" in table else None
         self._hash_ids = dense_hash_ids(trace) if "hash_ids" in table else None
         self._sessions = table["session_id"].tolist() if "session_id" in table else None
@@ -47,6 +48,8 @@ class PromptSource:
             arrival_ns,
             token_ids=self._prompt(row, length) if length < self._max_model_len else None,
             priority=self._priorities[row] if self._priorities else 0,
+            tenant=self._tenants[row] if self._tenants else 0,
+            deadline=arrival_ns + self._deadlines[row] if self._deadlines else None,
         )
 
     def on_finish(self, request: Request) -> None:

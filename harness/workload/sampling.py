@@ -12,9 +12,10 @@ from harness.config import (
     LengthsConfig,
     LognormalLengths,
     SharedPrefixTrace,
+    SyntheticTrace,
     UniformLengths,
 )
-from harness.config.workload import MAX_TOKENS
+from harness.config.workload import MAX_TOKENS, DrawnClasses
 from harness.errors import ConfigError
 from harness.workload.trace import Trace, conversation_columns, trace_table
 
@@ -52,12 +53,13 @@ def sharegpt(num_requests: int, *, turns: Literal["first", "multi"], rng: np.ran
     return Trace("sharegpt-sampled", trace_table(columns), "built-in sampler of ShareGPT lengths", notes=(note,))
 
 
-def synthetic(num_requests: int, *, prompt: LengthsConfig, output: LengthsConfig, rng: np.random.Generator) -> Trace:
-    """Requests with independent prompt and output lengths, and nothing in common."""
+def synthetic(config: SyntheticTrace, rng: np.random.Generator) -> Trace:
+    """Requests with independent prompt and output lengths, and no tokens in common."""
     columns = {
-        "num_prompt_tokens": draw_lengths(prompt, num_requests, rng),
-        "num_output_tokens": draw_lengths(output, num_requests, rng),
+        "num_prompt_tokens": draw_lengths(config.prompt, config.num_requests, rng),
+        "num_output_tokens": draw_lengths(config.output, config.num_requests, rng),
     }
+    columns |= draw_classes(config, config.num_requests, rng)
     return Trace("synthetic", trace_table(columns), "drawn from trace.prompt and trace.output")
 
 
@@ -68,8 +70,7 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
     """
     n = config.num_requests
     _check_num_ids(config, config.num_prefixes * config.prefix_tokens)
-    weights = np.arange(1, config.num_prefixes + 1, dtype=np.float64) ** -config.zipf_exponent
-    prefixes = rng.choice(config.num_prefixes, size=n, p=weights / weights.sum())
+    prefixes = _draw_zipf(config.num_prefixes, config.zipf_exponent, n, rng)
     num_prompt_tokens = config.prefix_tokens + draw_lengths(config.suffix, n, rng)
     _check_num_ids(config, int(num_prompt_tokens.sum()))
     if num_prompt_tokens.max() > MAX_TOKENS:
@@ -82,6 +83,7 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
         "num_output_tokens": draw_lengths(config.output, n, rng),
         "hash_ids": _prefix_hash_ids(prefixes, config.num_prefixes, config.prefix_tokens, num_prompt_tokens),
     }
+    columns |= draw_classes(config, n, rng)
     shared_tokens = config.prefix_tokens - config.prefix_tokens % SHARED_PREFIX_BLOCK_SIZE
     notes = (
         f"of the {config.prefix_tokens} prefix tokens the first {shared_tokens} are shared: "
@@ -107,6 +109,23 @@ def draw_lengths(config: LengthsConfig, n: int, rng: np.random.Generator) -> Tok
             variance = math.log1p((config.std / config.mean) ** 2)
             draws = rng.lognormal(math.log(config.mean) - variance / 2, math.sqrt(variance), n)
             return _round(draws, low=config.min, high=config.max or MAX_TOKENS)
+
+
+def draw_classes(config: DrawnClasses, n: int, rng: np.random.Generator) -> dict[str, Tokens]:
+    """The columns `priority` and `tenant` of n requests, those of them that are not the same for all."""
+    columns: dict[str, Tokens] = {}
+    if config.priority_shares:
+        shares = np.array(config.priority_shares)
+        columns["priority"] = rng.choice(len(shares), size=n, p=shares / shares.sum())
+    if config.num_tenants > 1:
+        columns["tenant"] = _draw_zipf(config.num_tenants, config.tenant_zipf_exponent, n, rng)
+    return columns
+
+
+def _draw_zipf(num_kinds: int, exponent: float, n: int, rng: np.random.Generator) -> Tokens:
+    """Draws n of the numbers 0 to num_kinds - 1, the k-th of them in proportion to k ** -exponent."""
+    weights = np.arange(1, num_kinds + 1, dtype=np.float64) ** -exponent
+    return rng.choice(num_kinds, size=n, p=weights / weights.sum())
 
 
 def _first_exchanges(n: int, rng: np.random.Generator) -> dict[str, Tokens]:

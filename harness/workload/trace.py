@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "priority", "session_id", "turn")
+_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "priority", "tenant", "session_id", "turn")
+CLASS_COLUMNS = ("priority", "tenant", "deadline")
+"""What policies tell requests apart by; kept in the results."""
 _LIST_COLUMNS = ("hash_ids", "token_ids")
 
 
@@ -22,7 +24,9 @@ class Trace:
         table: one row per request, RangeIndex. `request_id` int64, 0..n-1; `arrival_time` float64, seconds since the
             first request, NaN throughout when the trace has no times; `num_prompt_tokens` and `num_output_tokens`
             int64, >= 1. Optional, absent when the trace does not have them:
-            `priority` int64;
+            `priority` int64, smaller is more urgent;
+            `tenant` int64, who is served; where it is absent, each session is a tenant;
+            `deadline` float64, seconds after its arrival by which a request should be done;
             `session_id` and `turn` int64: rows of a session are in turn order and its prompts are cumulative, each
             at least as long as the previous turn's prompt and output, which it starts with;
             `hash_ids` int64 arrays, one id per block of `hash_block_size` prompt tokens (the last may be partial):
@@ -47,6 +51,19 @@ class Trace:
     def has_times(self) -> bool:
         """Whether the trace says when its requests arrive."""
         return bool(self.table["arrival_time"].notna().all())
+
+
+def tenants(trace: Trace) -> list[int] | None:
+    """The tenant of each row; None where all are of the same."""
+    column = next((name for name in ("tenant", "session_id") if name in trace.table), None)
+    return None if column is None else trace.table[column].tolist()
+
+
+def deadlines_ns(trace: Trace) -> list[int] | None:
+    """When each row should be done, in ns after its arrival; None where the trace has no deadlines."""
+    if "deadline" not in trace.table:
+        return None
+    return [round(seconds * 1e9) for seconds in trace.table["deadline"].tolist()]
 
 
 def file_stamp(path: str | None) -> dict[str, int] | None:
@@ -76,6 +93,8 @@ def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.
     for name in _INTEGER_COLUMNS:
         if name in columns:
             table[name] = np.asarray(columns[name], dtype=np.int64)
+    if "deadline" in columns:
+        table["deadline"] = np.asarray(columns["deadline"], dtype=np.float64)
     if "session_id" in table and "turn" not in table:
         table["turn"] = pd.Series(table["session_id"]).groupby(table["session_id"]).cumcount().to_numpy(np.int64)
     for name in _LIST_COLUMNS:

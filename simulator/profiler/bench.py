@@ -60,10 +60,12 @@ class Limits:
 class _RunnerExecutor:
     """Executes steps on a runner of this process."""
 
-    def __init__(self, runner: ModelRunner, num_blocks: int, backend_name: str) -> None:
+    def __init__(self, runner: ModelRunner, rank: Rank, num_blocks: int) -> None:
         self._runner = runner
         self.num_blocks = num_blocks
-        self.backend_name = backend_name
+        self.num_host_blocks = rank.num_host_blocks
+        self.block_bytes = rank.block_bytes
+        self.backend_name = rank.backend_name
 
     def execute(self, inputs: StepInputs) -> StepTokens:
         return self._runner.execute(inputs)
@@ -124,7 +126,7 @@ class Bench:
         self._num_layers = runner.kv_cache.shape[0]
         self._stopwatch = make_stopwatch(runner.kv_cache.device, clock)
         self._closing: list[Executor | Collectives] = []
-        executor: Executor = _RunnerExecutor(runner, num_blocks, rank.backend_name)
+        executor: Executor = _RunnerExecutor(runner, rank, num_blocks)
         self._collectives = None
         if size > 1:
             executor = TensorParallelExecutor(replace(config, num_blocks=num_blocks), model_config, folder)

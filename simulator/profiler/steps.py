@@ -38,6 +38,8 @@ class SkippingExecutor:
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self.num_blocks = executor.num_blocks
+        self.num_host_blocks = executor.num_host_blocks
+        self.block_bytes = executor.block_bytes
         self.backend_name = executor.backend_name
         self.skip_prompts = False
 

@@ -14,6 +14,8 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
+from engine.core.policies import POLICIES
+from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
@@ -27,6 +29,24 @@ ALTERNATIVES: dict[str, Any] = {
     "async_scheduling": True,
     "max_padding": 4,
 }
+POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "static": {"max_queue_delay_s": [0.0, 5e-9]},
+    "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
+    "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e5]},
+    "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},
+    "fair": {"input_weight": [0, 1], "output_weight": [1, 2]},
+}
+"""Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""
+APART = ("prefill_first", "static")
+"""Policies that never let prompts and decodes share a step."""
+UNSHARED: dict[str, Any] = {
+    "enable_prefix_caching": False,
+    "allocation": "prompt",
+    "admission": "full_prompt",
+    "preemption": "recompute",
+    "recompute_token_us": None,
+}
+"""Options that go with contiguous reservations."""
 FORK_TOKENS = 1000  # how far the tokens of one sequence of a request are from those of the next
 
 
@@ -42,6 +62,8 @@ class Case:
     abort_step: int | None = None
     stop_after: int | None = None  # a stop condition met after this many output tokens
     num_sequences: int = 1
+    tenant: int = 0
+    deadline: int | None = None
 
     @property
     def max_tokens(self) -> int:
@@ -65,6 +87,7 @@ class Workload:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_host_blocks: int = 0
+    transfer_block_us: float = 10.0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
     max_model_len: int | None = None
@@ -82,6 +105,7 @@ class Workload:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=self.num_host_blocks,
+            transfer_block_us=self.transfer_block_us,
             num_lanes=self.num_lanes,
             max_model_len=self.max_model_len,
             contiguous=self.contiguous,
@@ -118,6 +142,18 @@ def random_options(rng: random.Random) -> SchedulerOptions:
     if options.get("allocation") == "chunk" and rng.random() < 0.3:
         options["admission"] = "first_chunk"
     return SchedulerOptions(**options)
+
+
+def draw_policy(rng: random.Random, options: SchedulerOptions, cases: list[Case]) -> SchedulerOptions:
+    """Any policy that there is, with settings of its own, and requests of several priorities, tenants and deadlines."""
+    policy = rng.choice(sorted(POLICIES))
+    own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
+    victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
+    num_tenants, has_deadlines = rng.choice([1, 2, 5]), rng.random() < 0.5
+    for case in cases:
+        case.priority, case.tenant = rng.choice([0, 0, 1, 3]), rng.randrange(num_tenants)
+        case.deadline = case.arrival_step + rng.randint(0, 200) if has_deadlines and rng.random() < 0.7 else None
+    return replace(options, policy=policy, options=own, victim=victim)
 
 
 def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
@@ -179,6 +215,9 @@ def random_workload(seed: int) -> Workload:
     if makes_supply:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
         continue_others(cases, rng, 4 * longest)
+    classes = random.Random(-1 - seed)  # a stream of its own
+    if not makes_pauses and not makes_supply and classes.random() < 0.5:
+        options = draw_policy(classes, options, cases)
     most = max(-(-len(case.tokens) // block_size) for case in cases)
     max_num_seqs = rng.choice([8, 32] if makes_pauses else [1, 2, 8, 32])
     num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None
@@ -186,6 +225,10 @@ def random_workload(seed: int) -> Workload:
     if makes_pauses or makes_supply:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
     slots = max_num_seqs * (1 + (num_drafts or 0))
+    preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
+    num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
+    token_us = 1.0 if preemption == "auto" else None
+    options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
     workload = Workload(
         cases,
@@ -194,7 +237,8 @@ def random_workload(seed: int) -> Workload:
         num_blocks=num_lanes * most + rng.choice(spare_blocks),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
-        num_host_blocks=rng.choice([1, most, 10 * most]) if rng.random() < 0.2 else 0,
+        num_host_blocks=num_host_blocks,
+        transfer_block_us=0.4 * block_size,
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
@@ -206,13 +250,13 @@ def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
     options = workload.options
     if rng.random() < 0.2:
         return replace(workload, options=replace(options, eviction=rng.choice(["fifo", "lfu"])))
-    if rng.random() < 0.2:
+    if rng.random() < 0.2 and not POLICIES[options.policy].chooses_victims:
         reserve, fit = rng.choice(get_args(Reserve)), rng.choice(get_args(Fit))
         asked = rng.choice([None, 1, 40]) if reserve == "requested" else None
         return replace(
             workload,
             cases=[replace(case, num_sequences=1) for case in workload.cases],
-            options=replace(options, enable_prefix_caching=False, allocation="prompt", admission="full_prompt"),
+            options=replace(options, **UNSHARED),
             num_host_blocks=0,
             max_model_len=rng.choice([None, *[len(case.tokens) + 1 for case in workload.cases]]),
             contiguous=Contiguous(reserve, fit, asked),

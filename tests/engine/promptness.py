@@ -3,37 +3,94 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import asdict
 
-from engine.core.kv.prefix_index import NO_MATCH
 from engine.core.plan import StepPlan
+from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
-from tests.engine.fuzz_workloads import Workload
+from engine.core.tenant_queue import TenantQueue
+from tests.engine.fuzz_workloads import APART, Workload
 
 
-def queue_key(workload: Workload, sequence: Sequence) -> tuple[int, int]:
-    urgency = sequence.request.priority if workload.options.queue == "priority" else 0
-    return urgency, sequence.request.order
+def queue_key(workload: Workload, scheduler: Scheduler, sequence: Sequence) -> tuple[float, int]:
+    """Who is next, in the policy's own words; a policy of one's own is taken by its word."""
+    options, request = workload.options, sequence.request
+    own = {**asdict(POLICIES[options.policy].options_type()), **options.options}
+    urgency: float = request.priority if options.queue == "priority" else 0
+    if options.policy == "priority":
+        ageing = own["ageing_s"]
+        urgency = request.priority if ageing is None else request.arrival_time + request.priority * round(ageing * 1e9)
+    elif options.policy == "edf":
+        promised = round(own["ttft_s"] * 1e9) + round(own["tpot_s"] * 1e9) * (request.max_tokens - 1)
+        urgency = request.arrival_time + promised if request.deadline is None else request.deadline
+    elif options.policy == "sjf" and not own["relative_error"]:
+        waited = request.arrival_time * 1e-9 * own["ageing_tokens_per_s"]
+        urgency = request.max_tokens - sequence.num_output_tokens + waited
+    elif options.policy not in ("admission_order", "fair", "mixed", "prefill_first", "static"):
+        urgency = scheduler._policy.order(sequence)
+    return urgency, request.order
 
 
 def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, now: int) -> None:
     """Prove, after a plan was made, that admissions were in order and that the next in the queue could not enter."""
-    waiting = sorted(scheduler.waiting, key=lambda sequence: queue_key(workload, sequence))
-    heads = [*scheduler.waiting][:1] + waiting[:1]
-    assert not waiting or heads[0].request is heads[1].request, "the head of the queue is not the next"
+    queue, is_fair = scheduler.waiting, isinstance(scheduler.waiting, TenantQueue)
+    head = queue.head if queue else None
     admitted = [] if plan is None else plan.admitted
     preempted = set() if plan is None else set(plan.preempted)
-    keys = [queue_key(workload, sequence) for sequence in admitted]
-    assert keys == sorted(keys), "admitted out of order"
-    behind = [queue_key(workload, sequence) for sequence in waiting if sequence not in preempted]
-    assert not keys or not behind or keys[-1] <= behind[0], "somebody was passed over"
+    for tenant in {s.request.tenant for s in [*queue, *admitted]} if is_fair else [None]:
+        check_order(workload, scheduler, admitted, preempted, tenant)
+    if isinstance(queue, TenantQueue) and head is not None:
+        assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
     may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
-    if waiting and not may_wait and not had_early_release(scheduler):
-        assert not could_enter(workload, scheduler, plan, waiting[0]), "the head of the queue waits though it fits"
+    if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, plan):
+        assert not could_enter(workload, scheduler, plan, head), "the head of the queue waits though it fits"
+        if plan is not None and workload.options.policy == "priority":
+            check_rank(workload, scheduler, plan, head)
+
+
+def check_order(
+    workload: Workload, scheduler: Scheduler, admitted: list[Sequence], preempted: set[Sequence], tenant: int | None
+) -> None:
+    """Prove that of the requests of a tenant, or of all, the next is at the head and none was passed over."""
+
+    def of_tenant(sequences: Iterable[Sequence]) -> list[Sequence]:
+        return [s for s in sequences if tenant is None or s.request.tenant == tenant]
+
+    def key(sequence: Sequence) -> tuple[float, int]:
+        return queue_key(workload, scheduler, sequence)
+
+    waiting = sorted(of_tenant(scheduler.waiting), key=key)
+    heads = of_tenant([*scheduler.waiting][:1])
+    assert not heads or heads[0].request is waiting[0].request, "the head of the queue is not the next"
+    keys = [key(sequence) for sequence in of_tenant(admitted)]
+    assert keys == sorted(keys), "admitted out of order"
+    behind = [key(sequence) for sequence in waiting if sequence not in preempted]
+    assert not keys or not behind or keys[-1] <= behind[0], "somebody was passed over"
+
+
+def is_delayed(workload: Workload, plan: StepPlan | None) -> bool:
+    """Whether a batch may be held back until it is full."""
+    return plan is None and bool(workload.options.options.get("max_queue_delay_s"))
+
+
+def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: Sequence) -> None:
+    """Nobody who runs comes after the head of the queue, unless all of them together have not what it needs."""
+    (lane,) = scheduler._planners
+    rank = queue_key(workload, scheduler, head)
+    after = [s for s in lane.candidates() if queue_key(workload, scheduler, s) > rank]
+    num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
+    if not after or num_tokens >= workload.max_num_batched_tokens or not workload.options.enable_chunked_prefill:
+        return
+    num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
+    num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - 1 for s in after)
+    needed = scheduler.blocks.blocks_for(head.num_tokens) + reserve_of(workload)
+    assert num_seats > workload.max_num_seqs or needed > num_blocks, "a less urgent one keeps its place"
 
 
 def had_early_release(scheduler: Scheduler) -> bool:
@@ -79,7 +136,7 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     sizes = [] if plan is None else [chunk.num_tokens for chunk in plan.prefills]
     if options.policy == "static" and (lane.running.sequences and (num_decodes or not sizes)):
         return False
-    decode_tokens = num_decodes * workload.tokens_per_decode if options.policy in ("mixed", "admission_order") else 0
+    decode_tokens = num_decodes * workload.tokens_per_decode if options.policy not in APART else 0
     budget = workload.max_num_batched_tokens - decode_tokens - sum(sizes)
     reserve = reserve_of(workload) if lane.running.sequences else 0
     if head.host_blocks is not None:
@@ -87,12 +144,14 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     match = blocks.match(head)
     if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
-    if num_decodes and options.policy not in ("mixed", "admission_order"):
-        match = NO_MATCH  # what these decodes fill can be found from the next step on
+    if num_decodes and options.policy in APART:
+        # What these decodes fill can be found from the next step on.
+        kept = match.num_kept * blocks.block_size
+        match = match._replace(blocks=[], num_cached_tokens=kept, num_revived=0, copy_last=False)
     wanted = head.num_tokens - match.num_cached_tokens
     if options.long_prefill_token_threshold:
         wanted = min(wanted, options.long_prefill_token_threshold)
-    may_cut = options.enable_chunked_prefill and (options.policy in ("mixed", "admission_order") or not sizes)
+    may_cut = options.enable_chunked_prefill and (options.policy not in APART or not sizes)
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
-from tests.engine.fuzz_workloads import FORK_TOKENS, Workload
+from tests.engine.fuzz_workloads import APART, FORK_TOKENS, Workload
 from tests.engine.promptness import check_promptness, check_seats
 from tests.engine.shadow_store import Holders, ShadowStore, Token
 from tests.engine.slot_reference import check_slots
@@ -71,8 +71,10 @@ class ShadowExecutor:
             if planned is None:
                 idle += 1
                 if idle >= len(plans) and not any(plans.values()):
-                    assert self.events or not self.scheduler.unfinished, "requests are left and nothing is planned"
-                    step, idle = max(step, self.events[0][0]) if self.events else step, 0
+                    wake = [event[0] for event in self.events[:1]]
+                    wake += [] if self.scheduler.wait_until is None else [self.scheduler.wait_until]
+                    assert wake or not self.scheduler.unfinished, "requests are left and nothing is planned"
+                    step, idle = max(step, min(wake, default=step)), 0
                 continue
             idle = 0
             step += self.trail.last_num_steps
@@ -108,6 +110,8 @@ class ShadowExecutor:
             if case.contents == "hashes"
             else None,
             priority=case.priority,
+            tenant=case.tenant,
+            deadline=case.deadline,
             num_sequences=case.num_sequences,
         )
         try:
@@ -164,7 +168,7 @@ class ShadowExecutor:
         assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers
         assert plan.num_running <= workload.max_num_seqs
         assert plan.horizon == 1 or not plan.prefills
-        assert workload.options.policy in ("mixed", "admission_order") or not (plan.prefills and plan.num_decodes)
+        assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
         assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
         most = workload.options.long_prefill_token_threshold
         assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)

@@ -19,15 +19,17 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
         computed |= {chunk.sequence: chunk.num_tokens for chunk in flight.plan.prefills}
         computed |= dict.fromkeys(flight.plan.decodes, 1) if flight.plan.num_decodes else {}
     held, written, kept = (np.zeros((blocks.num_blocks, size), bool) for _ in range(3))
+    holders = [*scheduler.waiting.holders]
     for running in scheduler._lanes:
-        for sequence in running.sequences.keys() - running.ending.keys():
-            table = np.asarray(sequence.block_table)
-            end = sequence.num_computed_tokens + computed.get(sequence, 0)
-            end = max(end, sequence.num_registered_blocks * size)
-            positions = np.arange(len(table) * size).reshape(-1, size)
-            held[table] = True
-            written[table] |= positions < end
-            kept[table] |= (positions >= end) & (positions < _end_of_reserved(scheduler, sequence))
+        holders += running.sequences.keys() - running.ending.keys()
+    for sequence in holders:
+        table = np.asarray(sequence.block_table)
+        end = sequence.num_computed_tokens + computed.get(sequence, 0)
+        end = max(end, sequence.num_registered_blocks * size)
+        positions = np.arange(len(table) * size).reshape(-1, size)
+        held[table] = True
+        written[table] |= positions < end
+        kept[table] |= (positions >= end) & (positions < _end_of_reserved(scheduler, sequence))
     assert plan.num_used_blocks == held.any(axis=1).sum()
     assert plan.num_kv_tokens == written.sum(), "slots with tokens are miscounted"
     assert plan.num_reserved_slots == kept.sum(), "reserved slots are miscounted"
@@ -43,7 +45,7 @@ def _end_of_reserved(scheduler: Scheduler, sequence: Sequence) -> int:
 
 def _num_useless(scheduler: Scheduler) -> int:
     """Slots of all holes, found block by block, where none is large enough for the head of the queue."""
-    blocks, waiting = scheduler.blocks, sorted(scheduler.waiting._heap)
+    blocks, waiting = scheduler.blocks, scheduler.waiting
     if not isinstance(blocks, ContiguousManager) or not waiting:
         return 0
     held = {block for lane in scheduler._lanes for sequence in lane.sequences for block in sequence.block_table}
@@ -52,5 +54,5 @@ def _num_useless(scheduler: Scheduler) -> int:
         run = 0 if block in held else run + 1
         num_free += block not in held
         largest = max(largest, run)
-    needed = -(-blocks._rule.num_tokens(waiting[0][-1], blocks._longest) // blocks.block_size)
+    needed = -(-blocks._rule.num_tokens(waiting.head, blocks._longest) // blocks.block_size)
     return num_free * blocks.block_size if needed > largest else 0

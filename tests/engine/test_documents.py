@@ -37,7 +37,7 @@ def test_plain_values_are_read_as_they_stand(monkeypatch: pytest.MonkeyPatch) ->
         ("{a: " * 65 + "1" + "}" * 65, "nested more than 64 deep"),
         ("- " * 3000, "nested more than 64 deep"),
         ("a: 1\nb: 2\na: 3", "the key 'a' is there twice"),
-        ("{" + "a, " * 100_000 + "}", "the key 'a' is there twice"),
+        ("{" + "a, " * 5_000 + "}", "the key 'a' is there twice"),
         ("a: " + "9" * 5000, "an integer of 5000 characters"),
         ("a: 1" + ":1" * 100_000, "an integer of 200001 characters"),
         ("a: " + "9" * 31, "an integer of more than 64 bits"),

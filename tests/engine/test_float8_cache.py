@@ -31,7 +31,6 @@ def test_tokens_do_not_depend_on_how_the_work_is_cut_up() -> None:
     cuts: list[dict[str, Any]] = [
         {"num_blocks": 64, "max_num_batched_tokens": 9},
         {"cuda_graphs": True, "block_size": 1, "num_blocks": 1600},
-        {"tensor_parallel_size": 2},
     ]
     for settings in cuts:
         assert generate(params, **settings, **FP8) == alone, settings

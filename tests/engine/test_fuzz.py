@@ -41,20 +41,26 @@ def small_workloads(draw: st.DrawFn) -> Workload:
     for case in cases:  # hash ids and tokens are two names of one content: a run uses one of them
         if {contents, case.contents} == {"tokens", "hashes"}:
             case.contents = contents
+    preemption = draw(st.sampled_from(["recompute", "partial", "swap", "auto"]))
     longest = max(-(-len(case.tokens) // block_size) for case in cases)
+    policy = draw(st.sampled_from(sorted(POLICIES)))
+    names = sorted({*ALTERNATIVES} - ({"victim"} if POLICIES[policy].chooses_victims else set()))
     return Workload(
         cases,
         options=SchedulerOptions(
-            policy=draw(st.sampled_from(sorted(POLICIES))),
+            policy=policy,
             watermark=draw(st.sampled_from([0.0, 0.1])),
             enable_prefix_caching=draw(st.booleans()),
-            **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(sorted(ALTERNATIVES))))},
+            preemption=preemption,  # type: ignore[arg-type]
+            recompute_token_us=1.0 if preemption == "auto" else None,
+            **{name: ALTERNATIVES[name] for name in draw(st.sets(st.sampled_from(names)))},
         ),
         block_size=block_size,
         num_blocks=longest + draw(st.integers(1, 8)),
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0, 12)),
-        num_host_blocks=draw(st.sampled_from([0, 0, 8])),
+        num_host_blocks=draw(st.sampled_from([2, 8])) if preemption in ("swap", "auto") else 0,
+        transfer_block_us=0.4 * block_size,
     )
 
 

@@ -112,11 +112,11 @@ def test_a_chunk_without_blocks_gives_way_to_decodes_and_stops_admissions() -> N
 @pytest.mark.parametrize(("victim", "expected"), [("spare_last", 1), ("last", 2)])
 def test_who_gave_way_last_is_spared_or_not(victim: Any, expected: int) -> None:
     choose = VICTIM_RULES[victim]
-    running = [bare_sequence(i, 1, 1) for i in range(3)]
-    assert choose(reversed(running), running[2]).request_id == expected
-    assert choose(reversed(running), running[0]).request_id == 2
+    running, pool = [bare_sequence(i, 1, 1) for i in range(3)], BlockManager(1, 1).pool
+    assert choose(reversed(running), running[2], pool).request_id == expected
+    assert choose(reversed(running), running[0], pool).request_id == 2
     urgent = [bare_sequence(0, 1, 1, priority=1), bare_sequence(1, 1, 1)]
-    assert choose(reversed(urgent), None) is urgent[victim == "last"]
+    assert choose(reversed(urgent), None, pool) is urgent[victim == "last"]
 
 
 def test_a_prompt_that_does_not_fit_is_admitted_when_a_decode_fills_the_block_it_lacks() -> None:

@@ -13,7 +13,7 @@ from tests.engine.builders import chunks, ids, make, run
 
 def two_that_outgrow_the_pool(num_host_blocks: int) -> tuple[Scheduler, list[Request]]:
     """Two requests of two blocks each, of which every one comes to need four of the pool's five."""
-    scheduler = make(num_blocks=5, num_host_blocks=num_host_blocks)
+    scheduler = make(num_blocks=5, num_host_blocks=num_host_blocks, preemption="swap")
     requests = [Request(i, 7, 9) for i in range(2)]
     for request in requests:
         scheduler.add(request)
@@ -69,7 +69,7 @@ def test_without_room_on_the_host_the_kv_is_computed_again() -> None:
 
 
 def test_a_sequence_that_is_ready_while_a_plan_is_under_way_gets_no_token_of_it() -> None:
-    scheduler = make(num_blocks=7, num_host_blocks=4)
+    scheduler = make(num_blocks=7, num_host_blocks=4, preemption="swap")
     for i, max_tokens in enumerate([20, 5, 9]):
         scheduler.add(Request(i, 7, max_tokens))
     plan, now = run_until(scheduler, 0, swaps=False)

@@ -58,7 +58,7 @@ def test_all_steps_are_found_and_the_core_repeats_them(overrides: list[str]) -> 
 @pytest.mark.parametrize(
     ("overrides", "padding"),
     [
-        ([], 256),
+        pytest.param([], 256, marks=pytest.mark.slow),
         (["arrival.rate=0.5", "trace.num_requests=9"], 256),  # idle at times
         (CROWDED, 256),
         (["arrival.rate=20", "trace.num_requests=15", "scheduler.max_padding=2000"], 2000),

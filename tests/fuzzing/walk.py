@@ -18,7 +18,7 @@ SHARE_OF_WHOLE_COMMANDS = 0.03
 _LIGHT = {"model": "tiny", "device": "laptop-cpu", "engine": "sim", "cost": "roofline", "trace": "synthetic"}
 # Presets but for sweeps, and for those of the real engine.
 _EXPERIMENTS = ("conversations", "shared_contexts", "starved_pool", "tensor_parallel", "vllm", "vllm_v0", "null")
-_GROUPS = ("engine", "trace", "arrival", "model", "device", "scheduler", "allocator", "cost", "metrics")
+_GROUPS = ("engine", "trace", "arrival", "model", "device", "scheduler", "allocator", "tiers", "cost", "metrics")
 _REAL_KINDS = {
     "engine": "cpu", "trace": "synthetic", "arrival": "all_at_once", "cost": "roofline", "trace.prompt": "uniform",
     "trace.output": "uniform",

@@ -18,17 +18,16 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    "module", ["test_triton_attention", "test_triton_kernels", "test_triton_fp8", "test_triton_engine"]
+    ("modules", "loops"),
+    [(["test_triton_kernels", "test_triton_fp8"], False), (["test_triton_attention", "test_triton_engine"], True)],
+    ids=["kernels", "attention"],
 )
-def test_in_interpreter(module: str) -> None:
+def test_in_interpreter(modules: list[str], loops: bool) -> None:
     old = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
-    if (
-        old
-        and np.lib.NumpyVersion(np.__version__) >= "2.4.0"
-        and module not in ("test_triton_kernels", "test_triton_fp8")
-    ):
+    if loops and old and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of triton 3.6 cannot loop to a bound known at run time with numpy 2.4")
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", f"tests/kernels/{module}.py"]
+    files = [f"tests/kernels/{module}.py" for module in modules]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     # Without this variable the inner pytest does not take itself for a worker of pytest-xdist.
     environment.pop("PYTEST_XDIST_WORKER", None)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import StepPlan
-from engine.core.policies.static import Static
+from engine.core.policies.static import Static, StaticOptions
 from engine.core.preemption import Preemption
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
@@ -129,7 +129,7 @@ def test_a_lane_never_has_two_plans_under_way_and_every_request_gets_its_tokens(
 def test_the_policy_may_let_an_idle_pipeline_wait() -> None:
     delay = 10_000
     limits = Limits(max_num_seqs=8, max_num_batched_tokens=100)
-    policy = Static(by_arrival, Preemption(), max_queue_delay=delay)
+    policy = Static(by_arrival, Preemption(), StaticOptions(max_queue_delay_s=delay * 1e-9))
     scheduler = Scheduler(BlockManager(100, 4), policy, limits, num_lanes=2)
     log = serve(simple_trace([5], [3]), OpenLoop(np.array([100])), scheduler, [FlatCost(STAGE_NS)] * 2)
     assert log.finished[0].first_scheduled_time == 100 + delay

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.plan import StepOutcome, StepPlan
+from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
 from engine.core.work import StepWork
@@ -26,7 +26,6 @@ from simulator.replica import ImplausibleStepError, Replica
 from simulator.router import RoundRobin
 from tests.simulator.builders import cost
 from tests.simulator.workloads import (
-    OPTIONS,
     ROOFLINE,
     Both,
     Case,
@@ -67,7 +66,7 @@ class TokenLog:
 # -- random workloads -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases(), st.booleans())
 def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool) -> None:
     price = cost() if by_profile else ROOFLINE
@@ -76,11 +75,16 @@ def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool)
 
 
 RESERVATIONS = st.builds(Contiguous, st.sampled_from(get_args(Reserve)), st.sampled_from(get_args(Fit)))
-UNCACHED = st.builds(replace, OPTIONS, enable_prefix_caching=st.just(False), allocation=st.just("prompt"))
+UNSHARED = st.builds(
+    SchedulerOptions,
+    policy=st.sampled_from([name for name, policy in POLICIES.items() if not policy.chooses_victims]),
+    async_scheduling=st.booleans(),
+    enable_prefix_caching=st.just(False),
+)
 
 
-@settings(max_examples=30, deadline=None)
-@given(cases(options=UNCACHED, contiguous=RESERVATIONS))
+@settings(max_examples=15, deadline=None)
+@given(cases(options=UNSHARED, contiguous=RESERVATIONS))
 def test_compressed_equals_stepped_with_reservations(case: Case) -> None:
     (stepped,), (compressed,) = (simulate_case(case, compress=compress) for compress in (False, True))
     assert_same(stepped, compressed)
@@ -90,7 +94,7 @@ def test_compressed_equals_stepped_with_reservations(case: Case) -> None:
     assert (unwritten >= steps["num_reserved_slots"]).all() and (steps["num_reserved_slots"] >= 0).all()
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(), st.booleans())
 def test_a_lone_environment_and_that_of_simpy_run_the_same(case: Case, compress: bool) -> None:
     environments: list[Any] = [LoneEnvironment(), simpy.Environment(initial_time=0)]
@@ -99,7 +103,7 @@ def test_a_lone_environment_and_that_of_simpy_run_the_same(case: Case, compress:
     assert environments[0].now == environments[1].now
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(max_lookahead_steps=1))
 def test_the_tables_agree_with_a_log_of_every_token(case: Case) -> None:
     log = TokenLog()

@@ -40,7 +40,7 @@ def served_rows(run: RecordedRun) -> list[int]:
     return np.flatnonzero(run.requests["status"] == "finished").tolist()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans())
 def test_compressed_replicas_equal_stepped_ones_to_the_last_bit(case: Case, is_flat: bool) -> None:
     # With a flat cost replicas often end their steps, and requests, at the same time.
@@ -66,7 +66,7 @@ def test_requests_go_to_the_replicas_in_turn(arrivals: str) -> None:
     assert [served_rows(run) for run in runs] == [[0, 2, 4, 6, 8], [1, 3, 5, 7]]
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(cases(num_replicas=1, arrivals=st.sampled_from(["open", "burst"]), contents="none"))
 def test_two_replicas_serve_open_arrivals_as_each_would_serve_its_own(case: Case) -> None:
     together = simulate_case(replace(case, num_replicas=2))

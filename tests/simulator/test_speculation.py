@@ -31,7 +31,7 @@ NUM_DRAFTS = 3
 PRICES = st.sampled_from([ROOFLINE, cost()])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(cases(num_drafts=st.sampled_from([1, 3]), num_replicas=st.sampled_from([1, 1, 2])), PRICES)
 def test_compressed_equals_stepped_with_drafts(case: Case, price: CostModel) -> None:
     runs = [simulate_case(case, price, compress=compress) for compress in (False, True)]
@@ -49,7 +49,7 @@ ENDS_AS_A_BLOCK_FILLS = Case(
 )  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(), PRICES)
 @example(ENDS_AS_A_BLOCK_FILLS, ROOFLINE)  # its last block can be found while the last token is computed
 def test_without_drafts_all_is_as_with_uniform_decodes(case: Case, price: CostModel) -> None:
@@ -76,7 +76,7 @@ def lone_request(gains: NDArray[np.int64], num_output_tokens: int) -> tuple[floa
     return run.requests["finish_time"].item(), len(run.steps)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 60), st.data())
 def test_more_accepted_drafts_never_make_a_lone_request_slower(num_output_tokens: int, data: st.DataObject) -> None:
     n = num_output_tokens

@@ -7,7 +7,7 @@ import pytest
 import simpy
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.policies.static import Static
+from engine.core.policies.static import Static, StaticOptions
 from engine.core.preemption import Preemption
 from engine.core.scheduler import Scheduler
 from engine.core.step_planner import Limits
@@ -64,7 +64,8 @@ def test_a_static_batch_waits_for_more_requests_as_long_as_it_may(
 ) -> None:
     n = len(arrivals)
     limits = Limits(max_num_seqs=3, max_num_batched_tokens=100)
-    scheduler = Scheduler(BlockManager(100, 4), Static(by_arrival, Preemption(), max_queue_delay=DELAY), limits)
+    policy = Static(by_arrival, Preemption(), StaticOptions(max_queue_delay_s=DELAY * 1e-9))
+    scheduler = Scheduler(BlockManager(100, 4), policy, limits)
     log = PlanLog()
     simulate(
         simple_trace([5] * n, [4] * n), OpenLoop(np.array(arrivals)), [scheduler], FlatCost(1000),

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -31,12 +34,15 @@ NUM_HOST_BLOCKS = st.sampled_from([3, 20, 1000])
 RATES = (1e7, 1e9, 1e12)  # 100 us, 1 us and 1 ns per block
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     cases(extra_blocks=st.sampled_from([1, 5]), num_host_blocks=NUM_HOST_BLOCKS, num_replicas=st.sampled_from([1, 2])),
     st.sampled_from(RATES),
+    st.booleans(),
 )
-def test_compressed_equals_stepped_with_swaps(case: Case, rate: float) -> None:
+def test_compressed_equals_stepped_with_swaps(case: Case, rate: float, is_auto: bool) -> None:
+    mode: dict[str, Any] = {"preemption": "auto", "recompute_token_us": 10.0} if is_auto else {"preemption": "swap"}
+    case = replace(case, options=replace(case.options, **mode))
     runs = [
         simulate_case(case, compress=compress, make_transfers=lambda: HostLink(BLOCK_BYTES, rate))
         for compress in (False, True)
@@ -50,7 +56,7 @@ def test_compressed_equals_stepped_with_swaps(case: Case, rate: float) -> None:
 def starved(num_host_blocks: int, rate: float = 1e9, *, log: PlanLog | None = None) -> RecordedRun:
     """8 requests of 120 tokens in a pool of 40 blocks of 4, which holds one of them and a part of a second."""
     scheduler = make_scheduler(
-        SchedulerOptions(watermark=0),
+        SchedulerOptions(watermark=0, preemption="swap" if num_host_blocks else "recompute"),
         num_blocks=40,
         block_size=4,
         max_num_seqs=8,

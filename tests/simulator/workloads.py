@@ -91,6 +91,7 @@ class Case:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=max(self.max_num_batched_tokens, most),
             num_host_blocks=self.num_host_blocks,
+            transfer_block_us=4.0 * self.block_size,
             make_decodes=self._make_decodes,
             contiguous=self.contiguous,
         )
@@ -116,6 +117,7 @@ OPTIONS = st.builds(
     victim=st.sampled_from(["spare_last", "last"]),
     full_hit=st.sampled_from(["copy", "recompute_block"]),
     async_scheduling=st.booleans(),
+    preemption=st.sampled_from(["recompute", "partial"]),
 )
 
 

@@ -9,7 +9,8 @@ from engine.core.hashing import token_bytes
 from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
 from engine.core.kv.pool import Pool
-from engine.core.kv.prefix_index import NO_MATCH, Content, PrefixIndex, PrefixMatch
+from engine.core.kv.prefix_index import Content, PrefixIndex
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import DEVICE, Tier, Transfer
 from engine.core.sequence import Sequence
 
@@ -73,18 +74,21 @@ class BlockManager:
     # -- prefix cache ---------------------------------------------------------------------------------------------
 
     def match(self, sequence: Sequence) -> PrefixMatch:
-        """Find the longest cached prefix of the known tokens of a sequence that holds no blocks."""
+        """Find the longest cached prefix of the known tokens of a waiting sequence."""
+        num_kept = len(sequence.block_table)
+        nothing = PrefixMatch([], num_kept * self.block_size, 0, False, num_kept) if num_kept else NO_MATCH
         if not sequence.request.reads_prefix_cache:
-            return NO_MATCH
+            return nothing
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
         hashes = self._hashes(sequence, num_full)
-        if not hashes or hashes[0] not in self.index:
-            return NO_MATCH
-        blocks = self.index.find(hashes, num_full)
+        if len(hashes) <= num_kept or hashes[num_kept] not in self.index:
+            return nothing
+        blocks = self.index.find(hashes[num_kept:] if num_kept else hashes, num_full - num_kept)
         if sequence.token_ids is not None:
-            blocks = blocks[: self.index.num_equal(blocks, self._contents(sequence, 0, len(blocks)))]
-        num_cached_tokens = len(blocks) * self.block_size
+            contents = self._contents(sequence, num_kept, num_kept + len(blocks))
+            blocks = blocks[: self.index.num_equal(blocks, contents)]
+        num_cached_tokens = (num_kept + len(blocks)) * self.block_size
         copy_last = False
         if blocks and num_cached_tokens == num_tokens:
             # One token must be computed. Its block can be copied only when its content is there before the step.
@@ -94,7 +98,7 @@ class BlockManager:
             else:
                 copy_last = not self.pool.is_queued(blocks[-1])
                 num_cached_tokens -= 1
-        return PrefixMatch(blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last)
+        return PrefixMatch(blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last, num_kept)
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
@@ -150,19 +154,21 @@ class BlockManager:
 
     def blocks_needed(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would use up for a sequence of `num_tokens` tokens."""
-        return self.blocks_for(num_tokens) - len(match.blocks) + match.num_revived + match.copy_last
+        num_held = match.num_kept + len(match.blocks)
+        return self.blocks_for(num_tokens) - num_held + match.num_revived + match.copy_last
 
     def admit(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> list[Transfer]:
         """Give `sequence` the matched blocks and new ones for up to `num_tokens` tokens; may ask for a copy."""
         if match is NO_MATCH:
             sequence.block_table = self.pool.take(self.blocks_for(num_tokens))
             return []
-        self.pool.hold(match.blocks)
-        if self._ranked is not None:
-            self._ranked.note_hits(match.blocks)
-        sequence.block_table = match.blocks.copy()
-        sequence.num_registered_blocks = len(match.blocks) - match.copy_last
-        copies = [self._copy(sequence, len(match.blocks) - 1)] if match.copy_last else []
+        if match.blocks:
+            self.pool.hold(match.blocks)
+            if self._ranked is not None:
+                self._ranked.note_hits(match.blocks)
+            sequence.block_table = sequence.block_table + match.blocks
+            sequence.num_registered_blocks = len(sequence.block_table) - match.copy_last
+        copies = [self._copy(sequence, len(sequence.block_table) - 1)] if match.copy_last else []
         self.extend(sequence, num_tokens)
         return copies
 
@@ -178,6 +184,14 @@ class BlockManager:
         self.pool.release(sequence.block_table, sequence.block_hashes or [], sequence.num_registered_blocks)
         sequence.block_table = []
         sequence.num_registered_blocks = 0
+
+    def release_tail(self, sequence: Sequence, num_kept: int) -> None:
+        """Release all blocks but the first `num_kept`, the last one first."""
+        table, num_hashed = sequence.block_table, sequence.num_registered_blocks
+        hashes = (sequence.block_hashes or [])[num_kept:num_hashed]
+        self.pool.release(table[num_kept:], hashes, len(hashes))
+        sequence.block_table = table[:num_kept]
+        sequence.num_registered_blocks = min(num_hashed, num_kept)
 
     def share(self, fork: Sequence) -> None:
         """Count the references of a fork, which has the block table of the sequence that it was forked from."""
@@ -223,6 +237,11 @@ class BlockManager:
         moves = zip(sequence.host_blocks, sequence.block_table, strict=False)
         return [Transfer(self.host.name, source, DEVICE, target) for source, target in moves]
 
+    def drop(self, sequence: Sequence) -> None:
+        """Free all that `sequence` holds, on the device and in the host tier."""
+        self.release(sequence)
+        self.drop_host_blocks(sequence)
+
     def drop_host_blocks(self, sequence: Sequence) -> None:
         """Free what `sequence` holds in the host tier, if anything."""
         if sequence.host_blocks is not None:
@@ -230,10 +249,8 @@ class BlockManager:
             self.host.release(sequence.host_blocks)
             sequence.host_blocks = None
 
-    def check_integrity(self, sequences: abc.Iterable[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
+    def check_integrity(self, sequences: list[Sequence]) -> None:
         """Prove the invariants of pool, index and host tier; arguments and errors as those of `check_blocks`."""
-        check_blocks(self.pool, self.index, self.block_size, list(sequences))
-        if self._ranked is not None:
-            assert all(parent in self.index for parent in self._ranked.parents()), "a cached block outlives its prefix"
+        check_blocks(self.pool, self.index, self.block_size, sequences)
         if self.host is not None:
-            self.host.check_integrity([block for s in swapped for block in s.host_blocks or ()])
+            self.host.check_integrity([block for s in sequences for block in s.host_blocks or ()])

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.prefix_index import NO_MATCH, PrefixMatch
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.sequence import Sequence
 
@@ -183,23 +183,24 @@ class ContiguousManager(BlockManager):
         return []
 
     def release(self, sequence: Sequence) -> None:
-        super().release(sequence)
-        self._num_promised_tokens -= sequence.end_length - 1
+        if sequence.block_table:
+            super().release(sequence)
+            self._num_promised_tokens -= sequence.end_length - 1
 
     def num_promised_tokens(self, without: abc.Iterable[Sequence] = ()) -> int:
         """Tokens whose KV those that hold reservations, other than `without`, will have written in the end."""
         return self._num_promised_tokens - sum(sequence.end_length - 1 for sequence in without)
 
-    def num_unusable_slots(self, head: Sequence | None) -> int:
+    def num_unusable_slots(self, head: Sequence) -> int:
         """Slots of all holes while none is large enough for the head of the queue; else 0."""
-        if head is None or self.blocks_needed(head, NO_MATCH, 0) <= self._ranges.largest:
+        if self.blocks_needed(head, NO_MATCH, 0) <= self._ranges.largest:
             return 0
         return self._ranges.num_free * self.block_size
 
-    def check_integrity(self, sequences: abc.Iterable[Sequence], swapped: abc.Iterable[Sequence] = ()) -> None:
+    def check_integrity(self, sequences: list[Sequence]) -> None:
         """Prove the invariants of the ranges as well; arguments and errors as those of `check_blocks`."""
-        sequences = list(sequences)
-        super().check_integrity(sequences, swapped)
+        super().check_integrity(sequences)
+        sequences = [sequence for sequence in sequences if sequence.block_table]
         for sequence in sequences:
             table = sequence.block_table
             assert table == list(range(table[0], table[0] + len(table))), "a reservation has a gap"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from engine.core.kv.eviction import RankedPool
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import PrefixIndex
 from engine.core.sequence import Sequence
@@ -26,3 +27,5 @@ def check_blocks(pool: Pool, index: PrefixIndex, block_size: int, sequences: lis
         private = sequence.block_table[sequence.num_registered_blocks :]
         assert not hash_of.keys() & private, "a private block is findable"
     index.check_integrity(hash_of, block_size)
+    if isinstance(pool, RankedPool):
+        assert all(parent in index for parent in pool.parents()), "a cached block outlives its prefix"

@@ -3,31 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import NamedTuple
 
 _LOOKUP_STRIDE = 64  # hashes looked up at once: most prompts miss early
 
 Content = tuple[int | None, bytes]  # the parent's hash and the block's tokens
-
-
-class PrefixMatch(NamedTuple):
-    """What the prefix cache holds of a waiting sequence.
-
-    Attributes:
-        blocks: the cached leading blocks.
-        num_cached_tokens: tokens that need no computing, at most all known tokens but one.
-        num_revived: how many of `blocks` are free now and leave the free pool when they are used.
-        copy_last: the last of `blocks` is held by another sequence and must be copied before the one token that is
-            left to compute is written into it.
-    """
-
-    blocks: list[int]
-    num_cached_tokens: int
-    num_revived: int
-    copy_last: bool
-
-
-NO_MATCH = PrefixMatch([], 0, 0, False)
 
 
 class PrefixIndex:

@@ -65,9 +65,11 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
             num_tokens = planner.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
             num_blocks = planner.missing_blocks(sequence, num_tokens)
         while num_reserved + num_blocks > planner.num_free_blocks and not is_over:
+            if planner.reclaim(num_reserved + num_blocks - planner.num_free_blocks):
+                continue
             victim = planner.choose_victim()
             if victim in served:
-                planner.register_before_preemption(victim)
+                running.register_known(victim)
                 given_back = served.pop(victim)
                 budget += given_back[0]
                 num_reserved -= given_back[1]

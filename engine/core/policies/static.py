@@ -2,24 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy, QueueView
+from engine.core.policy import BasePolicy, QueueView, nanoseconds
 from engine.core.preemption import Preemption
 from engine.core.step_planner import StepPlanner
 from engine.core.waiting_queue import QueueOrder
 
 
-class Static(BasePolicy):
-    """Admits only while no sequence of the batch has begun to decode; prompts go first, then the decodes of all.
+@dataclass(frozen=True)
+class StaticOptions:
+    """Settings of `policy=static`.
 
-    Args:
-        max_queue_delay: how long the first in the queue may be held back while fewer than a full batch wait, in the
-            scheduler's unit of time; 0 starts with whoever is there.
+    Attributes:
+        max_queue_delay_s: how long the first in the queue may be held back while fewer than a full batch wait; 0 starts
+            with whoever is there.
     """
 
-    def __init__(self, order: QueueOrder, preemption: Preemption, max_queue_delay: int = 0) -> None:
-        super().__init__(order, preemption)
-        self._max_queue_delay = max_queue_delay
+    max_queue_delay_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.max_queue_delay_s <= 1e6:
+            raise ValueError(f"max_queue_delay_s={self.max_queue_delay_s:g}: must be >= 0 and <= 1e6")
+
+
+class Static(BasePolicy):
+    """Admits only while no sequence of the batch has begun to decode; prompts go first, then the decodes of all."""
+
+    options_type = StaticOptions
+
+    def __init__(self, order: QueueOrder, preemption: Preemption, options: StaticOptions) -> None:
+        super().__init__(order, preemption, options)
+        self._max_queue_delay = nanoseconds(options.max_queue_delay_s)
 
     def admits(self, view: QueueView) -> bool:
         return not view.num_running and view.head_fits

@@ -41,7 +41,7 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
         case ShareGptTrace():
             return _load_sharegpt(config, rng)
         case SyntheticTrace():
-            return sampling.synthetic(config.num_requests, prompt=config.prompt, output=config.output, rng=rng)
+            return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
         case _:

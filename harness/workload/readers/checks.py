@@ -64,6 +64,13 @@ def times(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float6
     return np.where(large, 0.0, values)
 
 
+def durations(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float64]:
+    """Times >= 0: float64."""
+    values = times(numbers, name, sieve)
+    sieve.reject(values < 0, f"{name} is negative")
+    return values
+
+
 def integers(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
     """Whole numbers up to 2^53 in size: int64."""
     values = finite(numbers, name, sieve)

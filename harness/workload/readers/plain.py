@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from harness.config.workload import MAX_TOKENS
 from harness.errors import TraceError
-from harness.workload.readers.checks import integers, numbers_from_json, ordinals, times, tokens
+from harness.workload.readers.checks import durations, integers, numbers_from_json, ordinals, times, tokens
 from harness.workload.readers.csv_file import require_columns
 from harness.workload.readers.files import JsonBatch, first_record, json_batches
 from harness.workload.readers.lists import ObjectArray, integer_lists, list_lengths, num_blocks
@@ -25,6 +25,8 @@ _CHECKS: dict[str, NumberCheck] = {
     "num_prompt_tokens": tokens,
     "num_output_tokens": tokens,
     "priority": integers,
+    "tenant": integers,
+    "deadline": durations,
     "session_id": ordinals,
     "turn": ordinals,
 }
@@ -36,7 +38,7 @@ _RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
 
 def read_csv(path: str, rules: RowRules) -> Trace:
     """Reads a CSV file with the columns num_prompt_tokens, num_output_tokens and, optionally, arrival_time (s),
-    priority, session_id with turn, and request_id.
+    priority, tenant, deadline (s after the arrival), session_id with turn, and request_id.
 
     Raises:
         TraceError: the file cannot be read, has a column that is not one of these, or has no usable row.

@@ -69,7 +69,10 @@ def validate(run: Path, out: Path, *retimed: Path) -> dict[str, Any]:
     [
         pytest.param(["engine.max_lookahead_steps=1", *STARVED], marks=pytest.mark.slow),
         ["engine.max_lookahead_steps=6", *STARVED],
-        ["engine.max_lookahead_steps=6", "arrival.rate=3", "trace.num_requests=5", "max_model_len=90"],
+        pytest.param(
+            ["engine.max_lookahead_steps=6", "arrival.rate=3", "trace.num_requests=5", "max_model_len=90"],
+            marks=pytest.mark.slow,
+        ),
         ["engine.max_lookahead_steps=4", "arrival=closed_loop", "arrival.concurrency=3", "trace.num_requests=6"],
     ],
     ids=["starved", "starved, looking ahead", "idle in between, some refused", "closed loop"],

@@ -1,0 +1,86 @@
+"""Who gives way when blocks run out: waiting sequences that keep some first, then running ones, by preemption."""
+
+from __future__ import annotations
+
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.kept_blocks import give_up
+from engine.core.plan import StepDraft
+from engine.core.preemption import Preemption
+from engine.core.running_set import RunningSet
+from engine.core.sequence import Sequence
+from engine.core.waiting_queue import WaitingQueue
+
+
+class GivingWay:
+    """Frees blocks for the sequences of one lane.
+
+    Blocks run out in this order: free ones, those that waiting sequences kept, those of whoever is preempted next,
+    which may be kept in turn. So preemption frees no more than is needed.
+    """
+
+    def __init__(
+        self, blocks: BlockManager, waiting: WaitingQueue, running: RunningSet, preemption: Preemption
+    ) -> None:
+        self.waiting = waiting
+        self.running = running
+        self._blocks = blocks
+        self._preemption = preemption
+        self._last_victim: Sequence | None = None
+
+    @property
+    def num_free_blocks(self) -> int:
+        return self._blocks.num_free_blocks
+
+    def choose_victim(self) -> Sequence:
+        """Whom the preemption rule would take among all running sequences of the lane."""
+        return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
+
+    def preempt(self, draft: StepDraft, victim: Sequence) -> None:
+        """Take the blocks of `victim`."""
+        draft.is_starved = True
+        if victim in self.running.ending:
+            self.running.release_early(victim)
+            return
+        self._last_victim = victim
+        draft.transfers += self.running.preempt(victim, self._preemption.kept_by(victim, self._blocks))
+        draft.preempted.append(victim)
+
+    def reclaim(self, num_blocks: int, spared: Sequence | None = None) -> bool:
+        """Let the waiting sequences that keep blocks give up so many of them, the last in the queue first.
+
+        False if nobody but `spared` keeps any.
+        """
+        holder = self.waiting.last_holder(spared)
+        if holder is None:
+            return False
+        num_free = self.num_free_blocks + num_blocks
+        while holder is not None and self.num_free_blocks < num_free:
+            give_up(self._blocks, holder, num_free - self.num_free_blocks)
+            if not holder.block_table:
+                del self.waiting.holders[holder]
+            holder = self.waiting.last_holder(spared)
+        self.waiting.head_blocked = False
+        return True
+
+    def _others_give_up(self, head: Sequence) -> bool:
+        """Where nobody runs, free blocks for the head of the queue, at the cost of those behind it.
+
+        While somebody runs, its end will free blocks, so that those who wait may keep theirs.
+        """
+        if self.running.sequences or not self.waiting.head_blocked:
+            return False
+        num_missing = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) - self.num_free_blocks
+        return self.reclaim(num_missing, spared=head)
+
+    def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
+        """Take the blocks of one of `candidates`, which are in order of admission."""
+        victim = self._preemption.victim(reversed(candidates), self._last_victim, self._blocks.pool)
+        self.preempt(draft, victim)
+        return victim
+
+    def candidates(self) -> dict[Sequence, None]:
+        """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
+        running = self.running
+        if not running.parked:
+            return running.sequences
+        return {sequence: None for sequence in running.sequences if sequence not in running.parked}

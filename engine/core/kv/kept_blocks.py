@@ -1,0 +1,38 @@
+"""Blocks that a preempted sequence keeps while it waits: a prefix of full blocks, which it gives up from the tail."""
+
+from __future__ import annotations
+
+from engine.core.kv.block_manager import BlockManager
+from engine.core.sequence import Sequence
+
+
+def keep_prefix(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> None:
+    """Release all but the full blocks among the first `num_tokens` tokens, whose content is known and computed.
+
+    The prefix cache finds what is kept, so that it knows where a match goes on when `sequence` is admitted again.
+    """
+    if sequence.has_content:
+        blocks.register(sequence, num_tokens)
+    blocks.release_tail(sequence, num_tokens // blocks.block_size)
+    sequence.set_computed(len(sequence.block_table) * blocks.block_size)
+
+
+def give_up(blocks: BlockManager, sequence: Sequence, num_blocks: int) -> None:
+    """Release the last of the kept blocks until `num_blocks` more are free, or all are gone.
+
+    A block that others hold too does not become free.
+    """
+    table = sequence.block_table
+    num_kept = len(table)
+    while num_kept and num_blocks > 0:
+        num_kept -= 1
+        num_blocks -= not blocks.pool.is_shared(table[num_kept])
+    blocks.release_tail(sequence, num_kept)
+    sequence.set_computed(num_kept * blocks.block_size)
+
+
+def num_shared_tokens(blocks: BlockManager, sequence: Sequence) -> int:
+    """Tokens of the leading blocks of `sequence` that the prefix cache finds and that others hold too."""
+    table = sequence.block_table[: sequence.num_registered_blocks]
+    num_shared = next((i for i, block in enumerate(table) if not blocks.pool.is_shared(block)), len(table))
+    return num_shared * blocks.block_size

@@ -1,0 +1,65 @@
+"""Sequences of the real engine whose KV is on its way back to the device, and when it is there."""
+
+from __future__ import annotations
+
+from collections import abc, deque
+
+from engine.core.plan import StepPlan
+from engine.core.sequence import Sequence
+
+
+class Parked:
+    """Parked sequences by the plan whose copies they wait for; the copies of one plan end after those of earlier ones.
+
+    Plans with such copies are numbered from 1 on. The numbers go on after `forget_all`, as the device may still copy.
+
+    Attributes:
+        number: of the last plan.
+        awaited: what comes next must wait for all copies up to this number: their sequences take part in it, or were
+            aborted, so that it may write to their blocks.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.awaited = 0
+        self._plans: deque[tuple[int, list[Sequence]]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._plans)
+
+    @property
+    def marks(self) -> tuple[int, int]:
+        """`number` and `awaited`, as the inputs of a plan have them."""
+        return self.number, self.awaited
+
+    def add(self, plan: StepPlan) -> None:
+        """Note whom a plan parks, if anybody."""
+        if plan.parked:
+            self.number += 1
+            self._plans.append((self.number, list(plan.parked)))
+
+    def await_first(self) -> None:
+        """Let what comes next wait for the copies that end first."""
+        self.awaited = self._plans[0][0]
+
+    def take_landed(self, number: int) -> list[Sequence]:
+        """Take out the sequences whose copies, all up to `number`, have ended."""
+        landed: list[Sequence] = []
+        while self._plans and self._plans[0][0] <= number:
+            self.awaited, sequences = self._plans.popleft()
+            landed += sequences
+        return landed
+
+    def drop(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Forget sequences that were aborted."""
+        dropped = set(sequences)
+        for number, parked in self._plans:
+            if not dropped.isdisjoint(parked):
+                self.awaited = max(self.awaited, number)
+                parked[:] = [sequence for sequence in parked if sequence not in dropped]
+        if not any(parked for _, parked in self._plans):
+            self._plans.clear()
+
+    def forget_all(self) -> None:
+        self._plans.clear()
+        self.awaited = self.number
