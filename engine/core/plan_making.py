@@ -6,7 +6,7 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepDraft, StepPlan, make_step_plan
 from engine.core.running_set import RunningSet
-from engine.core.slots import count_slots
+from engine.core.slots import count_slots, num_to_compute
 from engine.core.waiting_queue import WaitingQueue
 from engine.core.work import ChunkWork, StepWork
 
@@ -31,10 +31,13 @@ def make_plan(
         chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
     num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
     work = decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
-    if num_decodes != num_running or waiting.holders or isinstance(blocks, ContiguousManager):
+    if num_decodes + len(chunks) != num_running or waiting.holders or isinstance(blocks, ContiguousManager):
         slots: tuple[int, int, int] = count_slots(lanes, draft, blocks, waiting)
-    else:  # all that runs decodes, so that all blocks which are shared are full
-        slots = (work.num_context_tokens - blocks.pool.num_shares * blocks.block_size, 0, 0)
+    else:  # all that runs takes part, so that all blocks which are shared are full
+        num_tokens = work.num_context_tokens - blocks.pool.num_shares * blocks.block_size
+        if chunks:
+            num_tokens += sum([chunk[0] + chunk[1] for chunk in chunks])
+        slots = num_tokens, num_to_compute(draft.prefills, blocks.block_size) if chunks else 0, 0
     num_used_blocks = blocks.num_used_blocks(running.ending)
     fields = (
         lane,

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.plan import StepDraft
+from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
 from engine.core.waiting_queue import WaitingQueue
@@ -53,6 +53,12 @@ def count_slots(lanes: list[RunningSet], draft: StepDraft, blocks: BlockManager,
         num_external = blocks.num_unusable_slots(waiting.head) if waiting else 0
         return SlotCounts(num_tokens, blocks.num_promised_tokens(ending) - num_tokens, num_external)
     return SlotCounts(num_tokens, num_reserved, 0)
+
+
+def num_to_compute(prefills: abc.Iterable[PrefillChunk], block_size: int) -> int:
+    """Slots that are held for known tokens which come after these chunks of prompts."""
+    cut = [(s, start + num_tokens) for s, start, num_tokens, is_last in prefills if not is_last]
+    return sum(min(s.num_tokens, len(s.block_table) * block_size) - end for s, end in cut) if cut else 0
 
 
 def _num_shared_slots(lanes: list[RunningSet], ending: abc.Sequence[Sequence], blocks: BlockManager) -> int:

@@ -18,7 +18,6 @@ are skipped.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Iterable
 from itertools import compress, repeat
 
 from engine.core.kv.pool import Evict
@@ -103,20 +102,21 @@ class BlockPool:
         blocks.sort()
         return blocks
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared
+        self.num_shares += len(blocks) - self.num_free
         for block in blocks:
             segment = segment_of[block]
             if segment is None:
                 shared[block] = shared.get(block, 0) + 1
-                self.num_shares += 1
                 continue
             segment_of[block] = None
             self.num_free -= 1
             segment.num_stale += 1
             if not segment.num_blocks:
                 del self._queue[segment]
+        self.num_shares += self.num_free
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.

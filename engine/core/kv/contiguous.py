@@ -124,7 +124,7 @@ class RangePool:
         if sizes[hole] > self.largest:
             self.largest = sizes[hole]
 
-    def hold(self, blocks: abc.Iterable[int]) -> None:
+    def hold(self, blocks: list[int]) -> None:
         raise AssertionError("a reservation is not shared")
 
     def drop_shared(self, block: int) -> None:

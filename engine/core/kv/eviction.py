@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Iterable
 from typing import Literal
 
 from engine.core.kv.block_pool import BlockPool
@@ -57,7 +56,7 @@ class RankedPool(BlockPool):
     def count_queued(self, blocks: list[int]) -> int:
         return sum(block in self._hash for block in blocks)
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def hold(self, blocks: list[int]) -> None:
         held = []
         for block in blocks:
             if block in self._hash:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Protocol
 
 Evict = Callable[[list[int], list[int]], None]
@@ -24,7 +24,7 @@ class Pool(Protocol):
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`, which are held or cached."""
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
