@@ -113,6 +113,10 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     def _check_reservations(self, rule: Contiguous) -> None:
         if conflict := conflict_with_reservations(self):
             raise ValueError(conflict)
+        if self.host_kv_gib:
+            raise ValueError(
+                f"host_kv_gib={self.host_kv_gib:g}: contiguous reservations stay on the device; set it to 0"
+            )
         if rule.reserve in FORESEEING:
             raise ValueError(
                 f"contiguous.reserve={rule.reserve}: the real engine does not know how much a request will generate"

@@ -46,7 +46,8 @@ class Parked:
         """Take out the sequences whose copies, all up to `number`, have ended."""
         landed: list[Sequence] = []
         while self._plans and self._plans[0][0] <= number:
-            self.awaited, sequences = self._plans.popleft()
+            first, sequences = self._plans.popleft()
+            self.awaited = max(self.awaited, first)
             landed += sequences
         return landed
 

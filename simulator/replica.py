@@ -36,6 +36,9 @@ class Observer(Protocol):
 
     def on_refused(self, request: Request, reason: str) -> None: ...
 
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
+        """A plan that runs next waits for its transfers first; not called of a plan without any."""
+
     def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
         """A plan ran from `start_ns` on; one duration per step, a bare number for a single one."""
 
@@ -220,7 +223,10 @@ class Replica:
     def _price(self, plan: StepPlan, now: int) -> int | tuple[NDArray[np.int64], NDArray[np.int64]]:
         """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
         before the next request is seen."""
-        first = self._transfers.start(plan, now) if plan.transfers else 0
+        first = 0
+        if plan.transfers:
+            first = self._transfers.start(plan, now)
+            self._observer.on_transfers(plan, first)
         if plan.work.num_decodes or plan.work.chunks:
             first += self._cost_model.step_ns(plan.work)
         if first > _LONGEST_STEP_NS:

@@ -31,7 +31,9 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: Callable[[Sequence], 
         if not after or _lacks_room(planner, num_seats, num_blocks, after):
             break
         while after and _lacks_room(planner, num_seats, num_blocks):
-            if not planner.reclaim(1, spared=sequence):  # of those who wait, also of whoever gave way just now
+            lacks_seats = num_seats + running.num_seats > limits.max_num_seqs
+            # Blocks may come from those who wait, also from whoever gave way just now.
+            if lacks_seats or not planner.reclaim(1, spared=sequence):
                 planner.preempt(draft, after.pop())
                 victims.pop()
     draft.is_starved = False  # who gave way did so for those that are admitted now

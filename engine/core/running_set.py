@@ -109,8 +109,10 @@ class RunningSet:
 
     def unshare(self) -> list[Transfer]:
         """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
-        copies = [self._blocks.copy_on_write(s) for s in self.forked if self._blocks.must_copy(s)]
-        self.forked.clear()
+        writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
+        copies = [self._blocks.copy_on_write(s) for s in writers if self._blocks.must_copy(s)]
+        for sequence in writers:  # those that sit the step out stay
+            del self.forked[sequence]
         return copies
 
     def num_shared_blocks(self) -> int:

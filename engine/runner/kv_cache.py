@@ -49,8 +49,8 @@ def num_host_blocks(config: EngineConfig, model: ModelConfig) -> int:
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     size = int(config.host_kv_gib * GIB)
     if size < each or size > free:
-        lack = f"a KV block takes {each / GIB:.3g} GiB" if size < each else f"{free / GIB:.3g} GiB are free"
-        raise OutOfMemoryError(f"host_kv_gib={config.host_kv_gib:g}: {lack}")
+        lack = f"one takes {each / GIB:.3g} GiB" if size < each else f"{free / GIB:.3g} GiB are free"
+        raise OutOfMemoryError(f"{config.host_kv_gib:g} GiB of host memory for KV blocks: {lack}")
     return size // each
 
 

@@ -124,8 +124,8 @@ class RunConfig(ConfigModel):
             )
         if mode == "auto" and self.engine.kind != "sim" and self.scheduler.recompute_token_us is None:
             raise ValueError(
-                f"scheduler.recompute_token_us=null: scheduler.preemption=auto needs it with engine={self.engine.kind}"
-                ", which has no cost model to take the time of a token from"
+                f"scheduler.recompute_token_us=null: engine={self.engine.kind} has no cost model to take it from, and "
+                "scheduler.preemption=auto needs the time of a token"
             )
         return self
 

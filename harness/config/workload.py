@@ -140,7 +140,7 @@ class DrawnClasses(ConfigModel):
     k-th of `num_tenants` tenants sends in proportion to k ** -tenant_zipf_exponent.
     """
 
-    priority_shares: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False, max_length=100)] = ()
+    priority_shares: Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(strict=False)] = ()
     num_tenants: RequestCount = 1
     tenant_zipf_exponent: NonNegativeFloat = 0.0
 

@@ -127,6 +127,20 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "max_running": int(running[inside].max(initial=0)),
         "mean_waiting": time_mean(waiting),
         "max_waiting": int(waiting[inside].max(initial=0)),
+        **_transfers(result, inside),
+    }
+
+
+def _transfers(result: RunResult, inside: Bools) -> dict[str, float]:
+    """What was copied between device and host in the steps `inside`."""
+    num_out, num_in = (_total(result.steps[inside], name) for name in ("num_blocks_out", "num_blocks_in"))
+    block_bytes = result.meta.get("kv_block_bytes", math.nan)
+    return {
+        "blocks_to_host": num_out,
+        "blocks_from_host": num_in,
+        "bytes_to_host": num_out * block_bytes,
+        "bytes_from_host": num_in * block_bytes,
+        "transfer_wait_s": float(_floats(result.steps, "transfer_time")[inside].sum()),
     }
 
 
@@ -235,6 +249,8 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
         "prefix_cache_hit_rate": _ratio(cached, prompt),
         "recomputed_tokens": _total(requests, "num_recomputed_tokens"),
         "preemptions": _total(requests, "num_preemptions"),
+        "swapped_preemptions": _total(requests, "num_swaps"),
+        "partial_preemptions": _total(requests, "num_partial_preemptions"),
         "preempted_requests": int((requests["num_preemptions"].to_numpy() > 0).sum()),
     }
 

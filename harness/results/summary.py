@@ -74,7 +74,12 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     hits = f"{percent(summary['prefix_cache_hit_rate'])} of prompt tokens"
     yield "Cache hits", hits
     hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
-    yield "Preemptions", f"{summary['preemptions']:,} · {hit}" if summary["preemptions"] else "none"
+    kinds = [f" · {summary[f'{kind}_preemptions']:,} {kind}" for kind in ("swapped", "partial")]
+    kept = "".join(text for text in kinds if not text.startswith(" · 0 "))
+    yield "Preemptions", f"{summary['preemptions']:,} · {hit}{kept}" if summary["preemptions"] else "none"
+    if summary["blocks_to_host"] or summary["blocks_from_host"]:
+        moved = f"{summary['blocks_to_host']:,} blocks out · {summary['blocks_from_host']:,} back"
+        yield "Host memory", f"{moved} · steps waited {show('transfer_wait_s')} s"
     batch = f"{show('mean_batch_size')} sequences and {show('mean_batch_tokens')} tokens"
     yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
 

@@ -9,6 +9,7 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_recomputed_tokens, num_preemptions
+    num_swaps, num_partial_preemptions       preemptions that moved its KV to the host, or left it some blocks
     ttft, tpot, e2el, queue_time             s
 
 and of the steps table:
@@ -24,6 +25,8 @@ and of the steps table:
                                              sequence's end. The other slots of used blocks are internal waste:
                                              num_used_blocks * block_size - num_kv_tokens - num_reserved_slots
     num_external_slots                       slots of free blocks while no hole is large enough for the next request
+    num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and back
+    transfer_time                            s that the step waited for such copies; part of its duration
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
 """
 

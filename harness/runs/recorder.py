@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.results.tables import Gaps
@@ -34,8 +35,9 @@ _PLAN_COLUMNS = (
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
-    "num_cached_tokens", "num_recomputed_tokens", "num_preemptions",
+    "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
 )  # fmt: skip
+_TRANSFER_COLUMNS = ("plan", "num_blocks_out", "num_blocks_in", "wait_ns")
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
 _TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
@@ -66,6 +68,7 @@ class Recorder:
         self._plans = array("q")
         self._durations = array("q")
         self._growth = array("q")
+        self._transfers = array("q")
         self._requests = array("q")
         self._single_gaps = array("q")
         self._errors: dict[int, str] = {}
@@ -111,6 +114,12 @@ class Recorder:
         self._num_plans += 1
         self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
 
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
+        num_out = sum(each.source_tier == DEVICE != each.target_tier for each in plan.transfers)
+        num_in = sum(each.source_tier != DEVICE == each.target_tier for each in plan.transfers)
+        if num_out or num_in:
+            self._transfers.extend((self._num_plans, num_out, num_in, wait_ns))
+
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
             self._single_gaps.extend(outcome.resumed_gaps)
@@ -128,15 +137,17 @@ class Recorder:
         each, rest = divmod(report.end_ns - report.start_ns, plan.num_steps)
         durations = np.full(plan.num_steps, each)
         durations[:rest] += 1
-        self.on_step(plan, report.start_ns, durations)
         times = report.times
+        if plan.transfers:
+            self.on_transfers(plan, times.transfer_ns)
+        self.on_step(plan, report.start_ns, durations)
         self._times.extend((times.schedule_ns, times.prepare_ns, times.execute_ns, times.sample_ns))
         self.on_commit(report.outcome)
 
     def _add_request(self, request: Request, status: int) -> None:
         first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
         finish = request.finish_time
-        num_output, num_recomputed, num_preemptions = _counts(request)
+        counts = _counts(request)
         self._requests.frombytes(
             _PACK_REQUEST(
                 request.request_id,
@@ -145,10 +156,9 @@ class Recorder:
                 _UNSET if first_scheduled is None else first_scheduled,
                 _UNSET if first_token is None else first_token,
                 _UNSET if finish is None else finish,
-                num_output,
+                counts[0],
                 request.sequences[0].num_cached_tokens,
-                num_recomputed,
-                num_preemptions,
+                *counts[1:],
             )
         )
 
@@ -174,6 +184,10 @@ class Recorder:
         del self._growth[len(self._growth) // 3 * 3 :]
         while self._growth and self._growth[-3] >= num_plans:
             del self._growth[-3:]
+        width = len(_TRANSFER_COLUMNS)
+        del self._transfers[len(self._transfers) // width * width :]
+        while self._transfers and self._transfers[-width] >= num_plans:
+            del self._transfers[-width:]
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
         recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
@@ -197,7 +211,7 @@ class Recorder:
             table[f"{name}_time"] = _seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
-        for column in ("num_output_tokens", "num_cached_tokens", "num_recomputed_tokens", "num_preemptions"):
+        for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
         return _with_latencies(table, recorded)
 
@@ -225,6 +239,12 @@ class Recorder:
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
             steps.loc[ahead > 0, column] = 0
+        transfers = _matrix(self._transfers, len(_TRANSFER_COLUMNS))
+        for i, column in enumerate(_TRANSFER_COLUMNS[1:], 1):
+            values = np.zeros(len(durations), dtype=np.int64)
+            values[first[transfers[:, 0]]] = transfers[:, i]
+            steps[column] = values
+        steps["transfer_time"] = steps.pop("wait_ns") * _NS
         times = _matrix(self._times, len(_TIME_COLUMNS))
         for i, column in enumerate(_TIME_COLUMNS):
             steps[column] = times[plan, i] * _NS / num_steps[plan] if len(times) else np.nan
@@ -252,12 +272,13 @@ class Recorder:
         return Gaps(values * _NS, np.concatenate(counts))
 
 
-def _counts(request: Request) -> tuple[int, int, int]:
-    """Output tokens, recomputed tokens and preemptions of all sequences of a request."""
-    if len(request.sequences) > 1:
-        return request.num_output_tokens, request.num_recomputed_tokens, request.num_preemptions
-    sequence = request.sequences[0]
-    return sequence.num_output_tokens, sequence.num_recomputed_tokens, sequence.num_preemptions
+def _counts(request: Request) -> tuple[int, ...]:
+    """Output tokens, recomputed tokens, preemptions, swaps and partial preemptions of all sequences of a request."""
+    counts = [
+        (s.num_output_tokens, s.num_recomputed_tokens, s.num_preemptions, s.num_swaps, s.num_partial_preemptions)
+        for s in request.sequences
+    ]
+    return counts[0] if len(counts) == 1 else tuple(map(sum, zip(*counts, strict=True)))
 
 
 def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:

@@ -38,6 +38,7 @@ class Engine(Protocol):
 
     recorder: Recorder
     num_blocks: int
+    block_bytes: int
 
     @property
     def device_name(self) -> str:
@@ -200,6 +201,7 @@ def _collect(
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],
         "kv_pool": engine.describe(),
+        "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,

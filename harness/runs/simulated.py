@@ -38,6 +38,7 @@ class SimulatedEngine:
     def __init__(self, system: System, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
         self.recorder = Recorder(reserves=system.contiguous is not None)
         self.num_blocks = system.pool.num_blocks
+        self.block_bytes = system.pool.block_bytes * system.tensor_parallel_size
         self._system = system
         self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()

@@ -32,7 +32,7 @@ ALTERNATIVES: dict[str, Any] = {
 POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
     "static": {"max_queue_delay_s": [0.0, 5e-9]},
     "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
-    "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e5]},
+    "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
     "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},
     "fair": {"input_weight": [0, 1], "output_weight": [1, 2]},
 }
@@ -144,9 +144,11 @@ def random_options(rng: random.Random) -> SchedulerOptions:
     return SchedulerOptions(**options)
 
 
-def draw_policy(rng: random.Random, options: SchedulerOptions, cases: list[Case]) -> SchedulerOptions:
-    """Any policy that there is, with settings of its own, and requests of several priorities, tenants and deadlines."""
-    policy = rng.choice(sorted(POLICIES))
+def draw_policy(
+    rng: random.Random, options: SchedulerOptions, cases: list[Case], policy: str | None
+) -> SchedulerOptions:
+    """A policy, or any that there is, with settings of its own, and several priorities, tenants and deadlines."""
+    policy = policy or rng.choice(sorted(POLICIES))
     own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
     victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
     num_tenants, has_deadlines = rng.choice([1, 2, 5]), rng.random() < 0.5
@@ -166,8 +168,8 @@ def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None
             case.arrival_step = before.arrival_step + rng.randint(1, 10)
 
 
-def random_workload(seed: int) -> Workload:
-    """A workload that shares prefixes, repeats prompts, starves for blocks and aborts."""
+def random_workload(seed: int, policy: str | None = None) -> Workload:
+    """A workload that shares prefixes, repeats prompts, starves for blocks and aborts, under any policy or one."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 1, 2, 3, 4, 8, 16, 16, 64, 256])
     longest = rng.choice([4, 20, 60, 150])
@@ -216,8 +218,8 @@ def random_workload(seed: int) -> Workload:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
         continue_others(cases, rng, 4 * longest)
     classes = random.Random(-1 - seed)  # a stream of its own
-    if not makes_pauses and not makes_supply and classes.random() < 0.5:
-        options = draw_policy(classes, options, cases)
+    if policy or (not makes_pauses and not makes_supply and classes.random() < 0.5):
+        options = draw_policy(classes, options, cases, policy)
     most = max(-(-len(case.tokens) // block_size) for case in cases)
     max_num_seqs = rng.choice([8, 32] if makes_pauses else [1, 2, 8, 32])
     num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None

@@ -110,6 +110,21 @@ MUTANTS = [
     Mutant("ready leaves the head blocked", "running_set.py",
            "        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share\n",
            ""),
+    # -- blocks that are kept in a preemption -------------------------------------------------------------------------
+    Mutant("nobody behind the head gives up blocks", "giving_way.py",
+           "return self.reclaim(num_missing, spared=head)", "return False"),
+    Mutant("what was given up counts as computed", "kv/kept_blocks.py",
+           "        num_blocks -= not blocks.pool.is_shared(table[num_kept])\n"
+           "    blocks.release_tail(sequence, num_kept)\n"
+           "    sequence.set_computed(num_kept * blocks.block_size)",
+           "        num_blocks -= not blocks.pool.is_shared(table[num_kept])\n"
+           "    blocks.release_tail(sequence, num_kept)"),
+    Mutant("a cut block is kept", "kv/kept_blocks.py", "blocks.release_tail(sequence, num_tokens // blocks.block_size)",
+           "blocks.release_tail(sequence, -(-num_tokens // blocks.block_size))"),
+    Mutant("what is kept cannot be found", "kv/kept_blocks.py", "blocks.register(sequence, num_tokens)", "pass"),
+    Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
+           "hashes"),
+    Mutant("who is admitted stays a holder", "waiting_queue.py", "            self.holders.pop(sequence, None)\n", ""),
     # -- decodes ------------------------------------------------------------------------------------------------------
     Mutant("growth comes one step late", "decodes/uniform.py", "return (offset + 1) %", "return (offset + 2) %"),
     Mutant("S1 forgets who left", "decodes/uniform.py", "        self._num_context_tokens -= length\n", ""),
@@ -175,6 +190,19 @@ MUTANTS = [
     Mutant("a removal breaks the heap", "waiting_queue.py", "        heapq.heapify(self._heap)\n", ""),
     Mutant("an urgent arrival finds the head blocked", "waiting_queue.py", "if self._heap[0][-1] is sequence:",
            "if False:"),
+    Mutant("the less urgent give way to one only", "displacement.py", "planner.waiting.first(limits.max_num_seqs)",
+           "planner.waiting.first(1)"),
+    Mutant("the less urgent keep their places", "displacement.py", "if not after or", "if after or"),
+    Mutant("who came back outranks nobody", "policies/priority.py", "self._settled[1:] == (head, head.num_preemptions)",
+           "self._settled[1] is head"),
+    Mutant("fair shares leave the head blocked", "tenant_queue.py", "self._heap, self.head_blocked = least, False",
+           "self._heap = least"),
+    Mutant("fair shares are looked at when something happens", "policies/fair.py",
+           "view.head_fits or len(self._queue.heaps) > 1", "view.head_fits"),
+    Mutant("fair shares forget who left", "tenant_queue.py",
+           "        self._count(sequence)\n        del", "        del"),
+    Mutant("an arrival sees what was served a plan ago", "scheduler.py",
+           "for lane in range(self.num_lanes):\n                self._advance(lane)", "pass"),
     Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed",
            "self._num_pushed, self._num_pushed"),
 ]  # fmt: skip

@@ -85,7 +85,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     rank = queue_key(workload, scheduler, head)
     after = [s for s in lane.candidates() if queue_key(workload, scheduler, s) > rank]
     num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
-    if not after or num_tokens >= workload.max_num_batched_tokens or not workload.options.enable_chunked_prefill:
+    is_full = num_tokens >= workload.max_num_batched_tokens
+    if not after or is_full or not workload.options.enable_chunked_prefill or workload.options.max_padding is not None:
         return
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
     num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - 1 for s in after)
@@ -123,7 +124,10 @@ def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     """Whoever was admitted beside others left the watermark free."""
     others = scheduler.num_running - len(plan.admitted)
     if workload.options.allocation == "prompt" and (others or len(plan.admitted) > 1):
-        assert scheduler.blocks.num_free_blocks >= reserve_of(workload), "an admission went below the watermark"
+        # Those that come back from the host are admitted without a prompt, so that decodes may grow after them.
+        grown = sum(len(growth.blocks) for growth in plan.growth) if plan.parked else 0
+        free = scheduler.blocks.num_free_blocks + grown
+        assert free >= reserve_of(workload), "an admission went below the watermark"
 
 
 def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, head: Sequence) -> bool:

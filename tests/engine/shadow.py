@@ -244,6 +244,8 @@ class ShadowExecutor:
 
     def _note(self, request: Request) -> None:
         assert request.request_id not in self.trail.requests
+        self.trail.counts["swaps"] += sum(s.num_swaps for s in request.sequences)
+        self.trail.counts["partial preemptions"] += sum(s.num_partial_preemptions for s in request.sequences)
         self.trail.requests[request.request_id] = (
             request.sequences[0].status,
             request.num_output_tokens,

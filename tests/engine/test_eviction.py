@@ -32,6 +32,7 @@ class Reference:
         self.cached: dict[int, Cached] = {}
         self.num_evicted = self.time = 0
         self.held: list[Sequence] = []
+        self.matched: list[int] = []  # by the last that was admitted
         remove = manager.index.remove
 
         def evict(blocks: list[int], hashes: list[int]) -> None:
@@ -44,7 +45,7 @@ class Reference:
         manager.pool._evict = evict  # type: ignore[attr-defined]
 
     def _next(self) -> int:
-        held = {block for sequence in self.held for block in sequence.block_table}
+        held = {*self.matched, *(block for sequence in self.held for block in sequence.block_table)}
         free = {block: each for block, each in self.cached.items() if block not in held}
         parents = {each.parent for each in free.values()}
         ends = [block for block, each in free.items() if each.own_hash not in parents]
@@ -57,9 +58,10 @@ class Reference:
             return False
         for block in match.blocks:
             self.cached[block] = replace(self.cached[block], num_hits=self.cached[block].num_hits + 1)
-        self.held.append(sequence)
-        sequence.block_table = list(match.blocks)  # so that the reference knows that they are held
+        self.matched = match.blocks  # they are held before others are taken
         self.manager.admit(sequence, match, sequence.num_tokens)
+        self.held.append(sequence)
+        self.matched = []
         return True
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
@@ -85,7 +87,8 @@ def test_the_block_that_goes_is_the_one_that_a_search_finds(eviction: Eviction, 
         num_tokens = rng.randint(1, 12)
         stem, cut = rng.randrange(4), rng.randrange(4)  # prompts share stems up to a cut, and go on in a few ways
         tail = rng.randrange(3)
-        hashes = [1000 * stem + i if i < cut else 1000 * stem + 100 * (10 * cut + tail) + i for i in range(6)]
+        own = 10_000 * stem + 100 * (10 * cut + tail)
+        hashes = [10_000 * stem + i if i < cut else own + i for i in range(6)]
         sequence = bare_sequence(number, num_tokens, 5, block_hashes=hashes)
         if reference.admit(sequence):
             for cached in sorted(rng.randint(0, num_tokens) for _ in range(2)):

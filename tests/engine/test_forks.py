@@ -8,7 +8,7 @@ from engine.core.kv.tier import DEVICE
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError, SequenceStatus
-from tests.engine.builders import chunks, make, run, step
+from tests.engine.builders import chunks, ids, make, run, step
 
 ALL = pytest.mark.parametrize("policy", sorted(POLICIES))
 
@@ -95,3 +95,17 @@ def test_abort_takes_out_all_sequences() -> None:
     scheduler.check_integrity()
     assert {sequence.status for sequence in request.sequences} == {SequenceStatus.ABORTED}
     assert scheduler.blocks.num_used_blocks() == 0 and scheduler.schedule(2) is None
+
+
+def test_forks_that_sit_a_step_out_copy_nothing_for_it() -> None:
+    """A long prompt leaves the budget of one decode, and the pool the block that its copy takes."""
+    scheduler = make(
+        "admission_order", num_blocks=13, max_num_seqs=4, max_num_batched_tokens=6, long_prefill_token_threshold=5
+    )
+    scheduler.add(Request(0, 40, 2))
+    scheduler.add(Request(1, 6, 5, num_sequences=3))
+    while not (plan := step(scheduler)).paused:
+        pass
+    assert plan.num_decodes == 1 and ids(plan.paused) == [1, 1]
+    assert len([each for each in plan.transfers if each.is_within_device]) == 1
+    assert all(run(scheduler)) and not scheduler.unfinished

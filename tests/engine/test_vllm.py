@@ -104,6 +104,8 @@ class Log:
             others = ([], []) if ahead else (admitted, preempted)
             self.steps.append((start_ns + ahead, computed, *others, state))
 
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
     def on_commit(self, outcome: StepOutcome) -> None:
         for s in outcome.finished:
             times = (s.first_scheduled_time, s.finish_time)

@@ -64,6 +64,8 @@ class ToyRequest:
             "num_cached_tokens": self.cached if not np.isnan(self.first_scheduled) else 0,
             "num_recomputed_tokens": self.recomputed,
             "num_preemptions": self.preemptions,
+            "num_swaps": 0,
+            "num_partial_preemptions": 0,
             "ttft": first - self.arrival,
             "tpot": (last - first) / (count - 1) if count > 1 else np.nan,
             "e2el": last - self.arrival if done else np.nan,
@@ -159,6 +161,7 @@ def tables(requests: list[ToyRequest], steps: list[tuple[float, ...]], num_block
     table[floats] = table[floats].astype("float64")
     step_table = pd.DataFrame(steps, columns=STEP_COLUMNS)
     integer_columns = [name for name in STEP_COLUMNS if name not in ("start_time", "duration")]
+    step_table = step_table.assign(num_blocks_out=0, num_blocks_in=0, transfer_time=0.0)
     step_table = step_table.astype(dict.fromkeys(integer_columns, "int64") | {"start_time": float, "duration": float})
     step_table["num_kv_tokens"] = step_table["num_used_blocks"] * BLOCK_SIZE * 3 // 4
     step_table["num_reserved_slots"] = step_table["num_used_blocks"] * BLOCK_SIZE // 5

@@ -59,6 +59,8 @@ class TokenLog:
             if chunk.is_last:
                 self.times[chunk.sequence.request_id] += [self.end] * (1 + chunk.sequence.num_forks)
 
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
     def on_commit(self, outcome: StepOutcome) -> None:
         pass
 

@@ -108,8 +108,14 @@ class Case:
         return np.concatenate([[0], np.cumsum(gains)])
 
 
+def legal_options(policy: str, victim: Any, **others: Any) -> SchedulerOptions:
+    """Without the victim rule where the policy preempts by its own order."""
+    victim = "spare_last" if POLICIES[policy].chooses_victims else victim
+    return SchedulerOptions(policy=policy, victim=victim, **others)
+
+
 OPTIONS = st.builds(
-    SchedulerOptions,
+    legal_options,
     policy=st.sampled_from(sorted(POLICIES)),
     watermark=st.just(0.02),
     allocation=st.sampled_from(["prompt", "chunk"]),
@@ -149,6 +155,9 @@ def make_trace(case: Case) -> Trace:
         "num_prompt_tokens": rng.integers(1, 80, n),
         "num_output_tokens": rng.integers(1, 60, n),
     }
+    classes = np.random.default_rng((case.seed, n))
+    columns |= {"priority": classes.integers(0, 3, n), "tenant": classes.integers(0, 3, n)}
+    columns["deadline"] = classes.integers(0, 10**6, n) * 1e-7
     if case.contents == "hash_ids" and case.arrivals != "sessions":
         counts = -(-np.asarray(columns["num_prompt_tokens"]) // 8)
         columns["hash_ids"] = [100 * rng.integers(0, 2) + np.arange(count) for count in counts]
@@ -203,6 +212,8 @@ class PlanLog:
         self.plans.append((start_ns, np.atleast_1d(np.asarray(durations_ns, np.int64))))
         assert len(self.plans[-1][1]) == plan.num_steps
         self.num_prefill_tokens += sum(chunk.num_tokens for chunk in plan.prefills)
+
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
 
     def on_commit(self, outcome: StepOutcome) -> None:
         self.finished += outcome.finished

@@ -27,7 +27,7 @@ class ShortestFirstOptions:
     ageing_tokens_per_s: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, most in (("relative_error", 10), ("ageing_tokens_per_s", 1e6)):
+        for name, most in (("relative_error", 10), ("ageing_tokens_per_s", 1e12)):
             if not 0 <= getattr(self, name) <= most:
                 raise ValueError(f"{name}={getattr(self, name):g}: must be >= 0 and <= {most:g}")
 

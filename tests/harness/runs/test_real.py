@@ -45,7 +45,8 @@ def test_a_replay_leaves_the_tables_of_a_simulation(tmp_path: Path) -> None:
         assert columns["real"] == columns["sim"], table
     steps = tables["real"].steps
     parts = steps[["schedule_time", "prepare_time", "execute_time", "sample_time"]]
-    assert (parts > 0).all().all() and (parts.sum(axis=1) <= steps["duration"] * 1.001).all()
+    assert (parts > 0).all().all() and (steps["transfer_time"] == 0).all()
+    assert (parts.sum(axis=1) <= steps["duration"] * 1.001).all()
     assert tables["sim"].steps["execute_time"].isna().all()
     assert tables["real"].requests["replay_lag"].between(0, 5).all()
 

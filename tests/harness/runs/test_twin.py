@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -14,20 +14,23 @@ torch = pytest.importorskip("torch")
 
 from engine.core.hashing import extend_hashes  # noqa: E402
 from engine.core.kv.contiguous import Contiguous  # noqa: E402
+from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
-from engine.core.sequence import Request  # noqa: E402
+from engine.core.sequence import Request, Sequence  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
+from engine.runner.kv_cache import GIB  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
 from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
 from harness.workload.arrivals import OpenLoop  # noqa: E402
 from harness.workload.prompts import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402
+from simulator.arrivals import NEVER  # noqa: E402
 from simulator.replica import Replica  # noqa: E402
 from simulator.router import RoundRobin  # noqa: E402
 
@@ -37,11 +40,14 @@ SHAPE = {
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
 BLOCK_SIZE = 4
+BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 2 * 16 * 4
+HOST_BLOCKS = 20
+GB_PER_S = 1.0
 LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "num_kv_tokens",
-    "num_reserved_slots", "num_external_slots", "start_time", "duration",
+    "num_reserved_slots", "num_external_slots", "start_time", "duration", "num_blocks_out", "num_blocks_in",
 ]  # fmt: skip
 
 
@@ -82,12 +88,31 @@ class MeasuredCost:
         return each + (np.arange(num_steps) < rest)
 
 
+class WithTheStep:
+    """On the CPU all copies of a plan end while it runs, and its measured time is with them."""
+
+    def __init__(self) -> None:
+        self.next_ns = NEVER
+        self._parked: list[Sequence] = []
+
+    def start(self, plan: StepPlan, now_ns: int) -> int:
+        self._parked += plan.parked
+        if self._parked:
+            self.next_ns = now_ns + 1
+        return 0
+
+    def pop_ready(self, until_ns: int) -> list[Sequence]:
+        ready, self._parked, self.next_ns = self._parked, [], NEVER
+        return ready
+
+
 def make_trace() -> Trace:
     rng = np.random.default_rng(0)
     n = 24
     prompts, outputs = rng.integers(4, 60, n), rng.integers(1, 50, n)
     hash_ids = [100 * (i % 3) + np.arange(-(-length // 8)) for i, length in enumerate(prompts)]
     columns = {"num_prompt_tokens": prompts, "num_output_tokens": outputs, "hash_ids": hash_ids}
+    columns |= {"priority": np.arange(n) % 3, "tenant": np.arange(n) % 4, "deadline": rng.uniform(0, 0.2, n)}
     return Trace("t", trace_table(columns), "made", 8)
 
 
@@ -95,7 +120,8 @@ def run_real(
     trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int, contiguous: Contiguous | None = None
 ) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
-                          load_format="random", contiguous=contiguous, **LIMITS, **asdict(options))  # fmt: skip
+                          load_format="random", host_kv_gib=0 if contiguous else HOST_BLOCKS * BLOCK_BYTES / GIB,
+                          host_gb_per_s=GB_PER_S, contiguous=contiguous, **LIMITS, **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder(reserves=contiguous is not None)
@@ -118,8 +144,11 @@ def run_twin(
 ) -> Recorder:
     """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
     env = simpy.Environment(initial_time=0)
-    limits = {"num_blocks": num_blocks, "block_size": BLOCK_SIZE, "max_model_len": 512, **LIMITS}
-    scheduler = make_scheduler(options, contiguous=contiguous, **limits)
+    scheduler = make_scheduler(
+        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512,
+        num_host_blocks=0 if contiguous else HOST_BLOCKS, transfer_block_us=BLOCK_BYTES / (GB_PER_S * 1e3),
+        contiguous=contiguous, **LIMITS,
+    )  # fmt: skip
 
     def make(order: int, arrival_ns: int) -> Request:
         row = real.issued[order][1]
@@ -127,13 +156,19 @@ def run_twin(
         tokens = before.sequences[0].token_ids or []
         hashes: list[int] = []
         extend_hashes(hashes, tokens, BLOCK_SIZE, len(tokens) // BLOCK_SIZE)
-        return Request(row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes)
+        return Request(
+            row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes,
+            priority=before.priority, tenant=before.tenant, deadline=before.deadline,
+        )  # fmt: skip
 
     recorder = Recorder(reserves=contiguous is not None)
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
     router = RoundRobin(arrivals, make)
-    router.connect(Replica(env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead))
+    replica = Replica(
+        env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead, transfers=WithTheStep()
+    )
+    router.connect(replica)
     env.run()
     return recorder
 
@@ -145,9 +180,33 @@ OPTIONS["vllm"] = SchedulerOptions(
 OPTIONS |= {eviction: SchedulerOptions(eviction=eviction) for eviction in ("fifo", "lfu")}
 
 
+TOKENS: dict[int, list[int]] = {}  # of each request, generated in the first run
+# With "auto", a block takes as long, out and back, as 3 of its 4 tokens.
+PREEMPTIONS = {
+    "partial": replace(OPTIONS["vllm"], preemption="partial"),
+    "swap": replace(OPTIONS["mixed"], preemption="swap"),
+    "auto": replace(OPTIONS["prefill_first"], preemption="auto", recompute_token_us=2e-3 * BLOCK_BYTES / 3),
+}
+
+
+@pytest.mark.parametrize("mode", PREEMPTIONS)
+def test_the_simulator_repeats_what_preemptions_keep(mode: str) -> None:
+    torch.set_num_threads(1)
+    trace = make_trace()
+    real = run_real(trace, PREEMPTIONS[mode], 40, 8)
+    twin, measured = run_twin(real, PREEMPTIONS[mode], 40, 8).tables(trace, []), real.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    kept = measured.requests["num_partial_preemptions" if mode == "partial" else "num_swaps"].sum()
+    assert 0 < kept <= measured.requests["num_preemptions"].sum() == measured.steps["num_preempted"].sum()
+    moved = measured.steps[["num_blocks_out", "num_blocks_in"]].sum()
+    assert moved.nunique() == 1 and (moved > 0).all() == (mode != "partial")
+    assert (measured.steps["transfer_time"] > 0).equals(measured.steps["num_blocks_out"] > 0)
+
+
 @pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize("num_blocks", [40, 400])
-@pytest.mark.parametrize("lookahead", [1, 8])
+@pytest.mark.parametrize(("num_blocks", "lookahead"), [(40, 1), (40, 8), (400, 8)])
 def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead: int) -> None:
     torch.set_num_threads(1)
     trace = make_trace()
@@ -159,7 +218,11 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     columns = [c for c in measured.requests if c != "replay_lag"]
     pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
     assert measured.steps["num_cached_tokens"].sum() > 0
-    assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
+    preempts = num_blocks == 40 or name == "priority"  # the urgent take seats of others
+    assert (measured.steps["num_preempted"].sum() > 0) == preempts
+    for row, request in real.requests.items():
+        tokens = request.sequences[0].token_ids
+        assert tokens and TOKENS.setdefault(row, tokens) == tokens, "what is generated hangs on who decodes beside it"
     assert measured.requests["replay_lag"].between(0, 1).all()
 
 

@@ -12,6 +12,7 @@ from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
 from harness.config.workload import MAX_TOKENS
 from harness.workload.content import block_identities, request_factory
+from harness.workload.prompts import PromptSource
 from harness.workload.trace import Trace, trace_table
 
 
@@ -86,9 +87,13 @@ def test_requests_without_contents_share_nothing() -> None:
     assert hashes(request_factory(Trace("t", table, "made"), 4)(0, 5)) is None
 
 
-def test_priorities_reach_the_request() -> None:
-    table = trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1], "priority": [3]})
-    assert request_factory(Trace("t", table, "made"), 4)(0, 5).priority == pytest.approx(3)
+@pytest.mark.parametrize("columns", [{"tenant": [9]}, {"session_id": [9]}, {"tenant": [9], "session_id": [1]}])
+def test_priority_tenant_and_deadline_reach_the_request_in_both_worlds(columns: dict[str, list[int]]) -> None:
+    """Where the trace names no tenants, sessions are."""
+    classes = {"priority": [3], "deadline": [1e-6], **columns}
+    trace = Trace("t", trace_table({"num_prompt_tokens": [8], "num_output_tokens": [1], **classes}), "made")
+    for request in (request_factory(trace, 4)(0, 5), PromptSource(trace, 100, seed=0).make(0, 5)):
+        assert (request.priority, request.tenant, request.deadline) == (3, 9, 1005)
 
 
 def test_generated_blocks_can_have_identities_of_their_own() -> None:

@@ -42,6 +42,14 @@ def test_csv_with_every_column(path: Path) -> None:
     assert "numbered from 0" in trace.notes[0]
 
 
+def test_csv_with_classes_of_requests(path: Path) -> None:
+    trace = read(
+        path, "num_prompt_tokens,num_output_tokens,tenant,deadline\n5,1,-7,0.5\n6,2,3,1e3\n7,1,2,-1\n8,1,x,1\n"
+    )
+    assert trace.table["tenant"].tolist() == [-7, 3] and trace.table["deadline"].tolist() == [0.5, 1000.0]
+    assert trace.bad_rows == {"deadline is negative": 1, "tenant is not a finite number": 1}
+
+
 def test_csv_with_the_least_columns(path: Path) -> None:
     trace = read(path, "num_prompt_tokens,num_output_tokens\n5,1\n6.0,2\n")
     assert prompts(trace) == [5, 6]

@@ -191,9 +191,24 @@ def test_prefixes_are_as_popular_as_asked(zipf_exponent: float, shares: list[flo
     assert (prefixes.value_counts(normalize=True).sort_index().tolist()) == pytest.approx(shares, abs=0.015)
 
 
+def test_priorities_and_tenants_are_drawn_as_asked_and_change_no_length() -> None:
+    size, lengths = "trace.num_requests=20000", ["num_prompt_tokens", "num_output_tokens"]
+    classes = ["trace.num_tenants=3", "trace.tenant_zipf_exponent=1", "trace.priority_shares=[1,0,3]"]
+    for name in ("synthetic", "shared_prefix"):
+        plain = load_trace(config(f"trace={name}", size).trace, seed=0).table
+        table = load_trace(config(f"trace={name}", size, *classes).trace, seed=0).table
+        assert not {"priority", "tenant"} & {*plain}
+        pd.testing.assert_frame_equal(plain[lengths], table[lengths])
+        shares = [table[column].value_counts(normalize=True).sort_index() for column in ("priority", "tenant")]
+        assert shares[0].to_dict() == pytest.approx({0: 1 / 4, 2: 3 / 4}, abs=0.015)
+        assert shares[1].to_dict() == pytest.approx({0: 6 / 11, 1: 3 / 11, 2: 2 / 11}, abs=0.015)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["trace=synthetic", "trace.priority_shares=[0]"], "trace.priority_shares: one of them must be > 0"),
+        (["trace=synthetic", "trace.priority_shares=[1,-1]"], "trace.priority_shares.1=-1: must be a number >= 0"),
         (["trace=synthetic", "trace.num_requests=1000000000000"], "trace.num_requests=1000000000000: must be"),
         (["trace=sharegpt", "trace.num_requests=100000001"], "trace.num_requests=100000001: must be"),
         (["trace=synthetic", "trace.prompt.mean=1e12"], "trace.prompt.mean=1000000000000.0: must be"),

@@ -72,6 +72,8 @@ def test_table_is_complete_and_typed() -> None:
             "num_output_tokens": [1, 2],
             "arrival_time": np.array([1700158546680590000, 1700158546680590100]),
             "priority": [0, -1],
+            "tenant": [4, -4],
+            "deadline": [1, 2.5],
             "session_id": [3, 3],
             "hash_ids": [np.array([1, 2]), np.array([1, 3])],
         },
@@ -80,6 +82,7 @@ def test_table_is_complete_and_typed() -> None:
     integers = ["request_id", "num_prompt_tokens", "num_output_tokens", "priority", "session_id", "turn"]
     assert all(table[name].dtype == np.int64 for name in integers)
     assert table["arrival_time"].tolist() == [0.0, 1e-7]
+    assert table["deadline"].tolist() == [1.0, 2.5] and table["tenant"].tolist() == [4, -4]
     assert table["turn"].tolist() == [0, 1]
     assert [ids.tolist() for ids in table["hash_ids"]] == [[1, 2], [1, 3]]
     assert "token_ids" not in table
