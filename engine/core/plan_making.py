@@ -38,7 +38,8 @@ def make_plan(
         if chunks:
             num_tokens += sum([chunk[0] + chunk[1] for chunk in chunks])
         slots = num_tokens, num_to_compute(draft.prefills, blocks.block_size) if chunks else 0, 0
-    num_used_blocks = blocks.num_used_blocks(running.ending)
+    ending = running.ending if len(lanes) == 1 else [sequence for each in lanes for sequence in each.ending]
+    num_used_blocks = blocks.num_used_blocks(ending)
     fields = (
         lane,
         draft.prefills,
