@@ -8,7 +8,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
 from engine.core.kv.contiguous import FORESEEING, Contiguous
-from engine.core.scheduler_options import SchedulerOptions, conflict_with_reservations
+from engine.core.kv.tier import TierEviction
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations
 
 Quantized = Literal["none", "fp8", "fp8_block"]
 
@@ -56,6 +57,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             loaded, each rank by the scales of its own part.
         num_blocks: size of the KV pool; None fills the free memory.
         host_kv_gib: host memory for KV blocks that leave the device, in GiB, of all ranks together; 0 for none.
+        offload: blocks that leave the device's prefix cache go to host memory, and hits come back from there.
+        overlap: a request with such hits waits for them while others compute; else the step waits for them.
+        host_eviction: which cached block of host memory goes first, as in `OffloadOptions`.
         host_gb_per_s: rate of each device's link to the host, which preemption="auto" predicts with, in GB/s.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
         contiguous: hand out the KV memory as contiguous reservations; None takes blocks one by one.
@@ -72,6 +76,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     num_blocks: int | None = None
     host_kv_gib: float = 0.0
     host_gb_per_s: float = 25.0
+    offload: bool = False
+    overlap: bool = True
+    host_eviction: TierEviction = "lru"
     gpu_memory_utilization: float = 0.9
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
@@ -98,6 +105,10 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             raise ValueError(f"preemption={self.preemption!r}: needs host memory to move KV blocks to, host_kv_gib > 0")
         if self.preemption == "auto" and self.recompute_token_us is None:
             raise ValueError("recompute_token_us=None: preemption='auto' needs the time that a lost token takes again")
+        if self.offload and not self.host_kv_gib:
+            raise ValueError("offload=True: needs host memory for KV blocks, host_kv_gib > 0")
+        if (offload := self.offload_options) is not None:
+            offload.check(self)
         if self.device not in get_args(_Device):
             raise ValueError(f"device={self.device!r}: choose one of {', '.join(get_args(_Device))}")
         if self.dtype not in (None, *get_args(_Dtype)):
@@ -121,6 +132,11 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             raise ValueError(
                 f"contiguous.reserve={rule.reserve}: the real engine does not know how much a request will generate"
             )
+
+    @property
+    def offload_options(self) -> OffloadOptions | None:
+        """As the core takes them; None where blocks that leave the prefix cache are lost."""
+        return OffloadOptions(overlap=self.overlap, host_eviction=self.host_eviction) if self.offload else None
 
 
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"}  # of vLLM

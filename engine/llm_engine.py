@@ -125,6 +125,7 @@ class LLMEngine:
             max_model_len=self.max_model_len,
             contiguous=config.contiguous,
             num_host_blocks=self._executor.num_host_blocks,
+            offload=config.offload_options,
             transfer_block_us=self._executor.block_bytes / (config.host_gb_per_s * 1e3),
         )
         self._parked.forget_all()
@@ -165,7 +166,7 @@ class LLMEngine:
     def abort(self, request_id: int) -> Request:
         """Remove a waiting or running request and return it; raises KeyError if no request has this id."""
         request = self.scheduler.abort(request_id)
-        self._parked.drop(request.sequences)
+        self._parked.hurry(request.sequences)
         self._forget(request.sequences)
         return request
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import abc, deque
 
+from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 
@@ -16,7 +17,7 @@ class Parked:
     Attributes:
         number: of the last plan.
         awaited: what comes next must wait for all copies up to this number: their sequences take part in it, or were
-            aborted, so that it may write to their blocks.
+            aborted and give up their blocks.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,8 @@ class Parked:
     def add(self, plan: StepPlan) -> None:
         """Note whom a plan parks, if anybody."""
         if plan.parked:
-            self.number += 1
+            # Without copies of its own, a sequence waits for those that earlier plans began.
+            self.number += any(t.target_tier == DEVICE != t.source_tier for t in plan.transfers)
             self._plans.append((self.number, list(plan.parked)))
 
     def await_first(self) -> None:
@@ -51,15 +53,11 @@ class Parked:
             landed += sequences
         return landed
 
-    def drop(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Forget sequences that were aborted."""
-        dropped = set(sequences)
-        for number, parked in self._plans:
-            if not dropped.isdisjoint(parked):
-                self.awaited = max(self.awaited, number)
-                parked[:] = [sequence for sequence in parked if sequence not in dropped]
-        if not any(parked for _, parked in self._plans):
-            self._plans.clear()
+    def hurry(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Let what comes next wait for the copies of sequences that were aborted: others may need their blocks."""
+        aborted = set(sequences)
+        numbers = [number for number, parked in self._plans if not aborted.isdisjoint(parked)]
+        self.awaited = max([self.awaited, *numbers])
 
     def forget_all(self) -> None:
         self._plans.clear()

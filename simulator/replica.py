@@ -224,7 +224,7 @@ class Replica:
         """What the only step of the plan takes; or what each step takes, and when it ends, of as many steps as can run
         before the next request is seen."""
         first = 0
-        if plan.transfers:
+        if plan.transfers or plan.parked:
             first = self._transfers.start(plan, now)
             self._observer.on_transfers(plan, first)
         if plan.work.num_decodes or plan.work.chunks:

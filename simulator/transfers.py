@@ -1,11 +1,12 @@
-"""The link between a device and its host: how long KV blocks take from one to the other."""
+"""The links between a device, its host and a disk: how long KV blocks take from one to the other."""
 
 from __future__ import annotations
 
-from collections import deque
+import heapq
+from collections import abc
 from typing import Protocol
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 from simulator.arrivals import NEVER
@@ -24,7 +25,7 @@ class TransferEngine(Protocol):
         """Begin the transfers of a plan; returns how long its step must wait for them, in ns."""
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
-        """Take out the parked sequences whose KV is back."""
+        """Take out the parked sequences whose KV is there."""
 
 
 class NoTransfers:
@@ -39,37 +40,102 @@ class NoTransfers:
         return []
 
 
-class HostLink:
-    """A link of `bytes_per_s` in each direction for blocks of `block_bytes`.
-
-    What leaves the device is copied before the step, which may overwrite it. What comes back is copied beside the
-    steps, one sequence after the other.
-    """
+class Link:
+    """One direction of a link of `bytes_per_s`, which copies blocks of `block_bytes` one after the other."""
 
     def __init__(self, block_bytes: int, bytes_per_s: float) -> None:
-        self._block_ns = block_bytes / bytes_per_s * 1e9
+        self.block_ns = block_bytes / bytes_per_s * 1e9
         self._free_at = 0
-        self._parked: deque[tuple[int, Sequence]] = deque()
+
+    def copy(self, num_blocks: int, from_ns: int) -> int:
+        """Queue blocks that are there at `from_ns`; returns when they are copied."""
+        if num_blocks:
+            self._free_at = max(self._free_at, from_ns) + round(num_blocks * self.block_ns)
+            return self._free_at
+        return from_ns
+
+
+class TierLinks:
+    """The links of one device to its host, and of the host to a disk, each with a queue for each direction.
+
+    What leaves the device is copied before the step, which may overwrite it. What comes to a parked sequence is copied
+    beside the steps, one sequence after the other, when what leaves the device with the same plan is copied; a step
+    waits for what comes to others. Blocks on their way between disk and device pass through buffers on the host: they
+    go on as they come, and a block that gives way on the host waits there for the disk.
+
+    Args:
+        block_bytes: of a block, as the device has it.
+        disk: the link to and the link from the disk, None without one.
+
+    Attributes:
+        step_wait_ns: how long steps have waited for transfers.
+        parked_ns: how long sequences were parked, in sum.
+    """
+
+    def __init__(self, block_bytes: int, bytes_per_s: float, disk: tuple[Link, Link] | None = None) -> None:
+        self._out, self._in = Link(block_bytes, bytes_per_s), Link(block_bytes, bytes_per_s)
+        self._disk = disk
+        self._on_disk_at: dict[int, int] = {}  # by block of the disk, when it was or will be written
+        self._arrivals: dict[int, int] = {}  # by block of a parked sequence, when its content is there
+        self._parked: list[tuple[int, int, Sequence]] = []  # a heap by the time when they are ready
+        self._num_parked = 0
         self.next_ns = NEVER
+        self.step_wait_ns = 0
+        self.parked_ns = 0
 
     def start(self, plan: StepPlan, now_ns: int) -> int:
-        if not plan.transfers:
-            return 0
-        num_out = sum(t.source_tier == DEVICE != t.target_tier for t in plan.transfers)
-        wait_ns = round(num_out * self._block_ns)
+        num_out = 0
+        loads: list[Transfer] = []
+        for transfer in plan.transfers:
+            if transfer.target_tier == HOST:
+                num_out += 1
+            elif transfer.target_tier == DISK:
+                assert self._disk is not None
+                self._on_disk_at[transfer.target] = self._disk[0].copy(1, now_ns)
+            elif transfer.source_tier != DEVICE:
+                loads.append(transfer)
+        out_at = self._out.copy(num_out, now_ns)
+        there_at = out_at
         for sequence in plan.parked:
-            num_blocks = len(sequence.host_blocks or ())
-            self._free_at = max(self._free_at, now_ns + wait_ns) + max(1, round(num_blocks * self._block_ns))
-            self._parked.append((self._free_at, sequence))
-        self._set_next()
-        return wait_ns
+            loads = self._park(sequence, loads, now_ns, out_at)
+        if loads:
+            there_at = self._load(loads, out_at)
+        self.step_wait_ns += there_at - now_ns
+        return there_at - now_ns
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
         ready = []
         while self._parked and self._parked[0][0] <= until_ns:
-            ready.append(self._parked.popleft()[1])
+            sequence = heapq.heappop(self._parked)[-1]
+            for block in sequence.block_table:
+                self._arrivals.pop(block, None)
+            ready.append(sequence)
         self._set_next()
         return ready
+
+    def _park(self, sequence: Sequence, loads: list[Transfer], now_ns: int, from_ns: int) -> list[Transfer]:
+        """Queue those of `loads` that are for `sequence`; returns the others."""
+        table = set(sequence.block_table)
+        mine = [load for load in loads if load.target in table]
+        ready_at = max(self._load(mine, from_ns), from_ns + 1) if mine else from_ns
+        ready_at = max([ready_at, *(self._arrivals[block] for block in table & self._arrivals.keys())])
+        self._arrivals.update((load.target, ready_at) for load in mine)
+        heapq.heappush(self._parked, (ready_at, self._num_parked, sequence))
+        self._num_parked += 1
+        self.parked_ns += ready_at - now_ns
+        self._set_next()
+        return [load for load in loads if load.target not in table] if len(mine) < len(loads) else []
+
+    def _load(self, loads: abc.Sequence[Transfer], from_ns: int) -> int:
+        """Queue blocks that come to the device; returns when they are there."""
+        there_at = self._in.copy(len(loads), from_ns)
+        on_disk = [load.source for load in loads if load.source_tier == DISK]
+        if not on_disk:
+            return there_at
+        assert self._disk is not None
+        written_at = max(self._on_disk_at[block] for block in on_disk)
+        read_at = self._disk[1].copy(len(on_disk), max(from_ns, written_at))
+        return max(there_at, read_at + round(self._in.block_ns))
 
     def _set_next(self) -> None:
         self.next_ns = self._parked[0][0] if self._parked else NEVER

@@ -31,7 +31,11 @@ def decode_horizon(
             return 1
         if waiting.head_blocked and waiting.suppliers and policy.admits(view._replace(head_fits=True)):
             limit = min(limit, _steps_until_supply(running, waiting, blocks.block_size))
-    return decodes.affordable_steps(limit, blocks.num_free_blocks) if limit > 1 else 1
+    if limit <= 1:
+        return 1
+    if blocks.offload is not None:  # what a step drives out of the prefix cache is copied before, in a plan of its own
+        return decodes.affordable_steps(limit, blocks.pool.num_uncached)
+    return decodes.affordable_steps(limit, blocks.num_free_blocks)
 
 
 def _steps_until_supply(running: RunningSet, waiting: WaitingQueue, block_size: int) -> int:

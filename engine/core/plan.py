@@ -62,7 +62,7 @@ class StepDraft:
 
     @property
     def is_empty(self) -> bool:
-        return not self.prefills and not self.num_decodes and not self.transfers
+        return not self.prefills and not self.num_decodes and not self.transfers and not self.parked
 
 
 class StepPlan(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import num_shared_tokens
+from engine.core.kv.lower_tiers import can_swap_out
 from engine.core.kv.pool import Pool
 from engine.core.sequence import Sequence
 
@@ -85,7 +86,7 @@ class Preemption(NamedTuple):
         """What `victim` keeps if it gives way now."""
         if self.mode == "partial":
             return "prefix"
-        if self.mode == "recompute" or not blocks.can_swap_out(victim):
+        if self.mode == "recompute" or not can_swap_out(blocks, victim):
             return "nothing"
         return "host_copy" if self.mode == "swap" or self._swaps_faster(victim, blocks) else "nothing"
 

@@ -15,6 +15,8 @@ from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import keep_prefix
+from engine.core.kv.lower_tiers import swap_out
+from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.preemption import Keeps
 from engine.core.sequence import Sequence, SequenceStatus
@@ -37,6 +39,7 @@ class RunningSet:
         decodes: those that decode.
         paused: those that decode but sit out the planned step.
         parked: those that wait for something that is not a step.
+        landing: those that were aborted while parked, without a seat: they hold the blocks that are written for them.
         forked: those that may have to copy a block that they share before they write into it.
         ending: those that got their last token in a plan that is not committed.
         num_reserved: seats of sequences that will be forked from admitted ones.
@@ -51,6 +54,7 @@ class RunningSet:
         self.decodes = decodes
         self.paused: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
+        self.landing: dict[Sequence, None] = {}
         self.forked: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
         self.num_reserved = 0
@@ -69,12 +73,10 @@ class RunningSet:
 
     # -- while a step is planned ----------------------------------------------------------------------------------
 
-    def start(self, sequence: Sequence, num_cached_tokens: int, now: int) -> None:
-        """Admit a sequence that has its first blocks, `num_cached_tokens` of them computed."""
+    def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
+        """Admit a sequence that has its first blocks, those of `match` computed."""
         self._admit(sequence, SequenceStatus.PREFILLING, now)
-        sequence.set_computed(num_cached_tokens)
-        if not sequence.num_preemptions:
-            sequence.num_cached_tokens = num_cached_tokens
+        match.count_for(sequence, self._blocks.block_size)
         self.prefilling[sequence] = None
 
     def park(self, sequence: Sequence, now: int) -> None:
@@ -83,13 +85,20 @@ class RunningSet:
         self.parked[sequence] = None
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there: it takes part in the next plan."""
+        """What a parked sequence waited for is there: it takes part in the next plan.
+
+        One that was aborted gives up its blocks, which nobody else could have as long as they were written.
+        """
+        if sequence in self.landing:
+            self._end_landing(sequence)
+        if sequence not in self.parked:
+            return
         if self.flights and not self.flights[-1].is_advanced:
             self.returning.append(sequence)  # it gets no token of the plan that is under way
             return
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
-        self._blocks.drop_host_blocks(sequence)
+        self._blocks.land(sequence)
         if sequence.is_prefilled:
             self.decodes.join(sequence)
         else:
@@ -147,7 +156,7 @@ class RunningSet:
         transfers = []
         if keeps == "host_copy":
             sequence.num_swaps += 1
-            transfers = self._blocks.swap_out(sequence)
+            transfers = swap_out(self._blocks, sequence)
         else:
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
             self._blocks.name_content(sequence, num_known)
@@ -168,8 +177,23 @@ class RunningSet:
         self.release(sequence)
 
     def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
+        was_parked = sequence in self.parked
         self.leave(sequence, SequenceStatus.ABORTED)
+        if was_parked and sequence not in self.returning:
+            del self.sequences[sequence]
+            self.landing[sequence] = None
+            self._waiting.head_blocked = False
+            return
+        if was_parked:
+            self._blocks.land(sequence)
         self.release(sequence)
+
+    def _end_landing(self, sequence: Sequence) -> None:
+        del self.landing[sequence]
+        self._blocks.land(sequence)
+        self._blocks.release(sequence)
+        self._waiting.head_blocked = False
 
     # -- between states -------------------------------------------------------------------------------------------
 

@@ -74,8 +74,7 @@ class Scheduler:
         for lane in range(num_lanes):
             decodes = make_decodes(NEVER if self._reserves else blocks.block_size)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
-            num_seats = (limits.max_num_seqs + lane) // num_lanes
-            bounds = replace(limits, max_num_seqs=num_seats)
+            bounds = replace(limits, max_num_seqs=(limits.max_num_seqs + lane) // num_lanes)
             self._planners.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
             if limits.max_num_seqs * decodes.tokens_per_decode > limits.max_num_batched_tokens:
                 raise ValueError(
@@ -156,9 +155,9 @@ class Scheduler:
         return request
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there: from the next plan on it takes part."""
-        (lane,) = (lane for lane in self._lanes if sequence in lane.parked)
-        lane.ready(sequence)
+        """What a parked sequence, be it aborted meanwhile, waited for is there: it takes part from the next plan on."""
+        for lane in self._lanes:
+            lane.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -193,9 +192,11 @@ class Scheduler:
             draft.preempted[:0] = self._unreported.preempted
             draft.paused[:0] = self._unreported.paused
             self._unreported = StepDraft(now)
+        if self.blocks.moves:
+            draft.transfers[:0] = self.blocks.pop_moves()
         num_running = self.num_running
         horizon = 1
-        if not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
+        if draft.num_decodes and not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
         plan = make_plan(lane, self._lanes, draft, horizon, num_running, self.blocks, self.waiting)
         running.flights.append(Flight(plan))

@@ -12,7 +12,8 @@ from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.block_manager import BlockManager, FullHit
 from engine.core.kv.contiguous import Contiguous, ContiguousManager
 from engine.core.kv.eviction import Eviction
-from engine.core.kv.tier import HOST, Tier
+from engine.core.kv.offload import Offload
+from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
 from engine.core.limits import Limits
 from engine.core.policies import POLICIES
 from engine.core.policy_options import read_options
@@ -126,6 +127,49 @@ def conflict_with_reservations(options: SchedulerOptions) -> str | None:
     return None
 
 
+@dataclass(frozen=True)
+class OffloadOptions:
+    """How blocks that leave the device's prefix cache are kept in the tiers behind it.
+
+    Attributes:
+        num_disk_blocks: size of the tier behind the host's; 0 for none.
+        overlap: hits come back while others compute; else the step waits for them.
+        host_eviction, disk_eviction: which cached block of the tier goes first: "lru" the one that was stored or found
+            longest ago, "fifo" the one that was stored longest ago.
+    """
+
+    num_disk_blocks: int = 0
+    overlap: bool = True
+    host_eviction: TierEviction = "lru"
+    disk_eviction: TierEviction = "lru"
+
+    def check(self, options: SchedulerOptions) -> None:
+        """Raise ValueError where a scheduler with `options` cannot serve the tiers."""
+        if not options.enable_prefix_caching:
+            raise ValueError("enable_prefix_caching=False: blocks that leave the prefix cache need one, to be found")
+        if self.overlap and not (options.enable_chunked_prefill and options.max_padding is None):
+            raise ValueError(
+                "overlap=True: a prompt whose first part comes from a tier is a cut one; it needs "
+                "enable_chunked_prefill=True and no max_padding"
+            )
+
+    def make(self, num_host_blocks: int) -> tuple[Tier, Offload]:
+        """The host's tier, and all tiers.
+
+        Raises:
+            ValueError: there is no host tier.
+        """
+        if num_host_blocks < 1:
+            raise ValueError(f"num_host_blocks={num_host_blocks}: blocks that leave the device go to the host first")
+        moves: list[Transfer] = []
+        tiers = []
+        if self.num_disk_blocks:
+            tiers = [Tier(DISK, self.num_disk_blocks, eviction=self.disk_eviction, moves=moves)]
+        below = tiers[0] if tiers else None
+        host = Tier(HOST, num_host_blocks, below=below, eviction=self.host_eviction, moves=moves)
+        return host, Offload([host, *tiers], moves, overlaps=self.overlap)
+
+
 def make_scheduler(
     options: SchedulerOptions,
     *,
@@ -135,6 +179,7 @@ def make_scheduler(
     max_num_batched_tokens: int,
     max_model_len: int | None = None,
     num_host_blocks: int = 0,
+    offload: OffloadOptions | None = None,
     transfer_block_us: float = 0.0,
     num_lanes: int = 1,
     make_decodes: Callable[[int], Decodes] = UniformDecodes,
@@ -143,18 +188,19 @@ def make_scheduler(
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
     `num_host_blocks` is the size of the host tier and `transfer_block_us` the time that a block takes to it or back,
-    which preemption="auto" compares with `options.recompute_token_us`. With `contiguous`, blocks are not handed out one
-    by one but as reservations; what is admitted leaves no watermark then, as nobody grows.
+    which preemption="auto" compares with `options.recompute_token_us`. With `offload`, what leaves the prefix cache
+    goes there and further. With `contiguous`, blocks are not handed out one by one but as reservations; what is
+    admitted leaves no watermark then, as nobody grows.
 
     Raises:
-        ValueError: a number is out of its range, options do not go together, or `options.preemption` needs a number
-            that is not given.
+        ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
+            `contiguous` goes with none of `options`.
     """
     if options.preemption in ("swap", "auto") and not num_host_blocks:
         raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
     if options.preemption == "auto" and options.recompute_token_us is None:
         raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
-    blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, max_model_len, contiguous)
+    blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous)
     watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(
         VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
@@ -187,21 +233,28 @@ def _make_blocks(
     num_blocks: int,
     block_size: int,
     num_host_blocks: int,
+    offload: OffloadOptions | None,
     max_model_len: int | None,
     contiguous: Contiguous | None,
 ) -> BlockManager:
     num_blocks -= options.reserved_blocks
-    if contiguous is None:
-        return BlockManager(
-            num_blocks,
-            block_size,
-            enable_prefix_caching=options.enable_prefix_caching,
-            eviction=options.eviction,
-            full_hit=options.full_hit,
-            host=Tier(HOST, num_host_blocks) if num_host_blocks else None,
-        )
-    if conflict := conflict_with_reservations(options):
-        raise ValueError(conflict)
-    if num_host_blocks:
-        raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
-    return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
+    if contiguous is not None:
+        if conflict := conflict_with_reservations(options):
+            raise ValueError(conflict)
+        if num_host_blocks:
+            raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
+        return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
+    host = Tier(HOST, num_host_blocks) if num_host_blocks else None
+    cached_tiers = None
+    if offload is not None:
+        offload.check(options)
+        host, cached_tiers = offload.make(num_host_blocks)
+    return BlockManager(
+        num_blocks,
+        block_size,
+        enable_prefix_caching=options.enable_prefix_caching,
+        eviction=options.eviction,
+        full_hit=options.full_hit,
+        host=host,
+        offload=cached_tiers,
+    )

@@ -8,10 +8,13 @@ from which the others are forked when the first token is sampled.
 
 from __future__ import annotations
 
+from collections import abc
 from enum import Enum
 
 from engine.core.clock import STOPPED, Clock
 from engine.core.hashing import extend_hashes
+
+NO_HITS: abc.Mapping[str, int] = {}
 
 
 class RequestRefusedError(ValueError):
@@ -121,6 +124,7 @@ class Sequence:
         num_registered_blocks: how many of its leading blocks the prefix index knows by hash.
         num_forks: sequences that will be forked from it when its prompt is computed.
         num_cached_tokens: prompt tokens found in the prefix cache at its first admission.
+        cached_by_tier: how many of these came from which tier behind the device.
         num_recomputed_tokens: tokens computed again because of preemptions.
         num_lost_tokens: tokens that were computed when it was preempted, the most of all times.
         num_preemptions: how often it gave way.
@@ -132,9 +136,9 @@ class Sequence:
 
     __slots__ = (
         "request", "end_length", "status", "token_ids", "block_hashes", "block_table", "host_blocks",
-        "num_registered_blocks", "num_forks", "num_cached_tokens", "num_recomputed_tokens", "num_lost_tokens",
-        "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission", "_clock",
-        "_num_tokens", "_num_computed_tokens",
+        "num_registered_blocks", "num_forks", "num_cached_tokens", "cached_by_tier", "num_recomputed_tokens",
+        "num_lost_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions", "last_token_time", "admission",
+        "_clock", "_num_tokens", "_num_computed_tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, token_ids: list[int] | None, block_hashes: list[int] | None) -> None:
@@ -148,6 +152,7 @@ class Sequence:
         self.num_registered_blocks = 0
         self.num_forks = request.num_sequences - 1
         self.num_cached_tokens = 0
+        self.cached_by_tier: abc.Mapping[str, int] = NO_HITS
         self.num_recomputed_tokens = 0
         self.num_lost_tokens = 0
         self.num_preemptions = 0

@@ -7,8 +7,10 @@ from typing import Literal
 
 from engine.core.giving_way import GivingWay
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.lower_tiers import match_below
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.limits import Limits
+from engine.core.parking import Parking
 from engine.core.plan import PrefillChunk, StepDraft
 from engine.core.preemption import Preemption
 from engine.core.running_set import RunningSet
@@ -31,6 +33,8 @@ class StepPlanner(GivingWay):
         super().__init__(blocks, waiting, running, preemption)
         self.limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self._offload = blocks.offload
+        self._parking = Parking(blocks, waiting, running, limits)
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
@@ -94,11 +98,14 @@ class StepPlanner(GivingWay):
             if running.num_seats + sequence.num_forks >= limits.max_num_seqs:
                 return
             if sequence.host_blocks is not None:
-                if not self._swap_in(draft, sequence):
+                if not self._parking.swap_in(draft, sequence):
                     return
                 continue
-            match = self._blocks.match(sequence)
-            num_tokens = self._admissible_tokens(draft, sequence, match, budget, cut)
+            match = self._match(sequence)
+            is_parked = self._offload is not None and self._offload.must_wait(match)
+            if is_parked and self._parking.load(draft, sequence, match, budget):
+                continue
+            num_tokens = 0 if is_parked else self._admissible_tokens(draft, sequence, match, budget, cut)
             if not num_tokens:
                 if waiting.holders and self._others_give_up(sequence):
                     continue
@@ -106,10 +113,15 @@ class StepPlanner(GivingWay):
             waiting.pop()
             num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
             draft.transfers += self._blocks.admit(sequence, match, num_held)
-            running.start(sequence, match.num_cached_tokens, draft.now)
+            running.start(sequence, match, draft.now)
             draft.admitted.append(sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
+
+    def _match(self, sequence: Sequence) -> PrefixMatch:
+        """What need not be computed of a waiting sequence, wherever it is."""
+        match = self._blocks.match(sequence)
+        return match if self._offload is None else match_below(self._blocks, sequence, match)
 
     def chunk_tokens(self, sequence: Sequence, start: int, budget: int) -> int:
         """Tokens of the next chunk of a prompt, computed up to `start`, within the budget and the limit of a chunk."""
@@ -136,11 +148,12 @@ class StepPlanner(GivingWay):
         """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
         if sequence.host_blocks is not None:
             return 0, self._blocks.blocks_for(sequence.num_tokens)
-        match = self._blocks.match(sequence)
+        match = self._match(sequence)
         wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
         checked = match.num_cached_tokens + min(wanted, budget)
         checked = sequence.num_tokens if self.limits.checks_full_prompt else checked
-        return wanted, self._blocks.blocks_needed(sequence, match, checked)
+        is_parked = self._offload is not None and self._offload.must_wait(match)
+        return 0 if is_parked else wanted, self._blocks.blocks_needed(sequence, match, checked)
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
@@ -189,20 +202,6 @@ class StepPlanner(GivingWay):
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
         return num_tokens
-
-    def _swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
-        """Admit a swapped-out sequence, which is parked until its KV is back; False if it does not fit."""
-        holds_computed = sequence.is_prefilled or self.limits.allocates_chunks
-        num_held = sequence.num_computed_tokens if holds_computed else sequence.num_tokens
-        if self._blocks.blocks_for(sequence.num_tokens) + self.num_kept_blocks > self._blocks.num_free_blocks:
-            self.waiting.block_head(0, [])
-            return False
-        self.waiting.pop()
-        draft.transfers += self._blocks.swap_in(sequence, num_held)
-        self.running.park(sequence, draft.now)
-        draft.admitted.append(sequence)
-        draft.parked.append(sequence)
-        return True
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]

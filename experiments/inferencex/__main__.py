@@ -1,13 +1,16 @@
 """How far off are simulations that NVIDIA's operator times price, on public measurements of vLLM?
 
     pip install -e '.[kernels-db]'
-    python -m experiments.inferencex --data <silicon_sample.csv>          all cases, 3 minutes on an idle core
+    python -m experiments.inferencex --data <silicon_sample.csv> --history <folder>   all cases, 3 minutes
     python -m experiments.inferencex --data <silicon_sample.csv> --fit    fits the times of the host
 
-silicon_sample.csv lies in the package aiconfigurator-core, in systems/. Each row is simulated as a closed loop by the
-functions of `task=validate validation.measured=inferencex:`; cases.py has the settings of each server. Beside our
-errors stand those of aiconfigurator itself, from experiments/results/inferencex_peer.csv, which peer.py makes. Writes
-experiments/results/inferencex.json and docs/fidelity/inferencex/rows.png.
+silicon_sample.csv lies in the package aiconfigurator-core, in systems/. The folder has the tables of vLLM 0.19.0, which
+the package lacks: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c.
+
+Each row is simulated as a closed loop by the functions of `task=validate validation.measured=inferencex:`; cases.py has
+the settings of each server. Beside our errors stand those of aiconfigurator itself, from
+experiments/results/inferencex_peer.csv, which peer.py makes. Writes experiments/results/inferencex.json and
+docs/fidelity/inferencex/rows.png.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--root", help="folder of aiconfigurator_core, if it is not installed")
+    parser.add_argument("--history", help="folder of aiconfigurator_core with tables of old versions of vLLM")
     parser.add_argument("--systems", nargs="+", help="names of conf/device; default all")
     parser.add_argument("--fit", action="store_true")
     args = parser.parse_args()
@@ -49,7 +53,7 @@ def main() -> None:
     cases = [case for case in CASES if not args.systems or case.device in args.systems]
     parts, left_out = [], {}
     for case in cases:
-        rows = CaseRows(case, args.data, args.root)
+        rows = CaseRows(case, args.data, args.root, args.history)
         parts.append(_scored(case, rows))
         left_out[case.key] = rows.rows.left_out
         print(f"{case.key}: {len(parts[-1])} rows", flush=True)

@@ -28,21 +28,24 @@ class CaseRows:
     Args:
         data: silicon_sample.csv.
         root: folder of aiconfigurator_core; None takes the installed package.
+        history: the same of a version that holds tables of old versions of vLLM, for cases that name one.
 
     Raises:
         ConfigError: the database has no operators for the case.
     """
 
-    def __init__(self, case: Case, data: Path, root: str | None) -> None:
+    def __init__(self, case: Case, data: Path, root: str | None, history: str | None = None) -> None:
         self.case = case
         self.config = composed(*case.overrides())
         system = self.config.device.aiconfigurator_system
         assert system is not None
+        self._client = self.config.validation.model_copy(update={"length_ratio": case.length_ratio})
         select = {
             "model_path": case.model_path, "system": system, "precision": case.precision, "backend": "vllm",
         }  # fmt: skip
         self.rows: Rows = read_rows(data, select)
-        self._source = ":".join(filter(None, ("aiconfigurator", root, system)))
+        folder = history if case.tables.startswith("/") else root
+        self._source = ":".join(filter(None, ("aiconfigurator", folder, system + case.tables)))
         self._profiles: dict[int, Profile] = {}
         bare = self.config.model_copy(update={"cost": composed("cost=roofline").cost})
         self._systems = [system_of(bare, row, case.max_num_seqs) for row in self.each()]
@@ -54,7 +57,7 @@ class CaseRows:
         simulated: list[dict[str, Any]] = []
         for place, row in zip(places, chosen.itertuples(index=False), strict=True):
             system = self._priced(self._systems[place], host)
-            simulated.append(simulate_row(system, row, self.config.validation, self.config.seed))
+            simulated.append(simulate_row(system, row, self._client, self.config.seed))
         return with_errors(chosen, simulated)
 
     def drop_duplicates(self) -> None:
@@ -83,7 +86,8 @@ class CaseRows:
             synchronous_step_us=host.synchronous_step_us,
             synchronous_sequence_us=host.synchronous_sequence_us,
         )
-        profile = Profile(meta, {**compiled.tables, "steps": steps_table(host)})
+        shown = host._replace(step_us=0.0) if self.case.hides_host else host
+        profile = Profile(meta, {**compiled.tables, "steps": steps_table(shown)})
         return replace(system, cost=self.config.cost, profile=profile)
 
 

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from engine.core.policies import POLICIES
 from harness.config.allocator import ContiguousAllocator
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
-from harness.config.tiers import HostTierConfig
+from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
 from harness.config.workload import FileTrace, ShareGptTrace
 
 _GROUP = "schema"
@@ -30,7 +30,9 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
     "contiguous": ("allocator=contiguous_*", ContiguousAllocator),
+    "offload": ("tiers", OffloadConfig),
     "host_tier": ("tiers.host", HostTierConfig),
+    "disk_tier": ("tiers.disk", DiskTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),

@@ -132,14 +132,19 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
 
 
 def _transfers(result: RunResult, inside: Bools) -> dict[str, float]:
-    """What was copied between device and host in the steps `inside`."""
-    num_out, num_in = (_total(result.steps[inside], name) for name in ("num_blocks_out", "num_blocks_in"))
+    """What was copied between device, host and disk in the steps `inside`; what comes from the disk does so by way of
+    the host."""
+    columns = {
+        "to_host": "num_blocks_out",
+        "from_host": "num_blocks_in",
+        "to_disk": "num_blocks_to_disk",
+        "from_disk": "num_blocks_from_disk",
+    }
+    blocks = {link: _total(result.steps[inside], column) for link, column in columns.items()}
     block_bytes = result.meta.get("kv_block_bytes", math.nan)
     return {
-        "blocks_to_host": num_out,
-        "blocks_from_host": num_in,
-        "bytes_to_host": num_out * block_bytes,
-        "bytes_from_host": num_in * block_bytes,
+        **{f"blocks_{link}": count for link, count in blocks.items()},
+        **{f"bytes_{link}": count * block_bytes for link, count in blocks.items()},
         "transfer_wait_s": float(_floats(result.steps, "transfer_time")[inside].sum()),
     }
 
@@ -247,6 +252,9 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
     cached, prompt = _total(admitted, "num_cached_tokens"), _total(admitted, "num_prompt_tokens")
     return {
         "prefix_cache_hit_rate": _ratio(cached, prompt),
+        "host_hit_rate": _ratio(_total(admitted, "num_host_cached_tokens"), prompt),
+        "disk_hit_rate": _ratio(_total(admitted, "num_disk_cached_tokens"), prompt),
+        "parked_s": float(_floats(requests, "parked_time").sum()),
         "recomputed_tokens": _total(requests, "num_recomputed_tokens"),
         "preemptions": _total(requests, "num_preemptions"),
         "swapped_preemptions": _total(requests, "num_swaps"),

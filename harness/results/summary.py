@@ -72,6 +72,9 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     usage = f"{percent(summary['mean_kv_cache_usage'])} mean · {percent(summary['max_kv_cache_usage'])} peak"
     yield "KV cache", usage
     hits = f"{percent(summary['prefix_cache_hit_rate'])} of prompt tokens"
+    for tier in ("host", "disk"):
+        if summary[f"{tier}_hit_rate"]:
+            hits += f" · {percent(summary[f'{tier}_hit_rate'])} from the {tier}"
     yield "Cache hits", hits
     hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
     kinds = [f" · {summary[f'{kind}_preemptions']:,} {kind}" for kind in ("swapped", "partial")]

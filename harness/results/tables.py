@@ -8,6 +8,8 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     first_scheduled_time, first_token_time, finish_time
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
+    num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk
+    parked_time                              s that it was admitted and waited for KV from another memory, in sum
     num_recomputed_tokens, num_preemptions
     num_swaps, num_partial_preemptions       preemptions that moved its KV to the host, or left it some blocks
     ttft, tpot, e2el, queue_time             s
@@ -25,7 +27,8 @@ and of the steps table:
                                              sequence's end. The other slots of used blocks are internal waste:
                                              num_used_blocks * block_size - num_kv_tokens - num_reserved_slots
     num_external_slots                       slots of free blocks while no hole is large enough for the next request
-    num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and back
+    num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and to the device
+    num_blocks_to_disk, num_blocks_from_disk    KV blocks copied from the host to the disk, and from there to the device
     transfer_time                            s that the step waited for such copies; part of its duration
     schedule_time, prepare_time, execute_time, sample_time          s; NaN in a simulation
 """

@@ -16,18 +16,18 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from engine.core.kv.tier import DEVICE
+from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.results.tables import Gaps
+from harness.runs.request_times import NS, UNSET, seconds, with_latencies
+from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
     from engine.llm_engine import StepReport
     from harness.runs.replay import Issued
 
-_UNSET = -1
-_NS = 1e-9
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
     "num_running", "num_waiting", "num_used_blocks", "num_preempted", "num_first_admitted_tokens",
@@ -36,8 +36,8 @@ _PLAN_COLUMNS = (
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
+    "num_host_cached_tokens", "num_disk_cached_tokens",
 )  # fmt: skip
-_TRANSFER_COLUMNS = ("plan", "num_blocks_out", "num_blocks_in", "wait_ns")
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
 _TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
@@ -62,18 +62,23 @@ class Recorder:
 
     def __init__(self, *, reserves: bool = False) -> None:
         self._reserves = reserves
-        self.now_ns = 0
+        self._last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)  # its start and what it took
         self.num_done = 0
         self._num_plans = 0
         self._plans = array("q")
         self._durations = array("q")
         self._growth = array("q")
-        self._transfers = array("q")
+        self._transfers = TransferLog()
         self._requests = array("q")
         self._single_gaps = array("q")
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
         self._times = array("q")
+
+    @property
+    def now_ns(self) -> int:
+        start, durations = self._last_step
+        return start + (durations if isinstance(durations, int) else int(durations.sum()))
 
     # -- while the run goes on ------------------------------------------------------------------------------------
 
@@ -95,6 +100,8 @@ class Recorder:
         first_end = start_ns + first
         for sequence in plan.fresh_decodes:
             self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
+        if plan.parked or self._transfers.parked:
+            self._transfers.note_parked(plan, start_ns)
         admitted, prefill_tokens = 0, 0
         cached = 0
         for sequence in plan.admitted:
@@ -112,13 +119,11 @@ class Recorder:
             )
         )  # fmt: skip
         self._num_plans += 1
-        self.now_ns = start_ns + (first if isinstance(durations_ns, int) else int(np.add.reduce(durations_ns)))
+        self._last_step = start_ns, durations_ns
 
     def on_transfers(self, plan: StepPlan, wait_ns: int) -> None:
-        num_out = sum(each.source_tier == DEVICE != each.target_tier for each in plan.transfers)
-        num_in = sum(each.source_tier != DEVICE == each.target_tier for each in plan.transfers)
-        if num_out or num_in:
-            self._transfers.extend((self._num_plans, num_out, num_in, wait_ns))
+        """The plan that is recorded next waits so long for its transfers."""
+        self._transfers.add(self._num_plans, plan, wait_ns)
 
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
@@ -153,12 +158,14 @@ class Recorder:
                 request.request_id,
                 status,
                 request.arrival_time,
-                _UNSET if first_scheduled is None else first_scheduled,
-                _UNSET if first_token is None else first_token,
-                _UNSET if finish is None else finish,
+                UNSET if first_scheduled is None else first_scheduled,
+                UNSET if first_token is None else first_token,
+                UNSET if finish is None else finish,
                 counts[0],
                 request.sequences[0].num_cached_tokens,
                 *counts[1:],
+                request.sequences[0].cached_by_tier.get(HOST, 0),
+                request.sequences[0].cached_by_tier.get(DISK, 0),
             )
         )
 
@@ -184,16 +191,13 @@ class Recorder:
         del self._growth[len(self._growth) // 3 * 3 :]
         while self._growth and self._growth[-3] >= num_plans:
             del self._growth[-3:]
-        width = len(_TRANSFER_COLUMNS)
-        del self._transfers[len(self._transfers) // width * width :]
-        while self._transfers and self._transfers[-width] >= num_plans:
-            del self._transfers[-width:]
+        self._transfers.drop_from(num_plans)
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
         recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
         recorded = recorded.set_index("row").reindex(np.arange(len(trace.table)))
         never_issued = recorded["status"].isna()
-        recorded = recorded.fillna({name: _UNSET if name.endswith("_ns") else 0 for name in _REQUEST_COLUMNS[1:]})
+        recorded = recorded.fillna({name: UNSET if name.endswith("_ns") else 0 for name in _REQUEST_COLUMNS[1:]})
         recorded = recorded.astype(np.int64)
         recorded.loc[never_issued, "status"] = STATUSES.index("unfinished")
         source = trace.table
@@ -204,16 +208,17 @@ class Recorder:
         statuses = np.asarray(STATUSES)[recorded["status"].to_numpy()]
         table["status"] = pd.Categorical(statuses, categories=list(STATUSES))
         table["error"] = pd.Series(self._errors, index=table.index, dtype="object")
-        table["arrival_time"] = _seconds(recorded["arrival_ns"].to_numpy())
+        table["arrival_time"] = seconds(recorded["arrival_ns"].to_numpy())
         # A simulated request is issued exactly when it is meant to be: it has no lag.
-        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * _NS
+        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * NS
         for name in ("first_scheduled", "first_token", "finish"):
-            table[f"{name}_time"] = _seconds(recorded[f"{name}_ns"].to_numpy())
+            table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
-        return _with_latencies(table, recorded)
+        table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS
+        return with_latencies(table, recorded)
 
     def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:
         num_steps = plans["num_steps"].to_numpy()
@@ -226,8 +231,8 @@ class Recorder:
         events = _matrix(self._growth, 3)
         growth[first[events[:, 0]] + events[:, 1]] = events[:, 2]
         grown = np.cumsum(growth)
-        steps = pd.DataFrame({"step": np.arange(len(durations)), "start_time": start_ns * _NS})
-        steps["duration"] = durations * _NS
+        steps = pd.DataFrame({"step": np.arange(len(durations)), "start_time": start_ns * NS})
+        steps["duration"] = durations * NS
         for column in _PLAN_COLUMNS[2:-1]:
             steps[column] = plans[column].to_numpy()[plan]
         gained = ahead * steps["num_decode_seqs"]
@@ -239,15 +244,12 @@ class Recorder:
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
             steps.loc[ahead > 0, column] = 0
-        transfers = _matrix(self._transfers, len(_TRANSFER_COLUMNS))
-        for i, column in enumerate(_TRANSFER_COLUMNS[1:], 1):
-            values = np.zeros(len(durations), dtype=np.int64)
-            values[first[transfers[:, 0]]] = transfers[:, i]
+        for column, values in self._transfers.step_columns(first, len(durations)).items():
             steps[column] = values
-        steps["transfer_time"] = steps.pop("wait_ns") * _NS
+        steps["transfer_time"] = steps.pop("wait_ns") * NS
         times = _matrix(self._times, len(_TIME_COLUMNS))
         for i, column in enumerate(_TIME_COLUMNS):
-            steps[column] = times[plan, i] * _NS / num_steps[plan] if len(times) else np.nan
+            steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
         return steps
 
     def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:
@@ -269,7 +271,7 @@ class Recorder:
             weights[weights > 0],
             plans["num_decode_seqs"].to_numpy()[plan][later],
         ]
-        return Gaps(values * _NS, np.concatenate(counts))
+        return Gaps(values * NS, np.concatenate(counts))
 
 
 def _counts(request: Request) -> tuple[int, ...]:
@@ -283,26 +285,3 @@ def _counts(request: Request) -> tuple[int, ...]:
 
 def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:
     return np.frombuffer(buffer, dtype=np.int64).reshape(-1, num_columns)
-
-
-def _seconds(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Seconds, NaN where the time was never reached."""
-    return np.where(times_ns == _UNSET, np.nan, times_ns * _NS)
-
-
-def _with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
-    """Add TTFT, TPOT, E2EL and queue time in s; differences are taken in whole ns."""
-    times = {
-        name: recorded[f"{name}_ns"].to_numpy() for name in ("arrival", "first_scheduled", "first_token", "finish")
-    }
-
-    def between(start: str, end: str) -> NDArray[np.float64]:
-        reached = (times[start] != _UNSET) & (times[end] != _UNSET)
-        return np.where(reached, (times[end] - times[start]) * _NS, np.nan)
-
-    more = table["num_output_tokens"].to_numpy() - 1
-    table["ttft"] = between("arrival", "first_token")
-    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.maximum(more, 1), np.nan)
-    table["e2el"] = between("arrival", "finish")
-    table["queue_time"] = between("arrival", "first_scheduled")
-    return table

@@ -43,7 +43,8 @@ class SimulatedEngine:
         self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()
         num_host_blocks = tiers.num_host_blocks(system.tiers, system.pool, system.tensor_parallel_size)
-        check_pool(self.num_blocks + num_host_blocks)
+        offload = tiers.offload_options(system.tiers, system.pool, system.tensor_parallel_size)
+        check_pool(self.num_blocks + num_host_blocks + (offload.num_disk_blocks if offload else 0))
         self._scheduler = make_scheduler(
             _with_recompute_time(system),
             num_blocks=self.num_blocks,
@@ -54,7 +55,10 @@ class SimulatedEngine:
             contiguous=system.contiguous,
             num_host_blocks=num_host_blocks,
             transfer_block_us=tiers.transfer_block_us(system.tiers, system.pool),
+            offload=offload,
         )
+        ranks = system.tensor_parallel_size
+        self._links = tiers.tier_links(system.tiers, system.pool, ranks) if num_host_blocks else None
         make_request = request_factory(
             trace,
             system.block_size,
@@ -70,7 +74,7 @@ class SimulatedEngine:
             self.recorder,
             compress=system.engine.compress,
             max_lookahead_steps=system.engine.max_lookahead_steps,
-            transfers=tiers.host_link(system.tiers, system.pool) if num_host_blocks else None,
+            transfers=self._links,
         )
         router.connect(self._replica)
 

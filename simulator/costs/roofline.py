@@ -96,8 +96,9 @@ class RooflineCost:
         attention = context_token_ns * contexts
         if self._window:
             attention += np.minimum(contexts, work.num_decodes * self._window) * self._windowed_ns(per_decode)
-        times = self._decode_base(work.num_decodes * per_decode) + attention
-        return np.maximum(np.rint(times), 1).astype(np.int64)
+        base = self._decode_base(work.num_decodes * per_decode)
+        times = np.rint(base + attention)
+        return (times if base >= 1 else np.maximum(times, 1)).astype(np.int64)
 
     def _speculative_ns(self, tokens_per_decode: int) -> float:
         """Decode attention to one token of a context by `tokens_per_decode` tokens."""

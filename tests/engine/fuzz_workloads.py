@@ -15,9 +15,10 @@ from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.policies import POLICIES
+from engine.core.policy import BasePolicy
 from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
 
 ALTERNATIVES: dict[str, Any] = {
@@ -87,6 +88,7 @@ class Workload:
     max_num_seqs: int
     max_num_batched_tokens: int
     num_host_blocks: int = 0
+    offload: OffloadOptions | None = None
     transfer_block_us: float = 10.0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
@@ -98,19 +100,22 @@ class Workload:
         return 1 + (self.num_drafts or 0)
 
     def make_scheduler(self) -> Scheduler:
-        return make_scheduler(
+        scheduler = make_scheduler(
             self.options,
             num_blocks=self.num_blocks,
             block_size=self.block_size,
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=self.max_num_batched_tokens,
             num_host_blocks=self.num_host_blocks,
+            offload=self.offload,
             transfer_block_us=self.transfer_block_us,
             num_lanes=self.num_lanes,
             max_model_len=self.max_model_len,
             contiguous=self.contiguous,
             make_decodes=self._make_decodes,
         )
+        scheduler.blocks.index.shortest_run = 2  # the workloads are small
+        return scheduler
 
     def _make_decodes(self, block_size: int) -> Decodes:
         if self.num_drafts is None:
@@ -144,17 +149,43 @@ def random_options(rng: random.Random) -> SchedulerOptions:
     return SchedulerOptions(**options)
 
 
+def random_offload(options: SchedulerOptions, most: int, rng: random.Random) -> OffloadOptions:
+    """Tiers that hold a block, a sequence or many."""
+    may_overlap = options.enable_chunked_prefill and options.max_padding is None
+    return OffloadOptions(
+        num_disk_blocks=rng.choice([0, 1, most, 10 * most]),
+        overlap=may_overlap and rng.random() < 0.7,
+        host_eviction=rng.choice(["lru", "fifo"]),
+        disk_eviction=rng.choice(["lru", "fifo"]),
+    )
+
+
+def come_in_waves(cases: list[Case], stems: list[list[int]], rng: random.Random) -> None:
+    """Let several at a time ask for what an earlier wave computed and later ones drove from the device."""
+    gap = rng.choice([5, 30])
+    for i, case in enumerate(cases):
+        stem = stems[i // 3 % len(stems)]
+        case.tokens = stem + case.tokens[case.num_prompt_tokens - 1 :][: len(stem) + 1]
+        case.num_prompt_tokens, case.arrival_step = len(stem) + 1, i // 3 * gap + rng.randint(0, 3)
+
+
 def draw_policy(
     rng: random.Random, options: SchedulerOptions, cases: list[Case], policy: str | None
 ) -> SchedulerOptions:
     """A policy, or any that there is, with settings of its own, and several priorities, tenants and deadlines."""
-    policy = policy or rng.choice(sorted(POLICIES))
+    names = sorted(POLICIES)
+    names += [name for name in names if POLICIES[name].admits is not BasePolicy.admits] * 2  # more can go wrong there
+    policy = policy or rng.choice(names)
     own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
     victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
     num_tenants, has_deadlines = rng.choice([1, 2, 5]), rng.random() < 0.5
+    burst = rng.randint(1, 40) if POLICIES[policy].chooses_victims and rng.random() < 0.7 else None
     for case in cases:
         case.priority, case.tenant = rng.choice([0, 0, 1, 3]), rng.randrange(num_tenants)
         case.deadline = case.arrival_step + rng.randint(0, 200) if has_deadlines and rng.random() < 0.7 else None
+        if burst is not None:  # urgent ones come together, when others run
+            case.arrival_step = rng.choice([0, burst])
+            case.priority = 0 if case.arrival_step else rng.randint(1, 3)
     return replace(options, policy=policy, options=own, victim=victim)
 
 
@@ -213,6 +244,8 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
         options = replace(options, victim="least_urgent", queue="fcfs")
         for case in cases:
             case.priority, case.arrival_step = rng.randint(0, 9), case.arrival_step // 10
+            if forks and case.stop_after is None:
+                case.num_sequences = rng.randint(1, 3)
     makes_supply = rng.random() < 0.15
     if makes_supply:
         options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
@@ -220,18 +253,26 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
     classes = random.Random(-1 - seed)  # a stream of its own
     if policy or (not makes_pauses and not makes_supply and classes.random() < 0.5):
         options = draw_policy(classes, options, cases, policy)
+    uses_tiers = rng.random() < 0.25
+    if uses_tiers and rng.random() < 0.5:
+        come_in_waves(cases, stems, rng)
     most = max(-(-len(case.tokens) // block_size) for case in cases)
     max_num_seqs = rng.choice([8, 32] if makes_pauses else [1, 2, 8, 32])
     num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None
     spare_blocks = [1, 1, 2, most, 10 * most]
     if makes_pauses or makes_supply:
         spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
+    if uses_tiers:
+        spare_blocks = [1, most // 2, most, 2 * most]
     slots = max_num_seqs * (1 + (num_drafts or 0))
     preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
     num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
     token_us = 1.0 if preemption == "auto" else None
     options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
+    offload = random_offload(options, most, rng) if uses_tiers and options.enable_prefix_caching else None
+    if offload is not None:
+        num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])
     workload = Workload(
         cases,
         options=options,
@@ -240,6 +281,7 @@ def random_workload(seed: int, policy: str | None = None) -> Workload:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
         num_host_blocks=num_host_blocks,
+        offload=offload,
         transfer_block_us=0.4 * block_size,
         num_lanes=num_lanes,
         num_drafts=num_drafts,
@@ -260,6 +302,7 @@ def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
             cases=[replace(case, num_sequences=1) for case in workload.cases],
             options=replace(options, **UNSHARED),
             num_host_blocks=0,
+            offload=None,
             max_model_len=rng.choice([None, *[len(case.tokens) + 1 for case in workload.cases]]),
             contiguous=Contiguous(reserve, fit, asked),
         )

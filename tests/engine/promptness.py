@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from engine.core.kv.lower_tiers import match_below
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
@@ -45,7 +46,9 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
-    may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
+    # Who gives way to others that are admitted in the same step leaves no reason to wait; who lacks blocks does.
+    is_starved = preempted and not (workload.options.policy == "priority" and admitted)
+    may_wait = is_starved or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
     if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, plan):
@@ -103,7 +106,9 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
         decodes = scheduler._planners[0].running.decodes
-        steps = decodes.affordable_steps(decodes.next_event(), scheduler.blocks.num_free_blocks)
+        blocks = scheduler.blocks
+        num_free = blocks.num_free_blocks if blocks.offload is None else blocks.pool.num_uncached
+        steps = decodes.affordable_steps(decodes.next_event(), num_free)
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
 
 
@@ -152,9 +157,14 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         # What these decodes fill can be found from the next step on.
         kept = match.num_kept * blocks.block_size
         match = match._replace(blocks=[], num_cached_tokens=kept, num_revived=0, copy_last=False)
+    elif blocks.offload is not None:
+        match = match_below(blocks, head, match)
     wanted = head.num_tokens - match.num_cached_tokens
     if options.long_prefill_token_threshold:
         wanted = min(wanted, options.long_prefill_token_threshold)
+    checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + min(wanted, budget)
+    if blocks.offload is not None and blocks.offload.must_wait(match):
+        return budget > 0 and blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks
     may_cut = options.enable_chunked_prefill and (options.policy not in APART or not sizes)
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
@@ -163,5 +173,4 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
         if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
             return False
-    checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + num_tokens
     return blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks

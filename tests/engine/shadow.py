@@ -7,8 +7,9 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
-from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
+from engine.core.sequence import Request, RequestRefusedError, Sequence
 from tests.engine.fuzz_workloads import APART, FORK_TOKENS, Workload
 from tests.engine.promptness import check_promptness, check_seats
 from tests.engine.shadow_store import Holders, ShadowStore, Token
@@ -42,6 +43,8 @@ class ShadowExecutor:
         self.live: dict[int, Request] = {}
         self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times
         self.recomputed: Counter[Sequence] = Counter()
+        self.parked: list[Sequence] = []  # in the order of their admissions, over and over
+        self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
         for i, case in enumerate(workload.cases):
@@ -80,6 +83,7 @@ class ShadowExecutor:
             step += self.trail.last_num_steps
             assert step < 10**6, "the workload does not end"
         self.trail.num_steps = step
+        assert self.scheduler.blocks.num_used_blocks() == 0, "blocks are held by nobody"
         return self.trail
 
     # -- what comes from outside ----------------------------------------------------------------------------------
@@ -92,10 +96,12 @@ class ShadowExecutor:
             elif kind == ABORT and i in self.live:
                 self.scheduler.abort(i)
                 self._note(self.live.pop(i))
-            elif kind == READY and i in self.live:
-                for sequence in self.live[i].sequences:
-                    if sequence.status is SequenceStatus.PARKED:
-                        self.scheduler.ready(sequence)
+            elif kind == READY:
+                sequence = self.parked[i]
+                for block in sequence.block_table:
+                    self.arrivals.pop(block, None)
+                self.store.land(sequence)
+                self.scheduler.ready(sequence)
         self.scheduler.check_integrity()
 
     def _add(self, i: int) -> None:
@@ -156,16 +162,25 @@ class ShadowExecutor:
             num_steps = self.random.randint(1, num_steps)
         plan = self.scheduler.extend(plan, num_steps) if num_steps > 1 else plan
         self._log(plan, step)
-        for sequence in plan.parked:
-            delay = 1 + (sequence.request_id + sequence.num_preemptions) % 4
-            heapq.heappush(self.events, (step + delay, READY, sequence.request_id))
+        self._await_transfers(plan, step)
         self.trail.last_num_steps = plan.num_steps
         return plan, self.store.execute(plan, holders)
+
+    def _await_transfers(self, plan: StepPlan, step: int) -> None:
+        """Set the times when parked sequences are ready: not before what is coming for others into their blocks."""
+        coming = {t.target for t in plan.transfers if t.target_tier == DEVICE != t.source_tier}
+        for sequence in plan.parked:
+            ready = step + 1 + (sequence.request_id + sequence.num_preemptions) % 4
+            ready = max([ready, *(self.arrivals[b] for b in sequence.block_table if b in self.arrivals)])
+            mine = coming.intersection(sequence.block_table) - self.arrivals.keys()
+            self.arrivals |= dict.fromkeys(mine, ready)
+            heapq.heappush(self.events, (ready, READY, len(self.parked)))
+            self.parked.append(sequence)
 
     def _check_plan(self, plan: StepPlan) -> None:
         workload, decoding = self.workload, list(plan.decodes)
         num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
-        assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers
+        assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers or plan.parked
         assert plan.num_running <= workload.max_num_seqs
         assert plan.horizon == 1 or not plan.prefills
         assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
@@ -220,8 +235,10 @@ class ShadowExecutor:
         counts = self.trail.counts
         counts["preemptions"] += len(plan.preempted)
         counts["paused decodes"] += len(plan.paused)
-        counts["copies"] += sum(t.is_within_device for t in plan.transfers)
-        counts["swapped blocks"] += sum(not t.is_within_device for t in plan.transfers)
+        counts.update(f"blocks {t.source_tier} to {t.target_tier}" for t in plan.transfers)
+        counts["hits of blocks that come for others"] += len(plan.parked) - len(
+            [s for s in plan.parked if {t.target for t in plan.transfers} & set(s.block_table)]
+        )
         counts["cached tokens"] += sum(s.num_cached_tokens for s in plan.admitted if not s.num_preemptions)
         counts["longest plan"] = max(counts["longest plan"], plan.num_steps)
         if plan.admitted or plan.preempted or plan.prefills:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from engine.core.kv.tier import DEVICE, HOST
+from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence, SequenceStatus
 from tests.engine.fuzz_workloads import Workload
 
 Holders = dict[int, list[Sequence]]
 GARBAGE = -1  # what drafts that are not accepted leave in their slots
+COMING = -2  # what a transfer that is under way leaves there
 
 
 class Token(NamedTuple):
@@ -34,14 +35,23 @@ class ShadowStore:
         self.slots = {
             DEVICE: [empty.copy() for _ in range(workload.num_blocks)],
             HOST: [empty.copy() for _ in range(workload.num_host_blocks)],
+            DISK: [empty.copy() for _ in range(workload.offload.num_disk_blocks if workload.offload else 0)],
         }
+        self.coming: dict[int, Transfer] = {}  # by the block of a parked sequence that it writes
         self.prefixes: dict[Sequence, list[int]] = {}
 
     def execute(self, plan: StepPlan, before: Holders) -> list[Token]:
         """Execute a plan, given who held which block before it was made; returns the tokens that it yields."""
+        stored = [(t.target_tier, t.target) for t in plan.transfers if t.target_tier != DEVICE]
+        assert len(set(stored)) == len(stored), "a block of a tier is written twice"
+        parked = {block for sequence in plan.parked for block in sequence.block_table}
         for transfer in plan.transfers:
-            content = self.slots[transfer.source_tier][transfer.source]
-            self.slots[transfer.target_tier][transfer.target] = content.copy()
+            if transfer.target_tier == DEVICE != transfer.source_tier and transfer.target in parked:
+                assert transfer.target not in self.coming, "a block is coming twice"
+                self.coming[transfer.target] = transfer
+                self.slots[DEVICE][transfer.target] = [COMING] * self.workload.block_size
+            else:
+                self._copy(transfer)
         spans = [(c.sequence, c.start, c.start + c.num_tokens) for c in plan.prefills]
         gains = {s: self._gain(s, plan.num_steps) for s in plan.decodes}
         spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
@@ -51,6 +61,16 @@ class ShadowStore:
             self._read(sequence, end)
         tokens = [Token(c.sequence, c.sequence.num_output_tokens, 1) for c in plan.prefills if c.is_last]
         return tokens + [Token(s, s.num_output_tokens, gain) for s, gain in gains.items()]
+
+    def land(self, sequence: Sequence) -> None:
+        """The transfers that a parked sequence waits for are done: what they read must still have been there."""
+        for block in sequence.block_table:
+            if block in self.coming:
+                self._copy(self.coming.pop(block))
+
+    def _copy(self, transfer: Transfer) -> None:
+        content = self.slots[transfer.source_tier][transfer.source]
+        self.slots[transfer.target_tier][transfer.target] = content.copy()
 
     def _gain(self, sequence: Sequence, num_steps: int) -> int:
         """Tokens that a decoding sequence gains with the next steps."""

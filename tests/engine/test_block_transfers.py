@@ -145,16 +145,19 @@ def test_on_a_gpu_steps_wait_for_what_leaves_and_run_beside_what_comes_back(monk
 
 def test_what_is_parked_is_awaited_once_it_takes_part_or_is_aborted() -> None:
     parked = Parked()
-    plans = [plan(lands_in=(i,)) for i in range(4)]
+    plans = [plan((HOST, 1, DEVICE, i), lands_in=(i,)) for i in range(4)]
     for each in plans:
         parked.add(each)
     parked.add(plan((DEVICE, 1, HOST, 1)))
     assert parked.marks == (4, 0)
     assert parked.take_landed(0) == [] and parked.take_landed(2) == plans[0].parked + plans[1].parked
     assert parked.marks == (4, 2)
-    parked.drop(plans[3].parked)
-    assert parked.marks == (4, 4) and parked.take_landed(3) == plans[2].parked and parked.marks == (4, 4)
-    parked.drop(plans[3].parked)
+    sharing = plan(lands_in=(3,))  # without copies of its own it waits for those of the plan before
+    parked.add(sharing)
+    assert parked.marks == (4, 2) and parked.take_landed(3) == plans[2].parked and parked.marks == (4, 3)
+    parked.hurry(plans[3].parked)
+    assert parked.marks == (4, 4) and parked.take_landed(3) == []
+    assert parked.take_landed(4) == plans[3].parked + sharing.parked and parked.marks == (4, 4)
     assert not parked and parked.take_landed(4) == []
     parked.add(plans[0])
     parked.forget_all()

@@ -146,9 +146,12 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lat
 
 
 @pytest.mark.parametrize("late", [3, 10**9], ids=["asked for", "waited for"], indirect=True)
-def test_no_token_depends_on_when_copies_end(late: Late, expected: Any, kept: Counter[str]) -> None:
+@pytest.mark.parametrize("settings", [{"enable_prefix_caching": False}, {"offload": True}], ids=["swaps", "hits too"])
+def test_no_token_depends_on_when_copies_end(
+    settings: dict[str, Any], late: Late, expected: Any, kept: Counter[str]
+) -> None:
     """Also where nothing else can be done before they have."""
-    llm = engine("swap", enable_prefix_caching=False, cuda_graphs=True)
+    llm = engine("swap", cuda_graphs=True, **settings)
     assert serve(llm, BRIEF) == expected["greedy"] and kept["host_copy"]
     assert serve(llm, SAMPLED) == expected["sampled"]
     assert len(late.copies) > 5 and max(late.asked.values()) >= 2

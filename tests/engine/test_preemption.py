@@ -116,3 +116,17 @@ def test_the_size_and_the_rate_of_host_memory_have_a_range(name: str) -> None:
     for value in (-1.0, float("nan")):
         with pytest.raises(ValueError, match=f"^{name}={value}: must be a number >"):
             EngineConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_an_urgent_one_counts_on_what_those_behind_it_keep() -> None:
+    scheduler = make("priority", num_blocks=5, preemption="partial")
+    for i, (num_prompt, priority) in enumerate([(11, 5), (7, 4)]):
+        scheduler.add(Request(i, num_prompt, 9, priority=priority))
+    waiting, running = (request.sequences[0] for request in scheduler.unfinished)
+    for now in range(3):
+        step(scheduler, now)
+    assert (len(waiting.block_table), len(running.block_table)) == (2, 3)
+    scheduler.add(Request(2, 15, 1))
+    plan = step(scheduler, 3)
+    assert ids(plan.admitted) == [2] and ids(plan.preempted) == [1], "four blocks, of which one was not kept"
+    assert (len(waiting.block_table), len(running.block_table)) == (0, 1)

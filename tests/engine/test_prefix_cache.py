@@ -113,6 +113,21 @@ def test_evicting_the_indexed_copy_keeps_a_live_one_findable() -> None:
     assert match.blocks == two.block_table
 
 
+def test_a_sequence_that_keeps_a_part_of_its_prefix_finds_the_rest() -> None:
+    blocks = BlockManager(40, 1)
+    sequence = bare_sequence(0, 32, 1, block_hashes=[*range(32)])
+    blocks.admit(sequence, blocks.match(sequence), 32)
+    blocks.register(sequence, 32)
+    table = sequence.block_table
+    blocks.settle()
+    blocks.release_tail(sequence, 3)
+    match = blocks.match(sequence)
+    assert (match.blocks, match.num_kept) == (table[3:], 3)
+    blocks.admit(sequence, match, 32)
+    blocks.check_integrity([sequence])
+    assert sequence.block_table[:31] == table[:31]
+
+
 def test_free_blocks_are_reused_least_recently_used_first_tail_before_head() -> None:
     blocks = BlockManager(6, 1)
     old, new = (bare_sequence(i, 3, 1, block_hashes=[10 * i, 10 * i + 1, 10 * i + 2]) for i in range(2))

@@ -87,16 +87,23 @@ def test_a_sequence_that_is_ready_while_a_plan_is_under_way_gets_no_token_of_it(
 
 
 @pytest.mark.parametrize("is_parked", [False, True])
-def test_abort_frees_what_a_swapped_sequence_holds_on_the_host(is_parked: bool) -> None:
+def test_abort_frees_what_a_swapped_sequence_holds_when_nothing_is_copied_for_it(is_parked: bool) -> None:
     scheduler, _ = two_that_outgrow_the_pool(num_host_blocks=4)
     plan, now = run_until(scheduler, 0, swaps=True)
+    (victim,) = plan.preempted
     scheduler.commit(plan, now + 1)
     if is_parked:
         plan, now = run_until(scheduler, now + 1, swaps=False)
         scheduler.commit(plan, now + 1)
+    host = scheduler.blocks.host
+    assert host is not None
     scheduler.abort(1)
     scheduler.check_integrity()
-    assert scheduler.blocks.host is not None and scheduler.blocks.host.num_free_blocks == 4
+    if is_parked:
+        assert host.num_free_blocks == 2 and scheduler.blocks.num_used_blocks() == len(victim.block_table) > 0
+        scheduler.ready(victim)
+        scheduler.check_integrity()
+    assert host.num_free_blocks == 4 and not victim.block_table
 
 
 def test_a_tier_hands_out_each_block_once() -> None:

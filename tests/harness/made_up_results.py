@@ -64,6 +64,9 @@ class ToyRequest:
             "num_cached_tokens": self.cached if not np.isnan(self.first_scheduled) else 0,
             "num_recomputed_tokens": self.recomputed,
             "num_preemptions": self.preemptions,
+            "num_host_cached_tokens": 0,
+            "num_disk_cached_tokens": 0,
+            "parked_time": 0.0,
             "num_swaps": 0,
             "num_partial_preemptions": 0,
             "ttft": first - self.arrival,
@@ -162,6 +165,7 @@ def tables(requests: list[ToyRequest], steps: list[tuple[float, ...]], num_block
     step_table = pd.DataFrame(steps, columns=STEP_COLUMNS)
     integer_columns = [name for name in STEP_COLUMNS if name not in ("start_time", "duration")]
     step_table = step_table.assign(num_blocks_out=0, num_blocks_in=0, transfer_time=0.0)
+    step_table = step_table.assign(num_blocks_to_disk=0, num_blocks_from_disk=0)
     step_table = step_table.astype(dict.fromkeys(integer_columns, "int64") | {"start_time": float, "duration": float})
     step_table["num_kv_tokens"] = step_table["num_used_blocks"] * BLOCK_SIZE * 3 // 4
     step_table["num_reserved_slots"] = step_table["num_used_blocks"] * BLOCK_SIZE // 5

@@ -152,6 +152,7 @@ def test_a_step_costs_what_the_tables_and_the_rules_say(root: Path) -> None:
         ("other", {}, "no system 'other' .there: made_up."),
         ("made_up/vllm", {}, "must be <system> or <system>/<backend>/<version>"),
         ("made_up/vllm/9.9.9", {}, "no made_up/vllm/9.9.9 .there: 0.9.0, 0.19.0."),
+        ("made_up+marlin", {}, "no expert kernel 'marlin' for "),
         ("made_up", {"head_dim": 64}, "head_dim=64"),
         ("made_up", {"quantization": QUANTIZATIONS["nvfp4"]}, "no GEMMs in nvfp4"),
         ("made_up", {"quantization": QUANTIZATIONS["int8"]}, "no linear layers in int8"),

@@ -17,7 +17,7 @@ from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Sequence
 from harness.runs.recorder import RecordedRun
 from harness.workload.arrivals import OpenLoop
-from simulator.transfers import HostLink
+from simulator.transfers import TierLinks
 from tests.simulator.workloads import (
     Case,
     FlatCost,
@@ -44,7 +44,7 @@ def test_compressed_equals_stepped_with_swaps(case: Case, rate: float, is_auto: 
     mode: dict[str, Any] = {"preemption": "auto", "recompute_token_us": 10.0} if is_auto else {"preemption": "swap"}
     case = replace(case, options=replace(case.options, **mode))
     runs = [
-        simulate_case(case, compress=compress, make_transfers=lambda: HostLink(BLOCK_BYTES, rate))
+        simulate_case(case, compress=compress, make_transfers=lambda: TierLinks(BLOCK_BYTES, rate))
         for compress in (False, True)
     ]
     for stepped, compressed in zip(*runs, strict=True):
@@ -64,7 +64,7 @@ def starved(num_host_blocks: int, rate: float = 1e9, *, log: PlanLog | None = No
         num_host_blocks=num_host_blocks,
     )
     arrivals = OpenLoop(np.arange(8) * 5_000)
-    link = HostLink(BLOCK_BYTES, rate)
+    link = TierLinks(BLOCK_BYTES, rate)
     (run,) = simulate(
         simple_trace([20] * 8, [100] * 8), arrivals, [scheduler], FlatCost(20_000),
         observer=log, make_transfers=lambda: link,

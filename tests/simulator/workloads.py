@@ -20,7 +20,7 @@ from engine.core.kv.eviction import Eviction
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
 from harness.runs.recorder import RecordedRun, Recorder
@@ -78,6 +78,7 @@ class Case:
     seed: int
     num_replicas: int = 1
     num_host_blocks: int = 0
+    offload: OffloadOptions | None = None
     num_drafts: int | None = None
     contiguous: Contiguous | None = None
 
@@ -91,6 +92,7 @@ class Case:
             max_num_seqs=self.max_num_seqs,
             max_num_batched_tokens=max(self.max_num_batched_tokens, most),
             num_host_blocks=self.num_host_blocks,
+            offload=self.offload,
             transfer_block_us=4.0 * self.block_size,
             make_decodes=self._make_decodes,
             contiguous=self.contiguous,

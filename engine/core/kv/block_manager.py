@@ -8,10 +8,11 @@ from typing import Literal
 from engine.core.hashing import token_bytes
 from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
+from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
-from engine.core.kv.tier import DEVICE, Tier, Transfer
+from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Sequence
 
 FullHit = Literal["copy", "recompute_block"]
@@ -27,6 +28,7 @@ class BlockManager:
             whole last block.
         host: the tier that swapped-out sequences go to; None where none is.
         pool: the blocks, where they are not handed out one by one; then `eviction` is not read.
+        offload: the tiers that what leaves the prefix cache goes to, `host` among them; None where it is lost.
 
     Raises:
         ValueError: if `num_blocks` or `block_size` is below 1.
@@ -42,6 +44,7 @@ class BlockManager:
         full_hit: FullHit = "copy",
         host: Tier | None = None,
         pool: Pool | None = None,
+        offload: Offload | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
             raise ValueError(f"num_blocks={num_blocks} and block_size={block_size} must be at least 1")
@@ -49,12 +52,16 @@ class BlockManager:
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
         self.host = host
+        self.offload = offload
         self._recomputes_last_block = full_hit == "recompute_block"
-        self.index = PrefixIndex()
-        self.pool = pool or make_pool(num_blocks, eviction, evict=self.index.remove)
+        self.index = PrefixIndex() if offload is None else offload.index
+        evict, self.settle = self.index.remove, self.index.settle
+        if offload is not None:
+            evict, self.settle = offload.evict, offload.settle
+        self.pool = pool or make_pool(num_blocks, eviction, evict=evict)
         self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
         self.take = self.pool.take
-        self.settle = self.index.settle
+        self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
     @property
     def num_free_blocks(self) -> int:
@@ -81,12 +88,12 @@ class BlockManager:
             return nothing
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
-        hashes = self._hashes(sequence, num_full)
+        hashes = self.hashes_of(sequence, num_full)
         if len(hashes) <= num_kept or hashes[num_kept] not in self.index:
             return nothing
         blocks = self.index.find(hashes[num_kept:] if num_kept else hashes, num_full - num_kept)
         if sequence.token_ids is not None:
-            contents = self._contents(sequence, num_kept, num_kept + len(blocks))
+            contents = self.contents_of(sequence, num_kept, num_kept + len(blocks))
             blocks = blocks[: self.index.num_equal(blocks, contents)]
         num_cached_tokens = (num_kept + len(blocks)) * self.block_size
         copy_last = False
@@ -109,13 +116,13 @@ class BlockManager:
         start = sequence.num_registered_blocks
         if num_full <= start:
             return
-        all_hashes = self._hashes(sequence, num_full)
+        all_hashes = self.hashes_of(sequence, num_full)
         hashes = all_hashes[start:num_full]
         if not hashes:
             return
         end = start + len(hashes)
         blocks = sequence.block_table[start:end]
-        self.index.add(blocks, hashes, self._contents(sequence, start, end))
+        self.index.add(blocks, hashes, self.contents_of(sequence, start, end))
         if self._ranked is not None:
             self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
         sequence.num_registered_blocks = end
@@ -134,7 +141,7 @@ class BlockManager:
         hashes.extend(range(own - len(hashes), own - num_tokens // self.block_size, -1))
         self.register(sequence, num_tokens)
 
-    def _hashes(self, sequence: Sequence, num_full: int) -> list[int]:
+    def hashes_of(self, sequence: Sequence, num_full: int) -> list[int]:
         """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""
         if not self.enable_prefix_caching:
             return []
@@ -142,7 +149,7 @@ class BlockManager:
             sequence.hash_blocks(self.block_size, num_full)
         return sequence.block_hashes or []
 
-    def _contents(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
+    def contents_of(self, sequence: Sequence, start: int, end: int) -> abc.Iterable[Content]:
         """The content of blocks `start` to `end`; nothing where tokens are only counted."""
         tokens, hashes, size = sequence.token_ids, sequence.block_hashes, self.block_size
         if tokens is None or hashes is None:
@@ -169,6 +176,9 @@ class BlockManager:
             sequence.block_table = sequence.block_table + match.blocks
             sequence.num_registered_blocks = len(sequence.block_table) - match.copy_last
         copies = [self._copy(sequence, len(sequence.block_table) - 1)] if match.copy_last else []
+        if match.hits and self.offload is not None:
+            copies += self.offload.load(sequence, match.hits, self.pool)
+            self.register(sequence, len(sequence.block_table) * self.block_size)
         self.extend(sequence, num_tokens)
         return copies
 
@@ -188,7 +198,9 @@ class BlockManager:
     def release_tail(self, sequence: Sequence, num_kept: int) -> None:
         """Release all blocks but the first `num_kept`, the last one first."""
         table, num_hashed = sequence.block_table, sequence.num_registered_blocks
-        hashes = (sequence.block_hashes or [])[num_kept:num_hashed]
+        hashes = sequence.block_hashes or []
+        self.index.enter(hashes[:num_kept])  # the match that goes on from there begins within a run
+        hashes = hashes[num_kept:num_hashed]
         self.pool.release(table[num_kept:], hashes, len(hashes))
         sequence.block_table = table[:num_kept]
         sequence.num_registered_blocks = min(num_hashed, num_kept)
@@ -214,28 +226,11 @@ class BlockManager:
         sequence.block_table[index] = target
         return Transfer(DEVICE, source, DEVICE, target)
 
-    # -- the host tier --------------------------------------------------------------------------------------------
+    # -- behind the device ----------------------------------------------------------------------------------------
 
-    def can_swap_out(self, sequence: Sequence) -> bool:
-        """Whether the host tier has room for all computed tokens of `sequence`."""
-        num_blocks = self.blocks_for(sequence.num_computed_tokens)
-        return self.host is not None and 0 < num_blocks <= self.host.num_free_blocks
-
-    def swap_out(self, sequence: Sequence) -> list[Transfer]:
-        """Move the computed blocks of `sequence` to the host tier and release all that it holds on the device."""
-        assert self.host is not None
-        sources = sequence.block_table[: self.blocks_for(sequence.num_computed_tokens)]
-        sequence.host_blocks = self.host.take(len(sources))
-        name, moves = self.host.name, zip(sources, sequence.host_blocks, strict=True)
-        self.release(sequence)
-        return [Transfer(DEVICE, source, name, target) for source, target in moves]
-
-    def swap_in(self, sequence: Sequence, num_tokens: int) -> list[Transfer]:
-        """Give a swapped-out sequence device blocks for `num_tokens` tokens, its KV coming back into the first."""
-        assert self.host is not None and sequence.host_blocks
-        self.extend(sequence, num_tokens)
-        moves = zip(sequence.host_blocks, sequence.block_table, strict=False)
-        return [Transfer(self.host.name, source, DEVICE, target) for source, target in moves]
+    def pop_moves(self) -> list[Transfer]:
+        moves, self.moves[:] = self.moves[:], []
+        return moves
 
     def drop(self, sequence: Sequence) -> None:
         """Free all that `sequence` holds, on the device and in the host tier."""
@@ -249,8 +244,17 @@ class BlockManager:
             self.host.release(sequence.host_blocks)
             sequence.host_blocks = None
 
+    def land(self, sequence: Sequence) -> None:
+        """What came from tiers for `sequence` is there."""
+        self.drop_host_blocks(sequence)
+        if self.offload is not None:
+            self.offload.end_load(sequence)
+
     def check_integrity(self, sequences: list[Sequence]) -> None:
-        """Prove the invariants of pool, index and host tier; arguments and errors as those of `check_blocks`."""
+        """Prove the invariants of pool, index and tiers; arguments and errors as those of `check_blocks`."""
         check_blocks(self.pool, self.index, self.block_size, sequences)
-        if self.host is not None:
-            self.host.check_integrity([block for s in sequences for block in s.host_blocks or ()])
+        on_host = [block for s in sequences for block in s.host_blocks or ()]
+        if self.offload is not None:
+            self.offload.check_integrity(sequences, {HOST: on_host})
+        elif self.host is not None:
+            self.host.check_integrity(on_host)

@@ -67,6 +67,11 @@ class BlockPool:
         if has_one_queue:
             self._enqueue(list(range(num_blocks - 1, -1, -1)), [], 0)
 
+    @property
+    def num_uncached(self) -> int:
+        """Free blocks, or fewer, that are taken before any whose content can be found."""
+        return len(self._free)
+
     def is_queued(self, block: int) -> bool:
         """Whether a block is free but kept in the queue, so that it can be brought back."""
         return self._segment_of[block] is not None

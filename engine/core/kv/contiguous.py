@@ -86,6 +86,10 @@ class RangePool:
         self._starts = [0]  # of the holes, ascending; no two of them touch
         self._sizes = [num_blocks]
 
+    @property
+    def num_uncached(self) -> int:
+        return self.num_free
+
     def take(self, count: int) -> list[int]:
         """Take `count` consecutive blocks, for which there must be a hole."""
         if not count:

@@ -23,6 +23,7 @@ def check_blocks(pool: Pool, index: PrefixIndex, block_size: int, sequences: lis
         hashes = (sequence.block_hashes or [])[: sequence.num_registered_blocks]
         for block, block_hash in zip(sequence.block_table, hashes, strict=False):
             assert hash_of.setdefault(block, block_hash) == block_hash, "two holders disagree on a block's content"
+        index.check_registered(hashes)
     for sequence in sequences:
         private = sequence.block_table[sequence.num_registered_blocks :]
         assert not hash_of.keys() & private, "a private block is findable"

@@ -21,6 +21,10 @@ class Pool(Protocol):
     num_free: int
     num_shares: int
 
+    @property
+    def num_uncached(self) -> int:
+        """Free blocks, or fewer, that are taken before any whose content can be found."""
+
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free; their content is lost."""
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections import Counter, OrderedDict
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+from engine.core.kv.prefix_index import Content
 
 DEVICE = "device"
 HOST = "host"
+DISK = "disk"
+
+TierEviction = Literal["lru", "fifo"]
 
 
 class Transfer(NamedTuple):
@@ -24,21 +31,62 @@ class Transfer(NamedTuple):
         return self.source_tier == self.target_tier == DEVICE
 
 
-class Tier:
-    """`num_blocks` blocks of a memory behind the device's, each free or held by one swapped-out sequence."""
+class CachedBlock(NamedTuple):
+    """A block of a tier whose content can be found by its hash; `content` is None where tokens are only counted."""
 
-    def __init__(self, name: str, num_blocks: int) -> None:
+    block: int
+    content: Content | None
+
+
+class Tier:
+    """`num_blocks` blocks of a memory behind the device's: each free, held by a swapped-out sequence, or cached.
+
+          free ──take──▶ held by a swapped-out sequence ──release──▶ free
+          free ──store──▶ cached, found by hash ──evicted by `take` or `store`──▶ copied to the tier below, or lost
+
+    Cached blocks give way to whatever comes. A cached block is busy, and is not evicted, while a transfer reads it, and
+    from the plan whose transfers write it until the next plan is made.
+
+    Args:
+        below: the tier that evicted blocks go to; None where there is none.
+        eviction: which cached block goes first: "lru" the one that was stored or found longest ago, "fifo" the one that
+            was stored longest ago.
+        moves: where transfers to the tier below are put; the chain of tiers shares one list.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        num_blocks: int,
+        *,
+        below: Tier | None = None,
+        eviction: TierEviction = "lru",
+        moves: list[Transfer] | None = None,
+    ) -> None:
         self.name = name
         self.num_blocks = num_blocks
+        self._below = below
+        self._refreshes = eviction == "lru"
+        self._moves = [] if moves is None else moves
         self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached: OrderedDict[int, CachedBlock] = OrderedDict()  # by hash; the first is evicted first
+        self._readers: Counter[int] = Counter()  # of hashes, by sequences that wait for the block's KV
+        self._settling: set[int] = set()  # hashes of blocks that the plan being made reads or writes
+
+    # -- swapped-out sequences ------------------------------------------------------------------------------------
 
     @property
     def num_free_blocks(self) -> int:
-        return len(self._free)
+        """Blocks that `take` can hand out: free ones, and cached ones that are not busy."""
+        if not self._cached:
+            return len(self._free)
+        return len(self._free) + len(self._cached) - len(self._readers.keys() | self._settling)
 
     def take(self, count: int) -> list[int]:
-        """Take `count` blocks, which must be free."""
-        assert 0 < count <= len(self._free)
+        """Take `count` blocks, which must be free or cached and not busy."""
+        assert 0 < count <= self.num_free_blocks
+        while len(self._free) < count:
+            self._evict()
         blocks = self._free[: -count - 1 : -1]
         del self._free[-count:]
         return blocks
@@ -46,6 +94,74 @@ class Tier:
     def release(self, blocks: list[int]) -> None:
         self._free.extend(reversed(blocks))
 
-    def check_integrity(self, held: list[int]) -> None:
-        """Prove, given the blocks that sequences hold, that none is lost or held twice; raises AssertionError."""
-        assert sorted([*self._free, *held]) == list(range(self.num_blocks)), "a block is lost or held twice"
+    # -- cached blocks --------------------------------------------------------------------------------------------
+
+    def __contains__(self, block_hash: int) -> bool:
+        return block_hash in self._cached
+
+    def holds(self, block_hash: int, content: Content | None) -> bool:
+        """Whether a block with this hash is here, and its content is this one: a hash can collide."""
+        cached = self._cached.get(block_hash)
+        return cached is not None and cached.content == content
+
+    def store(self, block_hash: int, content: Content | None, source_tier: str, source: int) -> None:
+        """Copy a block that is leaving another tier to this one; it is dropped if all blocks here are busy or held."""
+        if block_hash in self._cached:
+            self.refresh(block_hash)
+            return
+        if not self.num_free_blocks:
+            return
+        if not self._free:
+            self._evict()
+        block = self._free.pop()
+        self._cached[block_hash] = CachedBlock(block, content)
+        self._settling.add(block_hash)
+        self._moves.append(Transfer(source_tier, source, self.name, block))
+
+    def refresh(self, block_hash: int) -> None:
+        """Note that a cached block was of use."""
+        if self._refreshes:
+            self._cached.move_to_end(block_hash)
+
+    def block_of(self, block_hash: int) -> int:
+        return self._cached[block_hash].block
+
+    def begin_read(self, block_hash: int, *, is_lasting: bool) -> None:
+        """A cached block is read: it is busy until `end_read`, or if not `is_lasting` until the next plan is made."""
+        if is_lasting:
+            self._readers[block_hash] += 1
+        else:
+            self._settling.add(block_hash)
+
+    def end_read(self, block_hash: int) -> None:
+        self._readers[block_hash] -= 1
+        if not self._readers[block_hash]:
+            del self._readers[block_hash]
+
+    def settle(self) -> None:
+        """The plan that was made has run, or runs before the next one."""
+        self._settling.clear()
+
+    def _evict(self) -> None:
+        """Free the first cached block that is not busy; its content goes to the tier below."""
+        readers, settling = self._readers, self._settling
+        block_hash = next(each for each in self._cached if each not in readers and each not in settling)
+        cached = self._cached.pop(block_hash)
+        if self._below is not None:
+            self._below.store(block_hash, cached.content, self.name, cached.block)
+        self._free.append(cached.block)
+
+    def check_integrity(self, held: list[int], readers: Iterable[int] = ()) -> None:
+        """Prove that no block is lost or held twice, and none busy without a reader.
+
+        Args:
+            held: the blocks that sequences hold.
+            readers: the hashes of cached blocks that sequences wait for, each as often as one does.
+
+        Raises:
+            AssertionError: it is not so.
+        """
+        cached = [each.block for each in self._cached.values()]
+        assert sorted([*self._free, *held, *cached]) == list(range(self.num_blocks)), "a block is lost or held twice"
+        assert Counter(readers) == self._readers, "the readers of a tier are miscounted"
+        assert self._readers.keys() | self._settling <= self._cached.keys(), "a busy block was evicted"

@@ -1,9 +1,10 @@
 """Times of what the ranks of a model exchange.
 
 vLLM chooses the kernel of an all-reduce by its size: its own, symmetric memory, or NCCL. The database timed what it
-chose, in CUDA graphs. On data-centre Blackwell vLLM fuses the all-reduce with the norm behind it, by the kernel of
-TensorRT-LLM that FlashInfer brings, up to the sizes of `_FUSED_BYTES` (FI_ALLREDUCE_FUSION_MAX_SIZE_MB in vLLM's
-allreduce_rms_fusion.py): its times are TensorRT-LLM's.
+chose, in CUDA graphs. On Hopper and data-centre Blackwell vLLM fuses the all-reduce with the norm behind it
+(enable_allreduce_rms_fusion in its config/vllm.py), by the kernel of TensorRT-LLM that FlashInfer brings, up to the
+sizes of `_FUSED_MIB` (FI_ALLREDUCE_FUSION_MAX_SIZE_MB in its allreduce_rms_fusion.py; 0.5 of 8 Hopper GPUs in issue
+44079): its times are TensorRT-LLM's. Old servers do not fuse unless they are told to: vLLM 0.10 does not.
 
 The column message_size counts elements of 16 bits, not bytes, as the database's collectors say (collect_all_reduce.py,
 collect_nccl.py). As bytes, 8 GPUs of an H100 node would exchange half of what their links carry.
@@ -19,24 +20,29 @@ from simulator.profile.profile import ProfileError
 
 _ELEMENT_BYTES = 2
 _MIB = 1 << 20
-_FUSED_BYTES = {2: 64 * _MIB, 4: 32 * _MIB, 8: _MIB}
+# By generation (10 times the compute capability, rounded down to tens) and number of GPUs.
+_FUSED_MIB = {90: {2: 64.0, 4: 2.0, 8: 0.5}, 100: {2: 64.0, 4: 32.0, 8: 1.0}}
 
 
-def fuses_norms(database: Database, ranks: int) -> bool:
-    """Whether all-reduces do the norms behind them."""
-    return ranks in _FUSED_BYTES and 100 <= database.rates["sm_version"] < 110
+def fused_bytes(database: Database, ranks: int) -> float:
+    """Bytes up to which an all-reduce does the norm behind it; 0 where vLLM does not fuse them."""
+    generation = int(database.rates["sm_version"]) // 10 * 10
+    return _MIB * _FUSED_MIB.get(generation, {}).get(ranks, 0.0)
 
 
-def all_reduce(database: Database, ranks: int) -> tuple[MeasuredCurve, int]:
-    """Time of an all-reduce over its bytes, and the number of outliers; raises ProfileError if it was not measured."""
+def all_reduce(database: Database, ranks: int, most_fused: float) -> tuple[MeasuredCurve, int]:
+    """Time of an all-reduce over its bytes, and the number of outliers; raises ProfileError if it was not measured.
+
+    Args:
+        most_fused: bytes up to which it is fused with a norm.
+    """
     rows = _in_bytes(database.rows("comm", "custom_allreduce_perf", backend="vllm_graph", num_gpus=ranks))
     if rows.empty:
         raise ProfileError(f"{database.system} has no all-reduce of {ranks} GPUs")
-    if fuses_norms(database, ranks):
+    if most_fused:
         fused = _in_bytes(database.rows("comm", "custom_allreduce_perf", source="trtllm", num_gpus=ranks))
         if len(fused):
-            most = _FUSED_BYTES[ranks]
-            rows = pd.concat([fused[fused["num_bytes"] <= most], rows[rows["num_bytes"] > most]])
+            rows = pd.concat([fused[fused["num_bytes"] <= most_fused], rows[rows["num_bytes"] > most_fused]])
     return measured_curve(rows, "num_bytes")
 
 

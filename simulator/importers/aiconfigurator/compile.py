@@ -5,6 +5,8 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
     aiconfigurator:h100_sxm/vllm/0.24.0      a version
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
+    aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`)
+    aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
 
 and the tables of the profile are made from
 
@@ -18,26 +20,36 @@ and the tables of the profile are made from
 from __future__ import annotations
 
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
-from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fuses_norms
+from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
+from simulator.importers.aiconfigurator.experts import experts
 from simulator.importers.aiconfigurator.gemms import Gemms
-from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, Host, elementwise_work, memory_rule, sampler_bytes
 from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
-DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
+_SEPARATE_NORMS = "separate_norms"
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
-_MOE_DTYPES = {
-    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
-    "mxfp4": "w4a16_mxfp4",
-}  # fmt: skip
+
+
+class Server(NamedTuple):
+    """What a server runs that the database alone does not tell.
+
+    Attributes:
+        expert_kernel: of `experts.KERNELS`; "" is vLLM's choice.
+        fused_bytes: up to which an all-reduce does the norm behind it.
+    """
+
+    expert_kernel: str
+    fused_bytes: float
 
 
 def compile_profile(
@@ -49,9 +61,12 @@ def compile_profile(
         ProfileError: the database is not there, or lacks an operator of this model.
     """
     folder, _, key = str(name).rpartition(":")
+    key, *chosen = key.split("+")
     database = _open(Path(folder) if folder else None, key)
     gemms, attention = Gemms(database), Attention(database)
-    operators, calls = _operators(database, gemms, model, tensor_parallel_size)
+    most_fused = 0.0 if _SEPARATE_NORMS in chosen else fused_bytes(database, tensor_parallel_size)
+    server = Server("+".join(each for each in chosen if each != _SEPARATE_NORMS), most_fused)
+    operators, calls = _operators(database, gemms, model, tensor_parallel_size, server)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
     tables = {
         "tokens": _table(operators, "num_tokens"),
@@ -61,7 +76,7 @@ def compile_profile(
     }
     num_dropped = gemms.num_dropped + attention.num_dropped
     if tensor_parallel_size > 1:
-        reduced, dropped = all_reduce(database, tensor_parallel_size)
+        reduced, dropped = all_reduce(database, tensor_parallel_size, server.fused_bytes)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
     meta = ProfileMeta(
@@ -81,6 +96,7 @@ def compile_profile(
             "database": f"{database.system}/{database.backend}/{database.version}",
             "versions": dict(sorted(database.versions.items())),
             "quantization": model.quantization.name,
+            **({"server": chosen} if chosen else {}),
             "kv_cache_dtype": "fp8" if model.kv_element_bytes == 1 else "auto",
             "num_outliers": num_dropped,
             "licence": "Apache-2.0, Copyright NVIDIA CORPORATION & AFFILIATES",
@@ -97,7 +113,7 @@ def _open(folder: Path | None, key: str) -> Database:
 
 
 def _operators(
-    database: Database, gemms: Gemms, model: ModelShape, ranks: int
+    database: Database, gemms: Gemms, model: ModelShape, ranks: int, server: Server
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
     heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
@@ -107,45 +123,22 @@ def _operators(
         "qkv_proj": gemms.curve(dtype, (heads + 2 * kv_heads) * model.head_dim, model.hidden_size),
         "o_proj": gemms.curve(dtype, model.hidden_size, heads * model.head_dim),
     }
-    if model.num_experts:
+    if model.num_experts or server.expert_kernel:
+        curves["experts"], _ = experts(database, model, ranks, server.expert_kernel)
         curves["router"] = gemms.curve("bfloat16", model.num_experts, model.hidden_size)
-        curves["experts"], _ = _experts(database, model, ranks)
     else:
         width = model.intermediate_size // ranks
         curves["gate_up_proj"] = gemms.curve(dtype, 2 * width, model.hidden_size)
         curves["down_proj"] = gemms.curve(dtype, model.hidden_size, width)
     rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks)
-    if fuses_norms(database, ranks):
+    if server.fused_bytes:
         num_kernels -= NUM_NORMS
     sizes = np.array([1.0, curves["qkv_proj"].sizes[-1]])
     curves["elementwise"] = MeasuredCurve(
         sizes, np.array([rule.time_us(num_kernels, num_bytes * size) for size in sizes])
     )
     return curves, dict.fromkeys(curves, model.num_layers)
-
-
-def _experts(database: Database, model: ModelShape, ranks: int) -> tuple[MeasuredCurve, int]:
-    dtype = _dtype(_MOE_DTYPES, model.quantization.name, "experts")
-    rows = database.rows(
-        "moe",
-        "moe_perf",
-        moe_dtype=dtype,
-        hidden_size=model.hidden_size,
-        inter_size=model.moe_intermediate_size,
-        topk=model.num_experts_per_token,
-        num_experts=model.num_experts,
-        moe_tp_size=ranks,
-        moe_ep_size=1,
-        distribution=DISTRIBUTION,
-    )
-    if rows.empty:
-        raise ProfileError(
-            f"{database.system}/{database.version} has no experts in {dtype} of hidden_size={model.hidden_size}, "
-            f"moe_intermediate_size={model.moe_intermediate_size}, {model.num_experts_per_token} of "
-            f"{model.num_experts}, on {ranks} GPUs"
-        )
-    return measured_curve(rows, "num_tokens")
 
 
 def _sequence_operators(

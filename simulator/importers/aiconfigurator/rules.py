@@ -8,6 +8,11 @@ The host's share of a step is what the GPU waits for: sampling parameters, the s
 steps without a CUDA graph the launches of each layer. `HOST` was fitted to the runs of Llama-3.1-70B FP8 on H100 that
 InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models; its two
 times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
+
+That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs. Since 0.11 (pull request 25444) one graph
+is a whole decode step, and asynchronous scheduling prepares it while the step before it runs: the GPU then waits for
+nothing, and `experiments/inferencex` leaves `step_us` out. Profiles keep it: they cannot know the server, and of the
+one run of such a server that was recovered step by step (vLLM 0.19, RTX PRO 6000) all aggregates are too fast with it.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ class Host(NamedTuple):
     """Time in us that the host adds to a step.
 
     Attributes:
-        step_us: to every step.
+        step_us: to every step that waits for the host.
         eager_layer_us: for the launches of a layer, where no CUDA graph serves the step. The GPU waits for them if its
             kernels are shorter: a step takes at least this for each layer.
         synchronous_step_us, synchronous_sequence_us: in addition, for every step and for each sequence that decodes in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -15,7 +16,7 @@ from harness.runs.recorder import Recorder
 def recorder() -> Recorder:
     """Of a run that is 90 s old and has served 30 requests."""
     recorder = Recorder()
-    recorder.now_ns, recorder.num_done = 90_000_000_000, 30
+    recorder._last_step, recorder.num_done = (80_000_000_000, np.full(10, 10**9)), 30
     return recorder
 
 

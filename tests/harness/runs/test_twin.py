@@ -16,7 +16,7 @@ from engine.core.hashing import extend_hashes  # noqa: E402
 from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler  # noqa: E402
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler  # noqa: E402
 from engine.core.sequence import Request, Sequence  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
@@ -48,6 +48,7 @@ DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "num_kv_tokens",
     "num_reserved_slots", "num_external_slots", "start_time", "duration", "num_blocks_out", "num_blocks_in",
+    "num_blocks_to_disk", "num_blocks_from_disk",
 ]  # fmt: skip
 
 
@@ -91,15 +92,16 @@ class MeasuredCost:
 class WithTheStep:
     """On the CPU all copies of a plan end while it runs, and its measured time is with them."""
 
-    def __init__(self) -> None:
+    def __init__(self, cost: MeasuredCost) -> None:
         self.next_ns = NEVER
         self._parked: list[Sequence] = []
+        self._cost = cost
 
     def start(self, plan: StepPlan, now_ns: int) -> int:
         self._parked += plan.parked
         if self._parked:
             self.next_ns = now_ns + 1
-        return 0
+        return 0 if plan.num_decodes or plan.prefills else self._cost.step_ns(plan.work)
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
         ready, self._parked, self.next_ns = self._parked, [], NEVER
@@ -117,11 +119,17 @@ def make_trace() -> Trace:
 
 
 def run_real(
-    trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int, contiguous: Contiguous | None = None
+    trace: Trace,
+    options: SchedulerOptions,
+    num_blocks: int,
+    lookahead: int,
+    offload: OffloadOptions | None = None,
+    contiguous: Contiguous | None = None,
 ) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
                           load_format="random", host_kv_gib=0 if contiguous else HOST_BLOCKS * BLOCK_BYTES / GIB,
-                          host_gb_per_s=GB_PER_S, contiguous=contiguous, **LIMITS, **asdict(options))  # fmt: skip
+                          host_gb_per_s=GB_PER_S, offload=offload is not None, contiguous=contiguous,
+                          overlap=offload is None or offload.overlap, **LIMITS, **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder(reserves=contiguous is not None)
@@ -140,12 +148,13 @@ def run_twin(
     options: SchedulerOptions,
     num_blocks: int,
     lookahead: int,
+    offload: OffloadOptions | None = None,
     contiguous: Contiguous | None = None,
 ) -> Recorder:
     """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
     env = simpy.Environment(initial_time=0)
     scheduler = make_scheduler(
-        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512,
+        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, offload=offload,
         num_host_blocks=0 if contiguous else HOST_BLOCKS, transfer_block_us=BLOCK_BYTES / (GB_PER_S * 1e3),
         contiguous=contiguous, **LIMITS,
     )  # fmt: skip
@@ -166,8 +175,9 @@ def run_twin(
     cost = MeasuredCost(real.durations)
     router = RoundRobin(arrivals, make)
     replica = Replica(
-        env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead, transfers=WithTheStep()
-    )
+        env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead,
+        transfers=WithTheStep(cost),
+    )  # fmt: skip
     router.connect(replica)
     env.run()
     return recorder
@@ -205,6 +215,19 @@ def test_the_simulator_repeats_what_preemptions_keep(mode: str) -> None:
     assert (measured.steps["transfer_time"] > 0).equals(measured.steps["num_blocks_out"] > 0)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
+    torch.set_num_threads(1)
+    trace, options, offload = make_trace(), SchedulerOptions(), OffloadOptions(overlap=overlap)
+    real = run_real(trace, options, 40, 1, offload)
+    twin, measured = run_twin(real, options, 40, 1, offload).tables(trace, []), real.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    assert measured.steps["num_blocks_in"].sum() > 0
+    assert (measured.requests["parked_time"] > 0).any() == overlap
+
+
 @pytest.mark.parametrize("name", OPTIONS)
 @pytest.mark.parametrize(("num_blocks", "lookahead"), [(40, 1), (40, 8), (400, 8)])
 def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead: int) -> None:
@@ -231,8 +254,8 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
 def test_the_simulator_repeats_the_reservations_of_a_real_run(rule: Contiguous, lookahead: int) -> None:
     torch.set_num_threads(1)
     trace, options = make_trace(), SchedulerOptions(enable_prefix_caching=False)
-    real = run_real(trace, options, 130, lookahead, rule)
-    twin = run_twin(real, options, 130, lookahead, rule).tables(trace, [])
+    real = run_real(trace, options, 130, lookahead, contiguous=rule)
+    twin = run_twin(real, options, 130, lookahead, contiguous=rule).tables(trace, [])
     measured = real.tables(trace, [])
     pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
     columns = [c for c in measured.requests if c != "replay_lag"]

@@ -1,0 +1,116 @@
+"""Times of a mixture of experts: measured for the model, or taken over from another model of the same kernel.
+
+The database times what vLLM runs by default. A server may be told to run another kernel, such as Marlin's for the
+MXFP4 experts of gpt-oss on Hopper (VLLM_MXFP4_USE_MARLIN=1), which was timed for other models only. The name of the
+database then ends in the kernel, as in `h100_sxm+marlin`, and the times of `KERNELS` stand in:
+
+- A step in which each expert gets as many tokens reads and multiplies the same share of the weights. So
+  T(tokens) of this model is taken from the step of the other one with as many tokens per expert,
+  and grows with the weights of all experts of a rank.
+- Sorting tokens and launches do not grow with the weights: the shortest time of the kernel, one token on 32 GPUs,
+  stays as it is.
+- Experts are padded as vLLM does (mxfp4_round_up_hidden_size_and_intermediate_size in its fused_moe/oracle/mxfp4.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from simulator.hardware import ModelShape
+from simulator.importers.aiconfigurator.database import Database
+from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.profile.profile import ProfileError
+
+DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes
+_DTYPES = {
+    "none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "int4": "int4_wo", "nvfp4": "nvfp4",
+    "mxfp4": "w4a16_mxfp4",
+}  # fmt: skip
+
+
+class ExpertKernel(NamedTuple):
+    """A kernel, and the model that it was timed for.
+
+    Attributes:
+        quantization: format of the experts that it serves.
+        dtype: of the rows, as the database calls it.
+        hidden_size, intermediate_size, num_experts_per_token, num_experts: of the model that was timed.
+        hidden_multiple, intermediate_multiple: to which vLLM pads the sizes of a rank.
+    """
+
+    quantization: str
+    dtype: str
+    hidden_size: int
+    intermediate_size: int
+    num_experts_per_token: int
+    num_experts: int
+    hidden_multiple: int
+    intermediate_multiple: int
+
+
+# Of the models that were timed, those whose number of experts is nearest to the 128 of gpt-oss-120b. Marlin multiplies
+# 16-bit inputs by 4-bit weights, whose element type only changes how they are unpacked.
+KERNELS = {
+    "marlin": ExpertKernel("mxfp4", "int4_wo", 7168, 2048, 8, 384, 256, 128),
+    "mxfp4_mxfp8": ExpertKernel("mxfp4", "w4a8_mxfp4_mxfp8", 4096, 2048, 6, 256, 256, 256),
+}
+
+
+def experts(database: Database, model: ModelShape, ranks: int, kernel: str = "") -> tuple[MeasuredCurve, int]:
+    """Time of a layer's experts over tokens, and the number of outliers.
+
+    Args:
+        kernel: one of KERNELS; "" is the kernel that vLLM chooses.
+
+    Raises:
+        ProfileError: the database has no such times, or there is no such kernel.
+    """
+    name = model.quantization.name
+    if kernel:
+        return _taken_over(database, model, ranks, kernel)
+    if name not in _DTYPES:
+        raise ProfileError(f"the database has no experts in {name} (there: {', '.join(_DTYPES)})")
+    shape = (model.hidden_size, model.moe_intermediate_size, model.num_experts_per_token, model.num_experts)
+    rows = _rows(database, _DTYPES[name], shape, moe_tp_size=ranks)
+    if rows.empty:
+        raise ProfileError(
+            f"{database.system}/{database.version} has no experts in {_DTYPES[name]} of "
+            f"hidden_size={model.hidden_size}, moe_intermediate_size={model.moe_intermediate_size}, "
+            f"{model.num_experts_per_token} of {model.num_experts}, on {ranks} GPUs"
+        )
+    return measured_curve(rows, "num_tokens")
+
+
+def _taken_over(database: Database, model: ModelShape, ranks: int, name: str) -> tuple[MeasuredCurve, int]:
+    """The times of a kernel of KERNELS at the sizes of `model`."""
+    kernel = KERNELS.get(name)
+    if kernel is None or kernel.quantization != model.quantization.name or not model.num_experts:
+        known = ", ".join(f"{each} for {KERNELS[each].quantization}" for each in KERNELS)
+        raise ProfileError(f"no expert kernel {name!r} for {model.name} in {model.quantization.name} (there: {known})")
+    rows = _rows(database, kernel.dtype, kernel[2:6])
+    of_ranks = rows[rows["moe_tp_size"] == ranks] if len(rows) else rows
+    if of_ranks.empty:
+        raise ProfileError(f"{database.system}/{database.version} has no experts in {kernel.dtype} on {ranks} GPUs")
+    timed, num_dropped = measured_curve(of_ranks, "num_tokens")
+    fixed_us = float(rows["time_us"].min())
+    hidden = _padded(model.hidden_size, kernel.hidden_multiple)
+    width = _padded(model.moe_intermediate_size // ranks, kernel.intermediate_multiple)
+    weights = model.num_experts * hidden * width
+    weights_timed = kernel.num_experts * kernel.hidden_size * kernel.intermediate_size // ranks
+    times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights / weights_timed
+    share = model.num_experts_per_token / model.num_experts
+    share_timed = kernel.num_experts_per_token / kernel.num_experts
+    stretched = MeasuredCurve(timed.sizes * share_timed / share, times)
+    return MeasuredCurve(timed.sizes, stretched.at(timed.sizes)), num_dropped
+
+
+def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: Any) -> pd.DataFrame:
+    where |= dict(zip(("hidden_size", "inter_size", "topk", "num_experts"), shape, strict=True))
+    return database.rows("moe", "moe_perf", moe_dtype=dtype, moe_ep_size=1, distribution=DISTRIBUTION, **where)
+
+
+def _padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
