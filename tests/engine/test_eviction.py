@@ -36,7 +36,7 @@ class Reference:
         remove = manager.index.remove
 
         def evict(blocks: list[int], hashes: list[int]) -> None:
-            for block in blocks:
+            for block in reversed(blocks):
                 assert block == self._next(), "another block should go"
                 del self.cached[block]
                 self.num_evicted += 1

@@ -89,7 +89,7 @@ class RankedPool(BlockPool):
                 blocks.append(block)
                 hashes.append(self._hash[block])
                 self._remove(block)
-        self._evict(blocks, hashes)
+        self._evict(blocks[::-1], hashes[::-1])  # of a sequence, the tail comes last, as in its block table
         return blocks
 
     def _is_last(self, block: int) -> bool:
