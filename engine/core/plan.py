@@ -85,6 +85,7 @@ class StepPlan(NamedTuple):
         num_steps: how many of them this plan covers; 1 until `Scheduler.extend`.
         num_running, num_waiting: sequences after scheduling.
         num_used_blocks: blocks referenced in the first step.
+        num_saved_blocks: how many more they would be if no block was in several tables; the same in all steps.
         num_kv_tokens: slots of these blocks that hold a token's KV when the first step has run.
         num_reserved_slots: slots of these blocks that are kept for tokens to come: as `SlotCounts` has it.
         num_external_slots: slots of free blocks that are of no use: as `SlotCounts` has it.
@@ -107,9 +108,10 @@ class StepPlan(NamedTuple):
     num_running: int
     num_waiting: int
     num_used_blocks: int
-    num_kv_tokens: int
-    num_reserved_slots: int
-    num_external_slots: int
+    num_saved_blocks: int = 0
+    num_kv_tokens: int = 0
+    num_reserved_slots: int = 0
+    num_external_slots: int = 0
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
@@ -127,7 +129,9 @@ class StepOutcome(NamedTuple):
     Attributes:
         finished: requests that ended with this plan.
         resumed_gaps: for each sequence that came back from a preemption, the time between its tokens around it.
+        beams: requests whose beams all got a token and go on: the time for `Scheduler.replace_beams`.
     """
 
     finished: list[Request]
     resumed_gaps: list[int]
+    beams: list[Request]

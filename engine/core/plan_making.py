@@ -31,10 +31,11 @@ def make_plan(
         chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
     num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
     work = decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
-    if num_decodes + len(chunks) != num_running or waiting.holders or isinstance(blocks, ContiguousManager):
+    has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
+    if has_others or isinstance(blocks, ContiguousManager):
         slots: tuple[int, int, int] = count_slots(lanes, draft, blocks, waiting)
     else:  # all that runs takes part, so that all blocks which are shared are full
-        num_tokens = work.num_context_tokens - blocks.pool.num_shares * blocks.block_size
+        num_tokens = work.num_context_tokens - blocks.pool.num_extra_references * blocks.block_size
         if chunks:
             num_tokens += sum([chunk[0] + chunk[1] for chunk in chunks])
         slots = num_tokens, num_to_compute(draft.prefills, blocks.block_size) if chunks else 0, 0
@@ -58,6 +59,7 @@ def make_plan(
         num_running - len(running.ending),
         len(waiting),
         num_used_blocks,
+        blocks.num_saved_blocks(ending),
         *slots,
     )
     return make_step_plan(fields)

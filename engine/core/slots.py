@@ -39,7 +39,7 @@ def count_slots(lanes: list[RunningSet], draft: StepDraft, blocks: BlockManager,
     num_reserved, beside = 0, [*waiting.holders]
     for lane in lanes:
         num_tokens += lane.decodes.work((), 0).num_context_tokens - len(lane.decodes.sequences)
-        beside += [*lane.prefilling, *lane.paused, *lane.parked]
+        beside += [*lane.prefilling, *lane.paused, *lane.parked, *lane.gathering, *lane.landing]
     for sequence in beside:
         num_written = sequence.num_computed_tokens + chunks.get(sequence, 0)
         num_written = max(num_written, sequence.num_registered_blocks * blocks.block_size)
@@ -63,11 +63,9 @@ def num_to_compute(prefills: abc.Iterable[PrefillChunk], block_size: int) -> int
 
 def _num_shared_slots(lanes: list[RunningSet], ending: abc.Sequence[Sequence], blocks: BlockManager) -> int:
     """How often slots that hold a token are counted more than once when all sequences but `ending` are summed."""
-    if not blocks.pool.num_shares:
+    num_saved_blocks = blocks.num_saved_blocks(ending)
+    if not num_saved_blocks:
         return 0
-    num_references = blocks.num_blocks - blocks.pool.num_free + blocks.pool.num_shares
-    num_references -= sum(len(sequence.block_table) for sequence in ending)
-    num_shares = num_references - blocks.num_used_blocks(ending)
     num_unfilled, seen = 0, set()
     for sequence in (sequence for running in lanes for sequence in running.forked):
         last, num_filled = divmod(sequence.num_computed_tokens, blocks.block_size)
@@ -76,4 +74,4 @@ def _num_shared_slots(lanes: list[RunningSet], ending: abc.Sequence[Sequence], b
         if sequence.block_table[last] in seen:  # forks share a block that is not full until they write to it
             num_unfilled += blocks.block_size - num_filled
         seen.add(sequence.block_table[last])
-    return num_shares * blocks.block_size - num_unfilled
+    return num_saved_blocks * blocks.block_size - num_unfilled

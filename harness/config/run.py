@@ -5,6 +5,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
+from engine.core.policies import POLICIES
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
@@ -102,6 +103,12 @@ class RunConfig(ConfigModel):
             return self
         if conflict := conflict_with_reservations(self.scheduler):
             raise ValueError(f"scheduler.{conflict}, or allocator=paged")
+        for key in ("n", "beam_width"):
+            if (count := getattr(self.trace, key, 1)) > 1:
+                raise ValueError(
+                    f"trace.{key}={count}: the sequences of a request share the blocks of its prompt, and contiguous "
+                    "reservations share none; use allocator=paged"
+                )
         if self.tiers.host.gib:
             raise ValueError(
                 f"tiers.host.gib={self.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
@@ -137,6 +144,24 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 "tiers.overlap=true: a prompt whose first part comes from a tier is a cut one, which this scheduler "
                 "does not run (enable_chunked_prefill, max_padding); use tiers.overlap=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sequences(self) -> Self:
+        for key in ("n", "beam_width"):
+            count = getattr(self.trace, key)
+            if count > self.max_num_seqs:
+                raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
+        policy, beams = self.scheduler.policy, f"trace.beam_width={self.trace.beam_width}"
+        if self.trace.beam_width > 1 and self.scheduler.async_scheduling:
+            raise ValueError(
+                f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
+            )
+        if self.trace.beam_width > 1 and POLICIES[policy].pauses_decodes:
+            raise ValueError(
+                f"{beams}: scheduler.policy={policy} lets single sequences sit out a step, and the beams of a request "
+                "go on together; use scheduler=mixed or prefill_first"
             )
         return self
 

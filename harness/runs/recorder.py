@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # the real engine brings torch
 
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
-    "num_running", "num_waiting", "num_used_blocks", "num_preempted", "num_first_admitted_tokens",
+    "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
     "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_fresh",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
@@ -114,8 +114,8 @@ class Recorder:
             _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
                 plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
-                len(plan.preempted), admitted, cached, plan.num_kv_tokens, plan.num_reserved_slots,
-                plan.num_external_slots, len(plan.fresh_decodes),
+                plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
+                plan.num_reserved_slots, plan.num_external_slots, len(plan.fresh_decodes),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -214,7 +214,8 @@ class Recorder:
         for name in ("first_scheduled", "first_token", "finish"):
             table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
-        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
+        table["num_sequences"] = trace.num_sequences
+        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
         table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS

@@ -25,9 +25,9 @@ def with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
         reached = (times[start] != UNSET) & (times[end] != UNSET)
         return np.where(reached, (times[end] - times[start]) * NS, np.nan)
 
-    more = table["num_output_tokens"].to_numpy() - 1
+    more = table["num_output_tokens"].to_numpy() / table["num_sequences"].to_numpy() - 1
     table["ttft"] = between("arrival", "first_token")
-    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.maximum(more, 1), np.nan)
+    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.where(more > 0, more, 1), np.nan)
     table["e2el"] = between("arrival", "finish")
     table["queue_time"] = between("arrival", "first_scheduled")
     return table

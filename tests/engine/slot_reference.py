@@ -21,7 +21,7 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
     held, written, kept = (np.zeros((blocks.num_blocks, size), bool) for _ in range(3))
     holders = [*scheduler.waiting.holders]
     for running in scheduler._lanes:
-        holders += running.sequences.keys() - running.ending.keys()
+        holders += [*running.landing, *(running.sequences.keys() - running.ending.keys())]
     for sequence in holders:
         table = np.asarray(sequence.block_table)
         end = sequence.num_computed_tokens + computed.get(sequence, 0)

@@ -51,13 +51,13 @@ class BlockPool:
 
     Attributes:
         num_free: blocks that nobody holds, cached or not.
-        num_shares: references to blocks beyond the first to each.
+        num_extra_references: references beyond the first, of all blocks together.
     """
 
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
-        self.num_shares = 0
+        self.num_extra_references = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
         self._free = [] if has_one_queue else list(range(num_blocks - 1, -1, -1))  # unhashed ones, the last first
@@ -110,18 +110,17 @@ class BlockPool:
     def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared
-        self.num_shares += len(blocks) - self.num_free
         for block in blocks:
             segment = segment_of[block]
             if segment is None:
                 shared[block] = shared.get(block, 0) + 1
+                self.num_extra_references += 1
                 continue
             segment_of[block] = None
             self.num_free -= 1
             segment.num_stale += 1
             if not segment.num_blocks:
                 del self._queue[segment]
-        self.num_shares += self.num_free
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
         """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes.
@@ -152,7 +151,7 @@ class BlockPool:
 
     def drop_shared(self, block: int) -> None:
         """Give up one of at least two references to a block."""
-        self.num_shares -= 1
+        self.num_extra_references -= 1
         if self._shared[block] == 1:
             del self._shared[block]
         else:
@@ -198,7 +197,7 @@ class BlockPool:
         assert not free.keys() & references.keys(), "a block is free and referenced"
         assert free.keys() | references.keys() == set(range(self.num_blocks)), "a block is lost"
         assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
-        assert self.num_shares == sum(self._shared.values()), "shared references are miscounted"
+        assert self.num_extra_references == sum(self._shared.values()), "extra references are miscounted"
         assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"
         return {block: each for block, each in queued.items() if each is not None}
 

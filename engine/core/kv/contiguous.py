@@ -72,11 +72,11 @@ class RangePool:
 
     Attributes:
         num_free: blocks that nobody holds, in all holes.
-        num_shares: 0, as no block is shared.
+        num_extra_references: 0, as no block is shared.
         largest: blocks of the largest hole.
     """
 
-    num_shares = 0
+    num_extra_references = 0
 
     def __init__(self, num_blocks: int, fit: Fit) -> None:
         self.num_free = num_blocks

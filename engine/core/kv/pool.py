@@ -15,11 +15,11 @@ class Pool(Protocol):
 
     Attributes:
         num_free: blocks that nobody holds.
-        num_shares: references to blocks beyond the first to each.
+        num_extra_references: references to blocks beyond the first to each.
     """
 
     num_free: int
-    num_shares: int
+    num_extra_references: int
 
     @property
     def num_uncached(self) -> int:
