@@ -7,8 +7,9 @@ from collections import abc
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, get_args
 
+from engine.core.kv.contiguous import FORESEEING, Contiguous
 from engine.core.kv.tier import TierEviction
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations
 from engine.speculation import NgramOptions
 
 Quantized = Literal["none", "fp8", "fp8_block"]
@@ -62,6 +63,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         host_eviction: which cached block of host memory goes first, as in `OffloadOptions`.
         host_gb_per_s: rate of each device's link to the host, which preemption="auto" predicts with, in GB/s.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
+        contiguous: hand out the KV memory as contiguous reservations; None takes blocks one by one.
         speculation: how tokens are drafted; None drafts none. Steps with drafts run eagerly, and drafts are made
             between steps, so that each step is planned on its own.
         load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
@@ -85,6 +87,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
+    contiguous: Contiguous | None = None
     speculation: NgramOptions | None = None
     load_format: Literal["auto", "random"] = "auto"
     seed: int = 0
@@ -99,6 +102,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         ExecutionOptions.__post_init__(self)
         if self.async_scheduling:
             raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
+        if self.contiguous is not None:
+            self._check_reservations(self.contiguous)
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]")
         if not self.host_kv_gib >= 0:
@@ -124,6 +129,18 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r}: must be an integer >= 1, or None")
+
+    def _check_reservations(self, rule: Contiguous) -> None:
+        if conflict := conflict_with_reservations(self):
+            raise ValueError(conflict)
+        if self.host_kv_gib:
+            raise ValueError(
+                f"host_kv_gib={self.host_kv_gib:g}: contiguous reservations stay on the device; set it to 0"
+            )
+        if rule.reserve in FORESEEING:
+            raise ValueError(
+                f"contiguous.reserve={rule.reserve}: the real engine does not know how much a request will generate"
+            )
 
     @property
     def offload_options(self) -> OffloadOptions | None:

@@ -131,6 +131,7 @@ class LLMEngine:
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
             make_decodes=self._make_decodes,
+            contiguous=config.contiguous,
             num_host_blocks=self._executor.num_host_blocks,
             offload=config.offload_options,
             transfer_block_us=self._executor.block_bytes / (config.host_gb_per_s * 1e3),

@@ -20,6 +20,10 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
     "experiment/shared_contexts": ["trace.path=x"],
+    **{
+        f"allocator/contiguous_{name}": ["scheduler.enable_prefix_caching=false"]
+        for name in ("max", "requested", "pow2", "exact")
+    },
     "model/hf": [f"model.config={Path(__file__).parent / 'harness' / 'config' / 'models' / 'gpt-oss-20b.json'}"],
 }
 # Published numbers of weights, which no key of the files states: those of the safetensors index on Hugging Face, which
@@ -213,4 +217,5 @@ def test_help_lists_every_group_option_and_key() -> None:
 
 def test_help_marks_the_defaults() -> None:
     marked = {line.split()[1] for line in help_text.build(CONF).splitlines() if line.startswith("  * ")}
-    assert marked == {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "none", "profiled", "default"}
+    defaults = {"sim", "sharegpt", "poisson", "qwen3-8b", "h100-80gb", "mixed", "paged", "none", "profiled", "default"}
+    assert marked == defaults

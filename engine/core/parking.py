@@ -42,9 +42,9 @@ class Parking:
         checked = sequence.num_tokens
         if not limits.checks_full_prompt:
             checked = min(checked, num_cached + min(budget, limits.max_chunk_tokens or budget))
-        if blocks.blocks_needed(match, checked) + self._reserve() > blocks.num_free_blocks:
+        if blocks.blocks_needed(sequence, match, checked) + self._reserve() > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
-            awaited = suppliers(self._running, sequence, num_matched, blocks.block_size)
+            awaited = suppliers(self._running, sequence, num_matched, blocks)
             self._waiting.block_head(num_matched, awaited)
             return False
         self._waiting.pop()

@@ -89,6 +89,9 @@ class StepPlan(NamedTuple):
         num_running, num_waiting: sequences after scheduling.
         num_used_blocks: blocks referenced in the first step.
         num_saved_blocks: how many more they would be if no block was in several tables; the same in all steps.
+        num_kv_tokens: slots of these blocks that hold a token's KV when the first step has run.
+        num_reserved_slots: slots of these blocks that are kept for tokens to come: as `SlotCounts` has it.
+        num_external_slots: slots of free blocks that are of no use: as `SlotCounts` has it.
     """
 
     lane: int
@@ -109,6 +112,9 @@ class StepPlan(NamedTuple):
     num_waiting: int
     num_used_blocks: int
     num_saved_blocks: int = 0
+    num_kv_tokens: int = 0
+    num_reserved_slots: int = 0
+    num_external_slots: int = 0
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`

@@ -2,33 +2,51 @@
 
 from __future__ import annotations
 
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepDraft, StepPlan, make_step_plan
 from engine.core.running_set import RunningSet
+from engine.core.slots import count_slots, num_to_compute
+from engine.core.waiting_queue import WaitingQueue
 from engine.core.work import ChunkWork, StepWork
 
 
 def make_plan(
     lane: int,
-    running: RunningSet,
+    lanes: list[RunningSet],
     draft: StepDraft,
     horizon: int,
     num_running: int,
-    num_waiting: int,
-    num_used_blocks: int,
-    num_saved_blocks: int,
+    blocks: BlockManager,
+    waiting: WaitingQueue,
 ) -> StepPlan:
-    """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`."""
+    """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`.
+
+    `num_running` counts those that are ending too.
+    """
+    running = lanes[lane]
     decodes, num_decodes = running.decodes, draft.num_decodes
     chunks: list[ChunkWork] | tuple[()] = ()
     if draft.prefills:
         chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
     num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
+    work = decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
+    has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
+    if has_others or isinstance(blocks, ContiguousManager):
+        slots: tuple[int, int, int] = count_slots(lanes, draft, blocks, waiting)
+    else:  # all that runs takes part, so that all blocks which are shared are full
+        num_tokens = work.num_context_tokens - blocks.pool.num_extra_references * blocks.block_size
+        if chunks:
+            num_tokens += sum([chunk[0] + chunk[1] for chunk in chunks])
+        slots = num_tokens, num_to_compute(draft.prefills, blocks.block_size) if chunks else 0, 0
+    ending = running.ending if len(lanes) == 1 else [sequence for each in lanes for sequence in each.ending]
+    num_used_blocks = blocks.num_used_blocks(ending)
     fields = (
         lane,
         draft.prefills,
         decodes.sequences.keys() if num_decodes else (),
         num_decodes,
-        decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied),
+        work,
         list(decodes.fresh) if num_decodes else [],
         draft.admitted,
         draft.parked,
@@ -38,9 +56,10 @@ def make_plan(
         draft.growth,
         horizon,
         1,
-        num_running,
-        num_waiting,
+        num_running - len(running.ending),
+        len(waiting),
         num_used_blocks,
-        num_saved_blocks,
+        blocks.num_saved_blocks(ending),
+        *slots,
     )
     return make_step_plan(fields)

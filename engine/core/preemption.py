@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.block_pool import BlockPool
 from engine.core.kv.kept_blocks import num_shared_tokens
 from engine.core.kv.lower_tiers import can_swap_out
+from engine.core.kv.pool import Pool
 from engine.core.sequence import Sequence
 
-VictimRule = Callable[[Iterable[Sequence], Sequence | None, BlockPool], Sequence]
+VictimRule = Callable[[Iterable[Sequence], Sequence | None, Pool], Sequence]
 """Chooses whom to preempt among running sequences, given last admitted first; the second argument was the last one, the
 third is the pool that their blocks are of."""
 
@@ -19,7 +19,7 @@ PreemptionMode = Literal["recompute", "partial", "swap", "auto"]
 Keeps = Literal["nothing", "prefix", "host_copy"]
 
 
-def spare_last(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+def spare_last(running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
     """Of the least urgent, the last admitted; `spared` only if there is no other.
 
     So a sequence that gave way and came back is not the next victim.
@@ -27,29 +27,29 @@ def spare_last(running: Iterable[Sequence], spared: Sequence | None, pool: Block
     return min(running, key=lambda sequence: (-sequence.request.priority, sequence is spared))
 
 
-def last_admitted(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+def last_admitted(running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
     """The last admitted, even if it was the last victim."""
     return next(iter(running))
 
 
-def least_urgent(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+def least_urgent(running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
     """The least urgent, and among equals the one that arrived last, as vLLM's priority scheduling has it."""
     return max(running, key=lambda sequence: (sequence.request.priority, sequence.request.order))
 
 
-def fewest_tokens_lost(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+def fewest_tokens_lost(running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
     """The one with the fewest computed tokens, all of which it may have to compute again; among equals the last
     admitted."""
     return min(running, key=lambda sequence: sequence.num_computed_tokens)
 
 
-def most_blocks_freed(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+def most_blocks_freed(running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
     """The one that holds the most blocks which nobody shares, so that the fewest give way; among equals the last
     admitted."""
     return max(running, key=lambda s: len(s.block_table) - sum(map(pool.is_shared, s.block_table)))
 
 
-def shortest(running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+def shortest(running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
     """The one with the fewest tokens left to generate, as far as its `max_tokens` says, so that long requests are not
     held up; among equals the last admitted."""
     return min(running, key=lambda sequence: sequence.end_length - sequence.num_tokens)

@@ -12,12 +12,13 @@ from dataclasses import replace
 
 from engine.core.beams import longest_beam, obstacle
 from engine.core.beams import replace as replace_beams
-from engine.core.decodes.interface import Decodes
+from engine.core.decodes.interface import NEVER, Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.horizon import decode_horizon
 from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.contiguous import ContiguousManager
 from engine.core.limits import Limits
 from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended
 from engine.core.plan_making import make_plan
@@ -61,7 +62,7 @@ class Scheduler:
     ) -> None:
         if not 1 <= num_lanes <= limits.max_num_seqs:
             raise ValueError(f"num_lanes={num_lanes} must be from 1 to max_num_seqs={limits.max_num_seqs}")
-        self.blocks = blocks
+        self.blocks, self._reserves = blocks, isinstance(blocks, ContiguousManager)
         self.plans_ahead = plans_ahead
         self.num_lanes = num_lanes
         self.max_num_seqs = limits.max_num_seqs
@@ -73,7 +74,7 @@ class Scheduler:
         self._limits = limits
         self._planners: list[StepPlanner] = []  # one for each lane, and so on
         for lane in range(num_lanes):
-            decodes = make_decodes(blocks.block_size)
+            decodes = make_decodes(NEVER if self._reserves else blocks.block_size)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             bounds = replace(limits, max_num_seqs=(limits.max_num_seqs + lane) // num_lanes)
             self._planners.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
@@ -125,6 +126,8 @@ class Scheduler:
             limit = min(limit, longest_beam(request, self.blocks.num_blocks // self.num_lanes, self.blocks.block_size))
         if prompt >= limit:
             raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
+        if self._reserves and request.num_sequences > 1:
+            raise RequestRefusedError("sequences of one prompt share its blocks; contiguous reservations share none")
         most = self._limits.max_num_seqs // self.num_lanes
         if not 1 <= request.num_sequences <= most:
             raise RequestRefusedError(f"{request.num_sequences} sequences: must be from 1 to {most}, which may run")
@@ -201,9 +204,7 @@ class Scheduler:
         decodes_only = not (draft.prefills or draft.transfers or draft.paused or running.beams)
         if draft.num_decodes and decodes_only and self.num_lanes == 1:
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
-        num_running -= len(running.ending)
-        used, saved = self.blocks.num_used_blocks(running.ending), self.blocks.num_saved_blocks(running.ending)
-        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), used, saved)
+        plan = make_plan(lane, self._lanes, draft, horizon, num_running, self.blocks, self.waiting)
         running.flights.append(Flight(plan))
         return plan
 

@@ -9,7 +9,9 @@ from typing import Any, Literal
 
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.kv.block_manager import BlockManager, Eviction, FullHit
+from engine.core.kv.block_manager import BlockManager, FullHit
+from engine.core.kv.contiguous import Contiguous, ContiguousManager
+from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
 from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
 from engine.core.limits import Limits
@@ -34,8 +36,9 @@ class SchedulerOptions:
             when that is planned, so that decodes may take them before.
         admission: a prompt is admitted when all its blocks are free ("full_prompt"), or with `allocation="chunk"` when
             those of its first chunk are ("first_chunk").
-        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
-            freed first.
+        eviction: which free blocks are taken first: "lru" whichever was freed first, cached or not. The others spare
+            the prefix cache; then "unhashed_first" takes the cached block that was freed first, "fifo" the one that was
+            cached first, "lfu" the one that was hit least often. Of a cached prefix the end goes first.
         victim: who gives way when blocks run out: "spare_last" the last admitted of the least urgent, but not twice
             running; "last" the last admitted; "least_urgent" the last come of the least urgent; "fewest_tokens_lost"
             who has computed the fewest tokens; "most_blocks_freed" who holds the most blocks that nobody shares;
@@ -102,6 +105,28 @@ class SchedulerOptions:
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
 
+def conflict_with_reservations(options: SchedulerOptions) -> str | None:
+    """Why these options cannot go with contiguous reservations, starting with an option's name; None if they can."""
+    if options.enable_prefix_caching:
+        return (
+            "enable_prefix_caching=true: contiguous reservations share no blocks, so nothing can be cached for others; "
+            "set it to false"
+        )
+    if POLICIES[options.policy].chooses_victims:
+        return (
+            f"policy={options.policy}: preempts until enough blocks are free, but a contiguous reservation needs them "
+            "in one place; use another policy"
+        )
+    if options.preemption != "recompute":
+        return (
+            f"preemption={options.preemption}: nobody with a contiguous reservation ever lacks a block; use "
+            "preemption=recompute"
+        )
+    if options.allocation == "chunk":
+        return "allocation=chunk: a contiguous reservation is made at once, at admission; use allocation=prompt"
+    return None
+
+
 @dataclass(frozen=True)
 class OffloadOptions:
     """How blocks that leave the device's prefix cache are kept in the tiers behind it.
@@ -158,42 +183,32 @@ def make_scheduler(
     transfer_block_us: float = 0.0,
     num_lanes: int = 1,
     make_decodes: Callable[[int], Decodes] = UniformDecodes,
+    contiguous: Contiguous | None = None,
 ) -> Scheduler:
     """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
 
     `num_host_blocks` is the size of the host tier and `transfer_block_us` the time that a block takes to it or back,
     which preemption="auto" compares with `options.recompute_token_us`. With `offload`, what leaves the prefix cache
-    goes there and further.
+    goes there and further. With `contiguous`, blocks are not handed out one by one but as reservations; what is
+    admitted leaves no watermark then, as nobody grows.
 
     Raises:
-        ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` goes
-            with none of `options`.
+        ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
+            `contiguous` goes with none of `options`.
     """
     if options.preemption in ("swap", "auto") and not num_host_blocks:
         raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
     if options.preemption == "auto" and options.recompute_token_us is None:
         raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
-    host = Tier(HOST, num_host_blocks) if num_host_blocks else None
-    cached_tiers = None
-    if offload is not None:
-        offload.check(options)
-        host, cached_tiers = offload.make(num_host_blocks)
-    blocks = BlockManager(
-        num_blocks - options.reserved_blocks,
-        block_size,
-        enable_prefix_caching=options.enable_prefix_caching,
-        eviction=options.eviction,
-        full_hit=options.full_hit,
-        host=host,
-        offload=cached_tiers,
-    )
+    blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous)
+    watermark = 0.0 if contiguous else options.watermark
     preemption = Preemption(
         VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
     )
     limits = Limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
-        watermark_blocks=ceil(options.watermark * blocks.num_blocks),
+        watermark_blocks=ceil(watermark * blocks.num_blocks),
         allocates_chunks=options.allocation == "chunk",
         checks_full_prompt=options.admission == "full_prompt",
         max_chunk_tokens=options.long_prefill_token_threshold,
@@ -210,4 +225,36 @@ def make_scheduler(
         plans_ahead=options.async_scheduling,
         num_lanes=num_lanes,
         make_decodes=make_decodes,
+    )
+
+
+def _make_blocks(
+    options: SchedulerOptions,
+    num_blocks: int,
+    block_size: int,
+    num_host_blocks: int,
+    offload: OffloadOptions | None,
+    max_model_len: int | None,
+    contiguous: Contiguous | None,
+) -> BlockManager:
+    num_blocks -= options.reserved_blocks
+    if contiguous is not None:
+        if conflict := conflict_with_reservations(options):
+            raise ValueError(conflict)
+        if num_host_blocks:
+            raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
+        return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
+    host = Tier(HOST, num_host_blocks) if num_host_blocks else None
+    cached_tiers = None
+    if offload is not None:
+        offload.check(options)
+        host, cached_tiers = offload.make(num_host_blocks)
+    return BlockManager(
+        num_blocks,
+        block_size,
+        enable_prefix_caching=options.enable_prefix_caching,
+        eviction=options.eviction,
+        full_hit=options.full_hit,
+        host=host,
+        offload=cached_tiers,
     )

@@ -158,7 +158,7 @@ class StepPlanner(GivingWay):
         checked = sequence.num_tokens if self.limits.checks_full_prompt or is_beam else checked
         others = beams.missing_blocks(self._blocks, sequence) if is_beam else 0
         is_parked = self._offload is not None and self._offload.must_wait(match)
-        return 0 if is_parked else wanted, self._blocks.blocks_needed(match, checked) + others
+        return 0 if is_parked else wanted, self._blocks.blocks_needed(sequence, match, checked) + others
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
@@ -203,10 +203,11 @@ class StepPlanner(GivingWay):
             return 0
         is_beam = sequence.request.num_common_blocks is not None
         checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
-        needed = blocks.blocks_needed(match, checked) + (beams.missing_blocks(blocks, sequence) if is_beam else 0)
+        needed = blocks.blocks_needed(sequence, match, checked)
+        needed += beams.missing_blocks(blocks, sequence) if is_beam else 0
         if needed + self.num_kept_blocks > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
-            self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
+            self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
         return num_tokens
 

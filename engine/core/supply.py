@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from engine.core.kv.block_manager import BlockManager
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
 
 
-def suppliers(running: RunningSet, waiting: Sequence, index: int, block_size: int) -> list[Sequence]:
+def suppliers(running: RunningSet, waiting: Sequence, index: int, blocks: BlockManager) -> list[Sequence]:
     """Decodes that may come to fill the block that `waiting` has as number `index` among its known tokens."""
     if running.lag:  # a block is registered when its sequence takes the next one, so it wins nothing
         return []
-    if not waiting.request.reads_prefix_cache:
+    if not waiting.request.reads_prefix_cache or not blocks.enable_prefix_caching:
         return []
     hashes = waiting.block_hashes or []
-    if index >= min(len(hashes), waiting.num_tokens // block_size):
+    if index >= min(len(hashes), waiting.num_tokens // blocks.block_size):
         return []
     return [sequence for sequence in running.decodes.findable if _may_fill(sequence, hashes, index)]
 

@@ -1,6 +1,7 @@
 """The checked configuration of a run. `parse` turns a composed Hydra configuration into a RunConfig."""
 
 from harness.config import option_sets as option_sets  # registers the option sets with Hydra
+from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.parse import load, parse, to_yaml
 from harness.config.run import RunConfig
 from harness.config.system import (
@@ -46,12 +47,14 @@ from harness.config.workload import (
 
 __all__ = [
     "AllAtOnceArrival",
+    "AllocatorConfig",
     "ArrivalConfig",
     "AzureTrace",
     "BurstGptTrace",
     "ClosedLoopArrival",
     "ConstantArrival",
     "ConstantLengths",
+    "ContiguousAllocator",
     "CostConfig",
     "CpuEngine",
     "CsvTrace",
@@ -67,6 +70,7 @@ __all__ = [
     "MetricsConfig",
     "ModelConfig",
     "MooncakeTrace",
+    "PagedAllocator",
     "PoissonArrival",
     "ProfiledCost",
     "RooflineCost",

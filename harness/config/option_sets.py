@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from pydantic import BaseModel
 
 from engine.core.policies import POLICIES
+from harness.config.allocator import ContiguousAllocator
 from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
@@ -31,6 +32,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "scheduler": ("scheduler", SchedulerConfig),
     "ngram": ("speculation=ngram", NgramSpeculation),
     "draft_model": ("speculation=draft_model", DraftModelSpeculation),
+    "contiguous": ("allocator=contiguous_*", ContiguousAllocator),
     "offload": ("tiers", OffloadConfig),
     "host_tier": ("tiers.host", HostTierConfig),
     "disk_tier": ("tiers.disk", DiskTierConfig),

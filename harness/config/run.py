@@ -4,7 +4,10 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import POLICIES
+from engine.core.scheduler_options import conflict_with_reservations
+from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
@@ -39,6 +42,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    allocator: AllocatorConfig = PagedAllocator()
     speculation: SpeculationConfig = NoSpeculation()
     tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
@@ -92,6 +96,30 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "
                 "scheduler.async_scheduling=true, which plans each step on its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_allocator(self) -> Self:
+        if not isinstance(self.allocator, ContiguousAllocator):
+            return self
+        if conflict := conflict_with_reservations(self.scheduler):
+            raise ValueError(f"scheduler.{conflict}, or allocator=paged")
+        for key in ("n", "beam_width"):
+            if (count := getattr(self.trace, key, 1)) > 1:
+                raise ValueError(
+                    f"trace.{key}={count}: the sequences of a request share the blocks of its prompt, and contiguous "
+                    "reservations share none; use allocator=paged"
+                )
+        if self.tiers.host.gib:
+            raise ValueError(
+                f"tiers.host.gib={self.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
+                "or allocator=paged"
+            )
+        if self.allocator.reserve in FORESEEING and self.engine.kind != "sim":
+            raise ValueError(
+                f"allocator.reserve={self.allocator.reserve}: engine={self.engine.kind} does not know what a request "
+                "will generate; use engine=sim, allocator=contiguous_requested or allocator=contiguous_max"
             )
         return self
 

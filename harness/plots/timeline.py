@@ -140,8 +140,23 @@ def _engine_state(result: RunResult, bins: _Bins) -> list[_Panel]:
         _Panel(f"Running (peak {running.max():,})", "requests", bins.mean(running), COLORS[2]),
         _Panel(queue, "requests", bins.mean(waiting), COLORS[1], absent="no waiting requests"),
         _Panel(f"KV cache in use (peak {used.max():.1%})", "% of blocks", 100 * bins.mean(used), COLORS[3], top=full),
+        *_waste(result, bins),
         _Panel(events, "per s", bins.total(preempted) / bins.width, COLORS[7], absent="no preemptions"),
     ]
+
+
+def _waste(result: RunResult, bins: _Bins) -> list[_Panel]:
+    """Slots that are held, or of no use to the next request, and hold no token; none where that was not recorded."""
+    if "num_kv_tokens" not in result.steps:
+        return []
+    reserved, external = _column(result, "num_reserved_slots"), _column(result, "num_external_slots")
+    unwritten = _column(result, "num_used_blocks") * result.block_size - _column(result, "num_kv_tokens")
+    kinds = {"reserved": reserved, "internal": unwritten - reserved, "external": external}
+    duration, num_slots = float(bins.durations.sum()), result.num_blocks * result.block_size
+    means = {name: slots @ bins.durations / duration / num_slots for name, slots in kinds.items()}
+    title = ", ".join(f"{name} {mean:.1%}" for name, mean in means.items())
+    wasted = bins.mean((unwritten + external) / num_slots)
+    return [_Panel(f"KV memory that holds no tokens ({title} on average)", "% of slots", 100 * wasted, COLORS[4])]
 
 
 def _column(result: RunResult, name: str) -> npt.NDArray[Any]:

@@ -34,7 +34,7 @@ _FLAGS, _COUNTS = {"complete", "simulated"}, {"block_size", "num_blocks"}
 _NESTED = {"trace_file", "bad_rows", "notes", "config", "environment"}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
-    "kv_pool", "cost_source", "ended_early",
+    "allocator", "kv_pool", "cost_source", "ended_early",
 }  # fmt: skip
 
 

@@ -12,7 +12,7 @@ ITL pools the gaps of all requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -133,6 +133,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
         "mean_saved_blocks": time_mean(saved),
         "saved_block_share": _ratio(time_mean(saved), time_mean(used) + time_mean(saved)),
+        **_slot_shares(result, column, time_mean),
         "mean_running": time_mean(running),
         "max_running": int(running[inside].max(initial=0)),
         "mean_waiting": time_mean(waiting),
@@ -157,6 +158,25 @@ def _transfers(result: RunResult, inside: Bools) -> dict[str, float]:
         **{f"bytes_{link}": count * block_bytes for link, count in blocks.items()},
         "transfer_wait_s": float(_floats(result.steps, "transfer_time")[inside].sum()),
     }
+
+
+def _slot_shares(
+    result: RunResult, column: Callable[[str], Ints], time_mean: Callable[[Ints], float]
+) -> dict[str, float]:
+    """What the KV memory is used for, in shares of the pool over time, and which share of all that is taken is waste.
+
+    After Kwon et al. 2023, section 3: slots with tokens, slots reserved for tokens to come, slots that their holders
+    never fill (internal), free slots of no use to the next request (external); all but the first are waste.
+    """
+    names = ("tokens", "reserved", "internal", "external")
+    if "num_kv_tokens" not in result.steps:  # recorded by an earlier version
+        return {**{f"mean_kv_{name}": math.nan for name in names}, "kv_waste": math.nan}
+    tokens, reserved = column("num_kv_tokens"), column("num_reserved_slots")
+    internal = column("num_used_blocks") * result.block_size - tokens - reserved
+    means = [time_mean(slots) for slots in (tokens, reserved, internal, column("num_external_slots"))]
+    num_slots = result.num_blocks * result.block_size
+    shares = {f"mean_kv_{name}": _ratio(mean, num_slots) for name, mean in zip(names, means, strict=True)}
+    return {**shares, "kv_waste": _ratio(sum(means[1:]), sum(means))}
 
 
 def json_ready(value: Any) -> Any:

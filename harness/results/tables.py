@@ -24,6 +24,12 @@ and of the steps table:
     num_running, num_waiting, num_used_blocks, num_preempted
     num_saved_blocks                         how many more blocks would be in use if none was in several block tables
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
+    num_kv_tokens                            slots of the used blocks that hold a token; a shared one counts once
+    num_reserved_slots                       slots of the used blocks kept for tokens to come: under paging, of prompt
+                                             tokens not computed yet; of a contiguous reservation, up to its
+                                             sequence's end. The other slots of used blocks are internal waste:
+                                             num_used_blocks * block_size - num_kv_tokens - num_reserved_slots
+    num_external_slots                       slots of free blocks while no hole is large enough for the next request
     num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and to the device
     num_blocks_to_disk, num_blocks_from_disk    KV blocks copied from the host to the disk, and from there to the device
     transfer_time                            s that the step waited for such copies; part of its duration

@@ -24,7 +24,7 @@ from harness.errors import ConfigError, EngineError
 from harness.results.environment import cpu_model, cpu_with_threads
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
-from harness.runs.system import model_shape
+from harness.runs.system import contiguous_rule, model_shape
 from harness.workload.prompts import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention import BackendUnavailableError
@@ -73,7 +73,7 @@ class RealEngine:
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
-        self.recorder = Recorder()
+        self.recorder = Recorder(reserves=setup.engine.contiguous is not None)
         if setup.warm_up:
             with self._failures():
                 self._warm_up(3, setup.temperature)
@@ -180,6 +180,7 @@ def resolve_real(config: RunConfig) -> Setup:
         tensor_parallel_size=config.tensor_parallel_size,
         seed=config.seed,
         speculation=_speculation(config),
+        contiguous=contiguous_rule(config),
         host_kv_gib=config.tiers.host.gib,
         offload=config.tiers.offload,
         overlap=config.tiers.overlap,

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the real engine brings torch
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
     "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
-    "num_cached_tokens", "num_fresh",
+    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_fresh",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
@@ -55,9 +55,14 @@ class RecordedRun:
 
 
 class Recorder:
-    """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is."""
+    """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is.
 
-    def __init__(self) -> None:
+    Args:
+        reserves: whether blocks are handed out as contiguous reservations, which decodes use up.
+    """
+
+    def __init__(self, *, reserves: bool = False) -> None:
+        self._reserves = reserves
         self._last_step: tuple[int, NDArray[np.int64] | int] = (0, 0)  # its start and what it took
         self.num_done = 0
         self._num_plans = 0
@@ -114,7 +119,8 @@ class Recorder:
             _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
                 plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
-                plan.num_saved_blocks, len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
+                plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
+                plan.num_reserved_slots, plan.num_external_slots, len(plan.fresh_decodes),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -242,11 +248,17 @@ class Recorder:
         steps["duration"] = durations * NS
         for column in _PLAN_COLUMNS[2:-1]:
             steps[column] = plans[column].to_numpy()[plan]
-        steps["num_context_tokens"] += ahead * steps["num_decode_seqs"]
+        base = steps["num_context_tokens"]
+        contexts = base + ahead * steps["num_decode_seqs"]
         drafts = _matrix(self._drafts, 4)
-        steps.loc[drafts[:, 0], "num_context_tokens"] = drafts[:, 1]
+        contexts.loc[drafts[:, 0]] = drafts[:, 1]
         for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
             steps[column] = np.bincount(drafts[:, 0], drafts[:, i], len(steps)).astype(np.int64)
+        gained = contexts - base
+        steps["num_context_tokens"] = contexts
+        steps["num_kv_tokens"] += gained
+        if self._reserves:
+            steps["num_reserved_slots"] -= gained
         steps["num_used_blocks"] += grown - grown[first][plan]
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):

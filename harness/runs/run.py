@@ -200,6 +200,7 @@ def _collect(
         "trace_file": trace.stamp,
         "arrival": config.arrival.kind,
         "policy": config.scheduler.policy,
+        "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],

@@ -48,7 +48,7 @@ class SimulatedEngine:
         *,
         choose_parents: ChooseParents = keep_all,
     ) -> None:
-        self.recorder = Recorder()
+        self.recorder = Recorder(reserves=system.contiguous is not None)
         self.num_blocks = system.pool.num_blocks
         self.block_bytes = system.pool.block_bytes * system.tensor_parallel_size
         self._system = system
@@ -65,6 +65,7 @@ class SimulatedEngine:
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
             make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
+            contiguous=system.contiguous,
             num_host_blocks=num_host_blocks,
             transfer_block_us=tiers.transfer_block_us(system.tiers, system.pool),
             offload=offload,

@@ -8,8 +8,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from engine.core.kv.contiguous import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
-from harness.config import CostConfig, DeviceConfig, ModelConfig, ProfiledCost, RunConfig, SimEngine, TiersConfig
+from harness.config import (
+    ContiguousAllocator,
+    CostConfig,
+    DeviceConfig,
+    ModelConfig,
+    ProfiledCost,
+    RunConfig,
+    SimEngine,
+    TiersConfig,
+)
 from harness.config.system import AUTO
 from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
@@ -43,6 +53,7 @@ class System:
         block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
         scheduler: its options.
         pool: the KV blocks of one rank.
+        contiguous: how contiguous reservations are made; None where blocks are paged.
         tiers: the memories behind the device's.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
@@ -63,6 +74,7 @@ class System:
     max_model_len: int
     scheduler: SchedulerOptions
     pool: KVPool
+    contiguous: Contiguous | None
     tiers: TiersConfig
     engine: SimEngine
     cost: CostConfig
@@ -196,6 +208,7 @@ def resolve(config: RunConfig) -> System:
         max_model_len=config.max_model_len or config.model.max_position_embeddings,
         scheduler=config.scheduler,
         pool=kv_pool(config, model, drafter, device),
+        contiguous=contiguous_rule(config),
         tiers=config.tiers,
         engine=config.engine,
         cost=config.cost,
@@ -278,6 +291,11 @@ def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: str) -> 
         "quantization": QUANTIZATIONS[weight_format],
     }
     return ModelShape(**fields)
+
+
+def contiguous_rule(config: RunConfig) -> Contiguous | None:
+    """How contiguous reservations are made, as the core takes it; None where blocks are paged."""
+    return config.allocator.rule() if isinstance(config.allocator, ContiguousAllocator) else None
 
 
 def device_rates(device: DeviceConfig) -> Device:

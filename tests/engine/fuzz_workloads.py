@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,7 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
+from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.policies import POLICIES
 from engine.core.policy import BasePolicy
 from engine.core.preemption import VICTIM_RULES
@@ -41,6 +42,14 @@ POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
 """Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""
 APART = ("prefill_first", "static")
 """Policies that never let prompts and decodes share a step."""
+UNSHARED: dict[str, Any] = {
+    "enable_prefix_caching": False,
+    "allocation": "prompt",
+    "admission": "full_prompt",
+    "preemption": "recompute",
+    "recompute_token_us": None,
+}
+"""Options that go with contiguous reservations."""
 FORK_TOKENS = 1000  # how far the tokens of one sequence of a request are from those of the next
 
 
@@ -89,6 +98,8 @@ class Workload:
     transfer_block_us: float = 10.0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
+    max_model_len: int | None = None
+    contiguous: Contiguous | None = None  # None: blocks are paged
     beam_spread: float = 0.5  # how likely a beam is to continue another one
     unforeseen: bool = False  # whether the calendar of the decodes is told of gains only when a step has run
 
@@ -107,6 +118,8 @@ class Workload:
             offload=self.offload,
             transfer_block_us=self.transfer_block_us,
             num_lanes=self.num_lanes,
+            max_model_len=self.max_model_len,
+            contiguous=self.contiguous,
             make_decodes=self._make_decodes,
         )
         scheduler.blocks.index.shortest_run = 2  # the workloads are small
@@ -320,7 +333,7 @@ def _without_beams(seed: int, policy: str | None) -> Workload:
     offload = random_offload(options, most, rng) if uses_tiers and options.enable_prefix_caching else None
     if offload is not None:
         num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])
-    return Workload(
+    workload = Workload(
         cases,
         options=options,
         block_size=block_size,
@@ -333,3 +346,24 @@ def _without_beams(seed: int, policy: str | None) -> Workload:
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
+    return with_memory_scheme(workload, random.Random(f"memory {seed}"))
+
+
+def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
+    """A share of the workloads, with another eviction rule or with contiguous reservations."""
+    options = workload.options
+    if rng.random() < 0.2:
+        return replace(workload, options=replace(options, eviction=rng.choice(["fifo", "lfu"])))
+    if rng.random() < 0.2 and not POLICIES[options.policy].chooses_victims:
+        reserve, fit = rng.choice(get_args(Reserve)), rng.choice(get_args(Fit))
+        asked = rng.choice([None, 1, 40]) if reserve == "requested" else None
+        return replace(
+            workload,
+            cases=[replace(case, num_sequences=1) for case in workload.cases],
+            options=replace(options, **UNSHARED),
+            num_host_blocks=0,
+            offload=None,
+            max_model_len=rng.choice([None, *[len(case.tokens) + 1 for case in workload.cases]]),
+            contiguous=Contiguous(reserve, fit, asked),
+        )
+    return workload

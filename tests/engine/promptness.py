@@ -122,6 +122,8 @@ def check_seats(workload: Workload, scheduler: Scheduler) -> None:
 
 
 def reserve_of(workload: Workload) -> int:
+    if workload.contiguous is not None:
+        return 0
     usable = workload.num_blocks - workload.options.reserved_blocks
     return math.ceil(workload.options.watermark * usable)
 
@@ -166,7 +168,7 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         wanted = min(wanted, options.long_prefill_token_threshold)
     checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + min(wanted, budget)
     if blocks.offload is not None and blocks.offload.must_wait(match):
-        return budget > 0 and blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks
+        return budget > 0 and blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks
     may_cut = options.enable_chunked_prefill and (options.policy not in APART or not sizes)
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
@@ -179,4 +181,4 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     is_whole = is_beam or options.admission == "full_prompt"
     checked = head.num_tokens if is_whole else match.num_cached_tokens + num_tokens
     reserve += missing_blocks(blocks, head) if is_beam else 0
-    return blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks
+    return blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks

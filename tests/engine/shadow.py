@@ -15,6 +15,7 @@ from engine.core.sequence import Request, RequestRefusedError, Sequence
 from tests.engine.fuzz_workloads import APART, FORK_TOKENS, Workload
 from tests.engine.promptness import check_promptness, check_seats
 from tests.engine.shadow_store import Holders, ShadowStore, Token
+from tests.engine.slot_reference import check_slots
 
 ARRIVE, ABORT, READY = range(3)
 
@@ -190,6 +191,7 @@ class ShadowExecutor:
         assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
         most = workload.options.long_prefill_token_threshold
         assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
+        check_slots(self.scheduler, plan)
         contexts = [sequence.num_tokens for sequence in decoding]
         assert plan.num_decodes == plan.work.num_decodes == len(contexts)
         assert plan.work.num_context_tokens == sum(contexts)

@@ -22,7 +22,7 @@ from tests.engine.builders import bare_sequence  # noqa: E402
 
 CPU = torch.device("cpu")
 NUM_BLOCKS = {DEVICE: 6, HOST: 9}
-NOTHING = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0)
+NOTHING = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0, 0, 0)
 
 
 def plan(*moves: tuple[str, int, str, int], lands_in: tuple[int, ...] = ()) -> StepPlan:

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
@@ -46,6 +47,14 @@ def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_close
         {"num_blocks": 64, "policy": "prefill_first"},
         {"max_lookahead_steps": 1},
         {"enable_prefix_caching": False},
+        {"num_blocks": 64, "eviction": "lfu"},
+        {"enable_prefix_caching": False, "contiguous": Contiguous(), "max_model_len": 260, "num_blocks": 140},
+        {
+            "enable_prefix_caching": False,
+            "contiguous": Contiguous("requested", "best", 80),
+            "num_blocks": 1000,
+            "block_size": 1,
+        },
     ],
     ids=str,
 )

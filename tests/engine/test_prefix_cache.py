@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from engine.core.kv.block_manager import BlockManager, Eviction
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.eviction import Eviction
 from engine.core.kv.tier import DEVICE, Transfer
 from engine.core.policies import POLICIES
 from engine.core.sequence import Request

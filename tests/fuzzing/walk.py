@@ -21,7 +21,10 @@ _LIGHT = {
 }  # fmt: skip
 # Presets but for sweeps, and for those of the real engine.
 _EXPERIMENTS = ("conversations", "shared_contexts", "starved_pool", "tensor_parallel", "vllm", "vllm_v0", "null")
-_GROUPS = ("engine", "trace", "arrival", "model", "device", "scheduler", "speculation", "tiers", "cost", "metrics")
+_GROUPS = (
+    "engine", "trace", "arrival", "model", "device", "scheduler", "speculation", "allocator", "tiers", "cost",
+    "metrics",
+)  # fmt: skip
 _REAL_KINDS = {
     "engine": "cpu", "trace": "synthetic", "arrival": "all_at_once", "cost": "roofline", "trace.prompt": "uniform",
     "trace.output": "uniform",

@@ -169,6 +169,9 @@ def tables(requests: list[ToyRequest], steps: list[tuple[float, ...]], num_block
     step_table = step_table.assign(num_blocks_out=0, num_blocks_in=0, transfer_time=0.0)
     step_table = step_table.assign(num_blocks_to_disk=0, num_blocks_from_disk=0)
     step_table = step_table.astype(dict.fromkeys(integer_columns, "int64") | {"start_time": float, "duration": float})
+    step_table["num_kv_tokens"] = step_table["num_used_blocks"] * BLOCK_SIZE * 3 // 4
+    step_table["num_reserved_slots"] = step_table["num_used_blocks"] * BLOCK_SIZE // 5
+    step_table["num_external_slots"] = step_table["num_waiting"] * 7
     gaps = np.concatenate([np.zeros(0), *(np.diff(request.tokens) for request in requests)])
     pooled = Gaps(gaps, np.ones(len(gaps), dtype=np.int64))
     return RunResult(table, step_table, pooled, num_blocks, BLOCK_SIZE, complete, dict(META))

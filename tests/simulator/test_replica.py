@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -12,7 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.plan import StepOutcome, StepPlan
+from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
 from engine.core.work import StepWork
@@ -72,6 +74,26 @@ def test_compressed_equals_stepped_to_the_last_bit(case: Case, by_profile: bool)
     price = cost() if by_profile else ROOFLINE
     (stepped,), (compressed,) = (simulate_case(case, price, compress=compress) for compress in (False, True))
     assert_same(stepped, compressed)
+
+
+RESERVATIONS = st.builds(Contiguous, st.sampled_from(get_args(Reserve)), st.sampled_from(get_args(Fit)))
+UNSHARED = st.builds(
+    SchedulerOptions,
+    policy=st.sampled_from([name for name, policy in POLICIES.items() if not policy.chooses_victims]),
+    async_scheduling=st.booleans(),
+    enable_prefix_caching=st.just(False),
+)
+
+
+@settings(max_examples=15, deadline=None)
+@given(cases(options=UNSHARED, contiguous=RESERVATIONS))
+def test_compressed_equals_stepped_with_reservations(case: Case) -> None:
+    (stepped,), (compressed,) = (simulate_case(case, compress=compress) for compress in (False, True))
+    assert_same(stepped, compressed)
+    steps = compressed.steps
+    assert not steps["num_preempted"].any()
+    unwritten = steps["num_used_blocks"] * case.block_size - steps["num_kv_tokens"]
+    assert (unwritten >= steps["num_reserved_slots"]).all() and (steps["num_reserved_slots"] >= 0).all()
 
 
 @settings(max_examples=15, deadline=None)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
+from engine.core.kv.contiguous import Contiguous, ContiguousManager
+from engine.core.kv.eviction import Eviction
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
@@ -78,6 +80,7 @@ class Case:
     num_host_blocks: int = 0
     offload: OffloadOptions | None = None
     num_drafts: int | None = None
+    contiguous: Contiguous | None = None
 
     def make_scheduler(self, trace: Trace) -> Scheduler:
         longest = int((trace.table["num_prompt_tokens"] + trace.table["num_output_tokens"]).max())
@@ -92,6 +95,7 @@ class Case:
             offload=self.offload,
             transfer_block_us=4.0 * self.block_size,
             make_decodes=self._make_decodes,
+            contiguous=self.contiguous,
         )
 
     def _make_decodes(self, block_size: int) -> Decodes:
@@ -117,7 +121,7 @@ OPTIONS = st.builds(
     policy=st.sampled_from(sorted(POLICIES)),
     watermark=st.just(0.02),
     allocation=st.sampled_from(["prompt", "chunk"]),
-    eviction=st.sampled_from(["unhashed_first", "lru"]),
+    eviction=st.sampled_from(get_args(Eviction)),
     victim=st.sampled_from(["spare_last", "last"]),
     full_hit=st.sampled_from(["copy", "recompute_block"]),
     async_scheduling=st.booleans(),
@@ -252,7 +256,7 @@ def simulate(
     env = simpy.Environment(initial_time=0) if env is None else env
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
     router = RoundRobin(arrivals, make_request)
-    recorders = [Recorder() for _ in schedulers]
+    recorders = [Recorder(reserves=isinstance(each.blocks, ContiguousManager)) for each in schedulers]
     for scheduler, recorder in zip(schedulers, recorders, strict=True):
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None

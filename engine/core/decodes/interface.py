@@ -11,6 +11,9 @@ from engine.core.plan import BlockGrowth, Drafts
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
+NEVER = 1 << 62
+"""The block size of decodes that have all their blocks from the start: none is ever due."""
+
 
 class Decodes(Protocol):
     """The decoding sequences of a lane.

@@ -16,7 +16,7 @@ from collections import abc
 from functools import partial
 
 from engine.core.clock import DecodeClock
-from engine.core.decodes.interface import can_be_found
+from engine.core.decodes.interface import NEVER, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import BlockGrowth, Drafts
@@ -146,6 +146,8 @@ class UniformDecodes:
     def _growth_steps(self, num_steps: int) -> list[int]:
         """Those of the steps 1 to num_steps - 1 from now for which blocks are due."""
         size, now, boundary = self._block_size, self.clock.step, self._boundary
+        if size == NEVER:
+            return []
         if num_steps <= 2 * len(boundary):
             return [ahead for ahead in range(1, num_steps) if (now + ahead) % size in boundary]
         return sorted([s for phase in boundary for s in range((phase - now - 1) % size + 1, num_steps, size)])

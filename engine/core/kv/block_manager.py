@@ -6,15 +6,15 @@ from collections import Counter, abc
 from typing import Literal
 
 from engine.core.hashing import token_bytes
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.eviction import Eviction, RankedPool, make_pool
 from engine.core.kv.integrity import check_blocks
 from engine.core.kv.offload import Offload
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Sequence
 
-Eviction = Literal["unhashed_first", "lru"]
 FullHit = Literal["copy", "recompute_block"]
 
 
@@ -22,12 +22,12 @@ class BlockManager:
     """A fixed pool of `num_blocks` KV blocks of `block_size` tokens each, and what the prefix cache knows of them.
 
     Args:
-        eviction: which free blocks are taken first: "unhashed_first" spares the prefix cache, "lru" takes whichever was
-            freed first.
+        eviction: which free blocks are taken first.
         full_hit: what a prompt that is cached to its last token, of which one token must be computed, does: "copy"
             computes that token, in a copy of its block if another sequence holds it; "recompute_block" computes the
             whole last block.
         host: the tier that swapped-out sequences go to; None where none is.
+        pool: the blocks, where they are not handed out one by one; then `eviction` is not read.
         offload: the tiers that what leaves the prefix cache goes to, `host` among them; None where it is lost.
 
     Raises:
@@ -43,6 +43,7 @@ class BlockManager:
         eviction: Eviction = "unhashed_first",
         full_hit: FullHit = "copy",
         host: Tier | None = None,
+        pool: Pool | None = None,
         offload: Offload | None = None,
     ) -> None:
         if num_blocks < 1 or block_size < 1:
@@ -55,7 +56,8 @@ class BlockManager:
         self._recomputes_last_block = full_hit == "recompute_block"
         self.index = PrefixIndex() if offload is None else offload.index
         cache = offload or self.index
-        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=cache.remove)
+        self.pool = pool or make_pool(num_blocks, eviction, evict=cache.remove)
+        self._ranked = self.pool if isinstance(self.pool, RankedPool) else None
         self.take, self.settle = self.pool.take, cache.settle
         self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
@@ -120,11 +122,15 @@ class BlockManager:
         start = sequence.num_registered_blocks
         if num_full <= start:
             return
-        hashes = self.hashes_of(sequence, num_full)[start:num_full]
+        all_hashes = self.hashes_of(sequence, num_full)
+        hashes = all_hashes[start:num_full]
         if not hashes:
             return
         end = start + len(hashes)
-        self.index.add(sequence.block_table[start:end], hashes, self.contents_of(sequence, start, end))
+        blocks = sequence.block_table[start:end]
+        self.index.add(blocks, hashes, self.contents_of(sequence, start, end))
+        if self._ranked is not None:
+            self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
         sequence.num_registered_blocks = end
 
     def name_content(self, sequence: Sequence, num_tokens: int) -> None:
@@ -159,7 +165,7 @@ class BlockManager:
 
     # -- blocks of a sequence -------------------------------------------------------------------------------------
 
-    def blocks_needed(self, match: PrefixMatch, num_tokens: int) -> int:
+    def blocks_needed(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would use up for a sequence of `num_tokens` tokens."""
         num_held = match.num_kept + len(match.blocks)
         return self.blocks_for(num_tokens) - num_held + match.num_revived + match.copy_last
@@ -171,6 +177,8 @@ class BlockManager:
             return []
         if match.blocks:
             self.pool.hold(match.blocks)
+            if self._ranked is not None:
+                self._ranked.note_hits(match.blocks)
             sequence.block_table = sequence.block_table + match.blocks
             sequence.num_registered_blocks = len(sequence.block_table) - match.copy_last
         copies = [self._copy(sequence, len(sequence.block_table) - 1)] if match.copy_last else []

@@ -18,10 +18,9 @@ are skipped.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable
 from itertools import compress, repeat
 
-Evict = Callable[[list[int], list[int]], None]
+from engine.core.kv.pool import Evict
 
 
 class _Segment:
@@ -108,7 +107,7 @@ class BlockPool:
         blocks.sort()
         return blocks
 
-    def hold(self, blocks: Iterable[int]) -> None:
+    def hold(self, blocks: list[int]) -> None:
         """Add a reference to each of `blocks`; queued ones become held again."""
         segment_of, shared = self._segment_of, self._shared
         for block in blocks:
@@ -191,14 +190,7 @@ class BlockPool:
         Raises:
             AssertionError: a block is lost, free while it is held, or held with another count.
         """
-        queued = {}
-        for segment in self._queue:
-            left = segment.blocks
-            hashes = segment.hashes[segment.offset :] or repeat(None)
-            valid = {b: h for b, h in zip(left, hashes, strict=False) if self._segment_of[b] is segment}
-            assert len(valid) == segment.num_blocks > 0, "stale blocks are miscounted"
-            queued.update(valid)
-        assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
+        queued = self._queued_hashes()
         free = Counter([*self._free, *queued])
         assert all(count == 1 for count in free.values()), "a block is free twice"
         assert len(free) == self.num_free, "the free blocks are miscounted"
@@ -208,3 +200,15 @@ class BlockPool:
         assert self.num_extra_references == sum(self._shared.values()), "extra references are miscounted"
         assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"
         return {block: each for block, each in queued.items() if each is not None}
+
+    def _queued_hashes(self) -> dict[int, int | None]:
+        """The blocks in the queue with their hashes; proves that the queue is sound."""
+        queued: dict[int, int | None] = {}
+        for segment in self._queue:
+            left = segment.blocks
+            hashes = segment.hashes[segment.offset :] or repeat(None)
+            valid = {b: h for b, h in zip(left, hashes, strict=False) if self._segment_of[b] is segment}
+            assert len(valid) == segment.num_blocks > 0, "stale blocks are miscounted"
+            queued.update(valid)
+        assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
+        return queued

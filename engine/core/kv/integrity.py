@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.eviction import RankedPool
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import PrefixIndex
 from engine.core.sequence import Sequence
 
 
-def check_blocks(pool: BlockPool, index: PrefixIndex, block_size: int, sequences: list[Sequence]) -> None:
+def check_blocks(pool: Pool, index: PrefixIndex, block_size: int, sequences: list[Sequence]) -> None:
     """Prove the invariants, given all sequences that hold blocks of the device.
 
     Raises:
@@ -27,3 +28,5 @@ def check_blocks(pool: BlockPool, index: PrefixIndex, block_size: int, sequences
         private = sequence.block_table[sequence.num_registered_blocks :]
         assert not hash_of.keys() & private, "a private block is findable"
     index.check_integrity(hash_of, block_size)
+    if isinstance(pool, RankedPool):
+        assert {*pool.parents()} <= {*hash_of.values()}, "a cached block outlives its prefix"

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter, abc
 from typing import NamedTuple
 
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
 from engine.core.kv.prefix_match import Hit, PrefixMatch
 from engine.core.kv.tier import DEVICE, Tier, Transfer
@@ -94,7 +94,7 @@ class Offload:
             return match
         return match._replace(num_cached_tokens=match.num_cached_tokens + len(hits) * block_size, hits=hits)
 
-    def drop_unusable(self, match: PrefixMatch, pool: BlockPool, block_size: int) -> PrefixMatch:
+    def drop_unusable(self, match: PrefixMatch, pool: Pool, block_size: int) -> PrefixMatch:
         """`match` without its last block if that is coming and a token of it must be computed."""
         blocks, num_held = match.blocks, match.num_kept + len(match.blocks)
         if not blocks or blocks[-1] not in self._coming or match.num_cached_tokens == num_held * block_size:
@@ -106,7 +106,7 @@ class Offload:
         """Whether a sequence with this match is parked until transfers are done."""
         return bool(match.hits and self._overlaps) or not self._coming.isdisjoint(match.blocks)
 
-    def load(self, sequence: Sequence, hits: abc.Sequence[Hit], pool: BlockPool) -> list[Transfer]:
+    def load(self, sequence: Sequence, hits: abc.Sequence[Hit], pool: Pool) -> list[Transfer]:
         """Append blocks to the table of `sequence` into which `hits` are copied; there must be free ones."""
         for hit in reversed(hits):
             hit.tier.refresh(hit.block_hash)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from engine.core.displacement import make_way
-from engine.core.kv.block_pool import BlockPool
+from engine.core.kv.pool import Pool
 from engine.core.plan import StepDraft
 from engine.core.policy import BasePolicy, QueueView, nanoseconds
 from engine.core.preemption import Preemption
@@ -59,7 +59,7 @@ class Priority(BasePolicy):
     def _rank(self, sequence: Sequence) -> tuple[int, int]:
         return self._urgency(sequence), sequence.request.order
 
-    def _last_in_rank(self, running: Iterable[Sequence], spared: Sequence | None, pool: BlockPool) -> Sequence:
+    def _last_in_rank(self, running: Iterable[Sequence], spared: Sequence | None, pool: Pool) -> Sequence:
         return max(running, key=self._rank)
 
     def _outranks(self, head: Sequence, running: Collection[Sequence]) -> bool:

@@ -114,6 +114,8 @@ def test_timeline_areas_are_the_totals_of_the_tables() -> None:
     assert area["Preemptions"] == pytest.approx(summary["preemptions"])
     assert area["Running"] == pytest.approx(steps["num_running"] @ steps["duration"])
     assert area["Waiting"] == pytest.approx(steps["num_waiting"] @ steps["duration"])
+    wasted = steps["num_used_blocks"] * 16 - steps["num_kv_tokens"] + steps["num_external_slots"]
+    assert area["KV memory that holds no tokens"] == pytest.approx(100 * wasted @ steps["duration"] / 700 / 16)
     assert area["KV cache in use"] == pytest.approx(100 * steps["num_used_blocks"] @ steps["duration"] / 700)
 
 
@@ -122,7 +124,10 @@ def test_what_never_happened_is_said_instead_of_drawn() -> None:
     figure = draw_timeline(result, summary_of(result))
     assert figure is not None
     assert "no preemptions" in texts(figure) and "no waiting requests" in texts(figure)
-    assert len(figure.axes) == 4
+    assert len(figure.axes) == 5
+    older = replace(result, steps=result.steps.drop(columns=["num_kv_tokens", "num_reserved_slots"]))
+    figure = draw_timeline(older, summary_of(older))
+    assert figure is not None and len(figure.axes) == 4, "an earlier version did not record what slots are used for"
 
 
 def combined(**columns: list[Any]) -> pd.DataFrame:

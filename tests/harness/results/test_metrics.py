@@ -153,7 +153,8 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
     steps = result.steps.to_dict("records") if not math.isnan(start) else []
     if math.isnan(end) and steps:
         end = max(step["start_time"] + step["duration"] for step in steps)
-    area = dict.fromkeys(("num_used_blocks", "num_saved_blocks", "num_running", "num_waiting"), 0.0)
+    slots = ("num_kv_tokens", "num_reserved_slots", "num_external_slots")
+    area = dict.fromkeys(("num_used_blocks", "num_saved_blocks", "num_running", "num_waiting", *slots), 0.0)
     peak = dict.fromkeys(area, 0)
     num_steps = sequences = tokens = 0
     for step in steps:
@@ -172,6 +173,7 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
         "mean_batch_tokens": ratio(tokens, num_steps),
         "mean_kv_cache_usage": ratio(area["num_used_blocks"] / result.num_blocks, end - start),
         "max_kv_cache_usage": peak["num_used_blocks"] / result.num_blocks,
+        **reference_slots(area, result, end - start),
         "mean_saved_blocks": ratio(area["num_saved_blocks"], end - start),
         "saved_block_share": ratio(area["num_saved_blocks"], area["num_saved_blocks"] + area["num_used_blocks"]),
         "mean_running": ratio(area["num_running"], end - start),
@@ -179,6 +181,15 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
         "mean_waiting": ratio(area["num_waiting"], end - start),
         "max_waiting": peak["num_waiting"],
     }
+
+
+def reference_slots(area: dict[str, float], result: RunResult, duration: float) -> dict[str, float]:
+    tokens, reserved, external = area["num_kv_tokens"], area["num_reserved_slots"], area["num_external_slots"]
+    internal = area["num_used_blocks"] * result.block_size - tokens - reserved
+    shares = {"tokens": tokens, "reserved": reserved, "internal": internal, "external": external}
+    num_slots = result.num_blocks * result.block_size
+    out = {f"mean_kv_{name}": ratio(slots / num_slots, duration) for name, slots in shares.items()}
+    return {**out, "kv_waste": ratio(sum(shares.values()) - tokens, sum(shares.values()))}
 
 
 def ratio(part: float, whole: float) -> float:

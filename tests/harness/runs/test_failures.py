@@ -73,8 +73,8 @@ def test_a_failing_step_keeps_what_was_recorded(
     recorders: list[Recorder] = []
     make, execute = Recorder.__init__, LocalExecutor.execute
 
-    def remember(self: Recorder) -> None:
-        make(self)
+    def remember(self: Recorder, **options: bool) -> None:
+        make(self, **options)
         recorders.append(self)
 
     def fail_after_five(self: LocalExecutor, inputs: object) -> object:

@@ -219,8 +219,8 @@ def test_a_step_that_was_recorded_by_half_is_left_out(
 
     start = Recorder.__init__
 
-    def make(self: Recorder) -> None:
-        start(self)
+    def make(self: Recorder, **options: bool) -> None:
+        start(self, **options)
         setattr(self, buffer, Full("q"))
 
     monkeypatch.setattr(Recorder, "__init__", make)

@@ -19,6 +19,7 @@ from engine.core.decodes.interface import Decodes  # noqa: E402
 from engine.core.decodes.ragged import RaggedDecodes  # noqa: E402
 from engine.core.decodes.uniform import UniformDecodes  # noqa: E402
 from engine.core.hashing import extend_hashes  # noqa: E402
+from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler  # noqa: E402
@@ -53,15 +54,16 @@ LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
-    "start_time", "duration", "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk",
+    "num_kv_tokens", "num_reserved_slots", "num_external_slots", "start_time", "duration", "num_blocks_out",
+    "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk",
 ]  # fmt: skip
 
 
 class LoggingRecorder(Recorder):
     """Keeps when each request was issued, how long each plan took, and every token."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, *, reserves: bool = False) -> None:
+        super().__init__(reserves=reserves)
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
@@ -135,14 +137,16 @@ def run_real(
     lookahead: int,
     offload: OffloadOptions | None = None,
     speculation: NgramOptions | None = None,
+    contiguous: Contiguous | None = None,
 ) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
-                          load_format="random", host_kv_gib=HOST_BLOCKS * BLOCK_BYTES / GIB, host_gb_per_s=GB_PER_S,
-                          offload=offload is not None, overlap=offload is None or offload.overlap,
-                          speculation=speculation, **LIMITS, **asdict(options))  # fmt: skip
+                          load_format="random", host_kv_gib=0 if contiguous else HOST_BLOCKS * BLOCK_BYTES / GIB,
+                          host_gb_per_s=GB_PER_S, offload=offload is not None, contiguous=contiguous,
+                          overlap=offload is None or offload.overlap, speculation=speculation, **LIMITS,
+                          **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
-    recorder = LoggingRecorder()
+    recorder = LoggingRecorder(reserves=contiguous is not None)
     replace_beams = engine.scheduler.replace_beams
 
     def keep_parents(request: Request, parents: list[int]) -> None:
@@ -167,6 +171,7 @@ def run_twin(
     lookahead: int,
     offload: OffloadOptions | None = None,
     num_drafts: int | None = None,
+    contiguous: Contiguous | None = None,
 ) -> Recorder:
     """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans, and
     drafts that are accepted as they were there."""
@@ -180,8 +185,9 @@ def run_twin(
         return UniformDecodes(block_size) if num_drafts is None else RaggedDecodes(block_size, num_drafts, gained)
 
     scheduler = make_scheduler(
-        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, num_host_blocks=HOST_BLOCKS,
-        offload=offload, transfer_block_us=BLOCK_BYTES / (GB_PER_S * 1e3), make_decodes=make_decodes, **LIMITS,
+        options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, offload=offload,
+        num_host_blocks=0 if contiguous else HOST_BLOCKS, transfer_block_us=BLOCK_BYTES / (GB_PER_S * 1e3),
+        contiguous=contiguous, make_decodes=make_decodes, **LIMITS,
     )  # fmt: skip
 
     def make(order: int, arrival_ns: int) -> Request:
@@ -199,7 +205,7 @@ def run_twin(
     def parents_of(request: Request) -> list[int]:
         return real.parents[request.request_id].pop(0)
 
-    recorder = Recorder()
+    recorder = Recorder(reserves=contiguous is not None)
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
     router = RoundRobin(arrivals, make)
@@ -216,6 +222,7 @@ OPTIONS = {policy: SchedulerOptions(policy=policy) for policy in sorted(POLICIES
 OPTIONS["vllm"] = SchedulerOptions(
     watermark=0.0, allocation="chunk", eviction="lru", victim="last", full_hit="recompute_block"
 )
+OPTIONS |= {eviction: SchedulerOptions(eviction=eviction) for eviction in ("fifo", "lfu")}
 
 
 TOKENS: dict[int, list[int]] = {}  # of each request, generated in the first run
@@ -275,6 +282,20 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
         tokens = request.sequences[0].token_ids
         assert tokens and TOKENS.setdefault(row, tokens) == tokens, "what is generated hangs on who decodes beside it"
     assert measured.requests["replay_lag"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("rule", [Contiguous(), Contiguous("requested", "best", 60)], ids=lambda rule: rule.reserve)
+@pytest.mark.parametrize("lookahead", [1, 8])
+def test_the_simulator_repeats_the_reservations_of_a_real_run(rule: Contiguous, lookahead: int) -> None:
+    torch.set_num_threads(1)
+    trace, options = make_trace(), SchedulerOptions(enable_prefix_caching=False)
+    real = run_real(trace, options, 130, lookahead, contiguous=rule)
+    twin = run_twin(real, options, 130, lookahead, contiguous=rule).tables(trace, [])
+    measured = real.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    assert not measured.steps["num_preempted"].any() and measured.steps["num_external_slots"].any()
 
 
 @pytest.mark.parametrize("beams", [False, True])

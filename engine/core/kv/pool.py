@@ -1,0 +1,53 @@
+"""What the block manager asks of a pool of the device's blocks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+Evict = Callable[[list[int], list[int]], None]
+"""Is called with blocks that are taken and the hashes under which their content could be found."""
+
+
+class Pool(Protocol):
+    """Blocks, each free or held by one or several sequences.
+
+    Attributes:
+        num_free: blocks that nobody holds.
+        num_extra_references: references to blocks beyond the first to each.
+    """
+
+    num_free: int
+    num_extra_references: int
+
+    @property
+    def num_uncached(self) -> int:
+        """Free blocks, or fewer, that are taken before any whose content can be found."""
+
+    def take(self, count: int) -> list[int]:
+        """Take `count` blocks, which must be free; their content is lost."""
+
+    def hold(self, blocks: list[int]) -> None:
+        """Add a reference to each of `blocks`, which are held or cached."""
+
+    def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
+        """Drop a reference to every block of `table`, of which the first `num_hashed` can be found by these hashes."""
+
+    def drop_shared(self, block: int) -> None:
+        """Give up one of at least two references to a block."""
+
+    def is_queued(self, block: int) -> bool:
+        """Whether a block is free but its content can be found."""
+
+    def count_queued(self, blocks: list[int]) -> int:
+        """How many of `blocks` are."""
+
+    def is_shared(self, block: int) -> bool:
+        """Whether several sequences hold a block."""
+
+    def num_references(self, block: int) -> int:
+        """How many sequences hold a block that is held."""
+
+    def check_integrity(self, references: Counter[int]) -> dict[int, int]:
+        """Prove the invariants, given how often sequences refer to each block; returns the hashes of cached ones."""
