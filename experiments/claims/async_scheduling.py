@@ -66,7 +66,7 @@ def draw(data: Data) -> Figure:
 CLAIM = Claim(
     "Asynchronous scheduling hides the host's time",
     "Planning the next step while the device works on this one removes the scheduler from the critical path.",
-    "Srivatsa et al., Can scheduling overhead dominate LLM inference performance?, 2024; vLLM 0.14 makes it the default",
+    "Srivatsa et al., Can scheduling overhead dominate LLM inference performance?, 2024; the default of vLLM 0.19",
     measure,
     judge,
     draw,

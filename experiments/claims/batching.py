@@ -39,7 +39,9 @@ def measure(lab: Lab) -> Data:
 def _four_requests(folder: Path) -> Path:
     """Requests of 10 tokens with the output lengths of the claim."""
     path = folder / "four.csv"
-    pd.DataFrame({"arrival_time": 0.0, "num_prompt_tokens": 10, "num_output_tokens": _OUTPUTS}).to_csv(path, index=False)
+    pd.DataFrame({"arrival_time": 0.0, "num_prompt_tokens": 10, "num_output_tokens": _OUTPUTS}).to_csv(
+        path, index=False
+    )
     return path
 
 

@@ -21,7 +21,12 @@ def measure(lab: Lab) -> Data:
             data["h100"].append({"size": size, "seats": seats, "tokens_per_s": summary["output_throughput"],
                                  "running": summary["mean_running"], "preemptions": summary["preemptions"]})  # fmt: skip
     for size in _TINY_SIZES:
-        pool = (f"block_size={size}", f"num_blocks={_TINY_TOKENS // size}", "arrival=all_at_once", "trace.num_requests=96")
+        pool = (
+            f"block_size={size}",
+            f"num_blocks={_TINY_TOKENS // size}",
+            "arrival=all_at_once",
+            "trace.num_requests=96",
+        )
         for way, run in (("simulated", lab.predict), ("measured", lab.serve)):
             running = run(*TINY_TRAFFIC, *pool).summary["mean_running"]
             data["tiny"].append({"size": size, "way": way, "running": running})

@@ -20,7 +20,12 @@ _SHORT = (*_PROMPTS, "trace.prompt.mean=200", "trace.prompt.max=480", "trace.out
 def measure(lab: Lab) -> Data:
     data: Data = {"h100": [], "tiny": []}
     for budget in _BUDGETS:
-        limits = (f"max_num_batched_tokens={budget}", "scheduler.watermark=0", "arrival.rate=5", "trace.num_requests=1500")
+        limits = (
+            f"max_num_batched_tokens={budget}",
+            "scheduler.watermark=0",
+            "arrival.rate=5",
+            "trace.num_requests=1500",
+        )
         data["h100"].append({"budget": budget, **_latencies(lab.simulate(*_LONG, *limits).summary)})
     for budget in _TINY_BUDGETS:
         limits = (f"max_num_batched_tokens={budget}", "arrival.rate=6", "trace.num_requests=60")

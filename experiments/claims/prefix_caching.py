@@ -74,7 +74,9 @@ def draw(data: Data) -> Figure:
     grid[0][0].set_ylabel("mean TTFT, ms")
     for index, cached in enumerate((False, True)):
         times = [row["ttft_ms"] for row in data["tiny"] if row["cached"] == cached]
-        grid[0][2].bar([0.4 * index, 1 + 0.4 * index], times, 0.38, color=COLORS[index], label="on" if cached else "off")
+        grid[0][2].bar(
+            [0.4 * index, 1 + 0.4 * index], times, 0.38, color=COLORS[index], label="on" if cached else "off"
+        )
     grid[0][2].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
     grid[0][2].legend()
     head(grid[0][2], "Tiny model, CPU", "4 system prompts")
