@@ -34,8 +34,8 @@ def judge(data: Data) -> Verdict:
         "yes" if min(gains.values()) > 0 else "partly",
         f"Simulated throughput of a backlog on H100: {listed} (70B on 4 GPUs). Tiny: {tiny['measured']:+.0%} measured, "
         f"{tiny['simulated']:+.0%} simulated.",
-        "The gain is the host's share of a step: the larger the model or the batch, the smaller it is. A stop that could "
-        "not be foreseen costs one more slot. On the CPU the planner and the model share the same cores.",
+        "The gain is the host's share of a step: the larger the model or the batch, the smaller it is. A stop that "
+        "could not be foreseen costs one more slot. On the CPU the planner and the model share the same cores.",
     )
 
 
@@ -46,9 +46,14 @@ def _gain(rows: list[Data], key: str, value: str) -> float:
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Asynchronous scheduling", "Output tokens/s with each step planned while the one before it runs, relative to "
-        "planning after it; a backlog of requests", 1, 2, (8.0, 2.8), sharey=True,
-    )  # fmt: skip
+        "Asynchronous scheduling",
+        "Output tokens/s with each step planned while the one before it runs, relative to "
+        "planning after it; a backlog of requests",
+        1,
+        2,
+        (8.0, 2.8),
+        sharey=True,
+    )
     for axes, key, names, labels in (
         (grid[0][0], "model", _MODELS, _MODELS),
         (grid[0][1], "way", ("simulated", "measured"), ("SIMULATED", "MEASURED")),

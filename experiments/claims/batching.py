@@ -56,8 +56,8 @@ def judge(data: Data) -> Verdict:
         f"({four['tokens']} tokens in {four['steps']} steps of 4 slots). On a backlog of ShareGPT lengths continuous "
         f"batching brings {listed} seats times the tokens/s. Tiny: {tiny['measured']:.1f} times measured, "
         f"{tiny['simulated']:.1f} simulated.",
-        "With equal output lengths, or with one seat, there is nothing to gain. Our static batches drop what has ended, "
-        "so that idle slots cost a GPU almost nothing; an engine that computes them pays more.",
+        "With equal output lengths, or with one seat, there is nothing to gain. Our static batches drop what has "
+        "ended, so that idle slots cost a GPU almost nothing; an engine that computes them pays more.",
     )
 
 
@@ -68,9 +68,13 @@ def _gain(rows: list[Data], **where: object) -> float:
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Static and continuous batching", "ShareGPT lengths, all requests at once, Qwen3-8B on H100, SIMULATED; and "
-        "a tiny model on a CPU, SIMULATED and MEASURED", 1, 2, (8.0, 3.0),
-    )  # fmt: skip
+        "Static and continuous batching",
+        "ShareGPT lengths, all requests at once, Qwen3-8B on H100, SIMULATED; and "
+        "a tiny model on a CPU, SIMULATED and MEASURED",
+        1,
+        2,
+        (8.0, 3.0),
+    )
     left, right = grid[0]
     for index, policy in enumerate(_POLICIES):
         speeds = [row["tokens_per_s"] for row in data["sharegpt"] if row["policy"] == policy]

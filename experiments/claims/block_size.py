@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
@@ -19,7 +20,8 @@ def measure(lab: Lab) -> Data:
             pool = (f"block_size={size}", f"num_blocks={_POOL_TOKENS // size}", f"max_num_seqs={seats}")
             summary = lab.simulate(*BACKLOG, "trace.num_requests=3000", "max_model_len=8192", *pool).summary
             data["h100"].append({"size": size, "seats": seats, "tokens_per_s": summary["output_throughput"],
-                                 "running": summary["mean_running"], "preemptions": summary["preemptions"]})  # fmt: skip
+                                 "running": summary["mean_running"],
+                                 "preemptions": summary["preemptions"]})  # fmt: skip
     for size in _TINY_SIZES:
         pool = (
             f"block_size={size}",
@@ -40,19 +42,24 @@ def judge(data: Data) -> Verdict:
     listed = ", ".join(f"{share:.0%} with {seats}" for seats, share in lost.items())
     return Verdict(
         "yes",
-        f"A pool of {_POOL_TOKENS:,} tokens, a backlog of ShareGPT lengths: blocks of 256 in place of 16 cost {listed} "
-        f"seats. Tiny, a pool of {_TINY_TOKENS:,} tokens: {tiny['measured', 4]:.1f} sequences run with blocks of 4, "
-        f"{tiny['measured', 256]:.1f} with 256 measured, {tiny['simulated', 4]:.1f} and {tiny['simulated', 256]:.1f} simulated.",
-        "Where the seats, and not the pool, bound the batch the block size changes nothing; and a kernel that reads small "
-        "blocks more slowly is not modelled: here only capacity moves.",
+        f"A pool of {_POOL_TOKENS:,} tokens, a backlog of ShareGPT lengths: blocks of 256 in place of 16 cost "
+        f"{listed} seats. Tiny, a pool of {_TINY_TOKENS:,} tokens: {tiny['measured', 4]:.1f} sequences run with "
+        f"blocks of 4, {tiny['measured', 256]:.1f} with 256 measured, {tiny['simulated', 4]:.1f} and "
+        f"{tiny['simulated', 256]:.1f} simulated.",
+        "Where the seats, and not the pool, bound the batch the block size changes nothing; and a kernel that reads "
+        "small blocks more slowly is not modelled: here only capacity moves.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Block size and seats", f"A pool of {_POOL_TOKENS:,} tokens (Qwen3-8B on H100, SIMULATED), and of {_TINY_TOKENS:,} "
-        "(tiny model on a CPU); all requests at once", 1, 2, (8.0, 3.0),
-    )  # fmt: skip
+        "Block size and seats",
+        f"A pool of {_POOL_TOKENS:,} tokens (Qwen3-8B on H100, SIMULATED), and of {_TINY_TOKENS:,} "
+        "(tiny model on a CPU); all requests at once",
+        1,
+        2,
+        (8.0, 3.0),
+    )
     for index, seats in enumerate(_SEATS):
         rows = [row for row in data["h100"] if row["seats"] == seats]
         x, y = [row["size"] for row in rows], [row["tokens_per_s"] for row in rows]
@@ -75,7 +82,7 @@ def draw(data: Data) -> Figure:
     return figure
 
 
-def _block_axis(axes: Data, sizes: tuple[int, ...]) -> None:
+def _block_axis(axes: Axes, sizes: tuple[int, ...]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(sizes, map(str, sizes))
     axes.minorticks_off()

@@ -46,12 +46,13 @@ def judge(data: Data) -> Verdict:
     predicted = [tiny["simulated", _TINY_BUDGETS[0]], tiny["simulated", _TINY_BUDGETS[-1]]]
     return Verdict(
         "yes",
-        f"Simulated at 5 requests/s with prompts of 3,000 tokens: from {small['budget']:,} to {large['budget']:,} tokens "
-        f"the mean TTFT goes from {small['mean_ttft']:,.0f} to {large['mean_ttft']:,.0f} ms (least at {best['budget']:,}) "
-        f"and the p99 gap between tokens from {small['p99_itl']:.0f} to {large['p99_itl']:.0f} ms. Tiny, "
-        f"{_TINY_BUDGETS[0]} to {_TINY_BUDGETS[-1]} tokens: TTFT {ends[0]['mean_ttft']:.0f} to {ends[1]['mean_ttft']:.0f} ms, "
-        f"p99 gap {ends[0]['p99_itl']:.0f} to {ends[1]['p99_itl']:.0f} ms measured, TTFT {predicted[0]['mean_ttft']:.0f} "
-        f"to {predicted[1]['mean_ttft']:.0f}, gap {predicted[0]['p99_itl']:.0f} to {predicted[1]['p99_itl']:.0f} simulated.",
+        f"Simulated at 5 requests/s with prompts of 3,000 tokens: from {small['budget']:,} to {large['budget']:,} "
+        f"tokens the mean TTFT goes from {small['mean_ttft']:,.0f} to {large['mean_ttft']:,.0f} ms (least at "
+        f"{best['budget']:,}) and the p99 gap between tokens from {small['p99_itl']:.0f} to {large['p99_itl']:.0f} "
+        f"ms. Tiny, {_TINY_BUDGETS[0]} to {_TINY_BUDGETS[-1]} tokens: TTFT {ends[0]['mean_ttft']:.0f} to "
+        f"{ends[1]['mean_ttft']:.0f} ms, p99 gap {ends[0]['p99_itl']:.0f} to {ends[1]['p99_itl']:.0f} ms measured, "
+        f"TTFT {predicted[0]['mean_ttft']:.0f} to {predicted[1]['mean_ttft']:.0f}, gap {predicted[0]['p99_itl']:.0f} "
+        f"to {predicted[1]['p99_itl']:.0f} simulated.",
         "Above the longest prompts a larger budget changes little. Below the point where a step is bound by arithmetic "
         "a smaller chunk costs throughput, and at high load both latencies.",
     )
@@ -59,9 +60,12 @@ def judge(data: Data) -> Verdict:
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "The token budget of a step", "Chunked prefill (mixed): a point per max_num_batched_tokens. Hollow: SIMULATED, "
-        "filled: MEASURED", 1, 2, (8.0, 3.2),
-    )  # fmt: skip
+        "The token budget of a step",
+        "Chunked prefill (mixed): a point per max_num_batched_tokens. Hollow: SIMULATED, filled: MEASURED",
+        1,
+        2,
+        (8.0, 3.2),
+    )
     _curve(grid[0][0], data["h100"], COLORS[0], simulated=True)
     head(grid[0][0], "Qwen3-8B on H100", "5 requests/s, prompts of 3,000 tokens")
     for color, way in zip(COLORS, ("simulated", "measured"), strict=False):
@@ -84,7 +88,8 @@ def _curve(axes: Any, rows: list[Data], color: str, *, simulated: bool) -> None:
 
 CLAIM = Claim(
     "The chunk size trades TTFT for TPOT",
-    "Small prefill chunks keep the gaps between tokens short and make the first token late; large chunks do the reverse.",
+    "Small prefill chunks keep the gaps between tokens short and make the first token late; large chunks do the "
+    "reverse.",
     "Agrawal et al., Sarathi-Serve, OSDI 2024",
     measure,
     judge,

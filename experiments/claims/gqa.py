@@ -45,21 +45,25 @@ def judge(data: Data) -> Verdict:
         "yes",
         f"2 x 32 layers x 32 heads x 128 x 2 bytes x 256 x 1,000 slots = {mha / 1e9:.1f} GB with 32 KV heads, "
         f"{gqa / 1e9:.1f} GB with 8: {1 - gqa / mha:.0%} less. On an H100 the pool holds "
-        f"{served[32]['pool_tokens']:,} tokens or {served[8]['pool_tokens']:,}, and a backlog of ShareGPT lengths keeps "
-        f"{served[32]['running']:.0f} or {served[8]['running']:.0f} sequences running, at {served[32]['tokens_per_s']:,.0f} "
-        f"or {served[8]['tokens_per_s']:,.0f} tokens/s. Tiny, pools of equal bytes, 4 KV heads against 1: "
-        f"{tiny['measured', 4]:.1f} against {tiny['measured', 1]:.1f} running measured, {tiny['simulated', 4]:.1f} against "
-        f"{tiny['simulated', 1]:.1f} simulated.",
-        "Sources that give 1 GB for the cache of 32 heads are wrong. The batch grows until seats, arrivals or arithmetic "
-        "bound it; tensor parallelism beyond the number of KV heads copies them and saves nothing more.",
+        f"{served[32]['pool_tokens']:,} tokens or {served[8]['pool_tokens']:,}, and a backlog of ShareGPT lengths "
+        f"keeps {served[32]['running']:.0f} or {served[8]['running']:.0f} sequences running, at "
+        f"{served[32]['tokens_per_s']:,.0f} or {served[8]['tokens_per_s']:,.0f} tokens/s. Tiny, pools of equal bytes, "
+        f"4 KV heads against 1: {tiny['measured', 4]:.1f} against {tiny['measured', 1]:.1f} running measured, "
+        f"{tiny['simulated', 4]:.1f} against {tiny['simulated', 1]:.1f} simulated.",
+        "Sources that give 1 GB for the cache of 32 heads are wrong. The batch grows until seats, arrivals or "
+        "arithmetic bound it; tensor parallelism beyond the number of KV heads copies them and saves nothing more.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "KV heads and the size of the KV cache", "32 layers, head_dim 128, 1,000 blocks of 256 tokens, 16 bits; and the "
-        "batch that fits an H100 (SIMULATED) and equal bytes of a tiny model on a CPU", 1, 3, (8.6, 2.8),
-    )  # fmt: skip
+        "KV heads and the size of the KV cache",
+        "32 layers, head_dim 128, 1,000 blocks of 256 tokens, 16 bits; and the "
+        "batch that fits an H100 (SIMULATED) and equal bytes of a tiny model on a CPU",
+        1,
+        3,
+        (8.6, 2.8),
+    )
     sizes = [data["derived"][str(heads)] / 1e9 for heads in _KV_HEADS]
     bars = grid[0][0].bar(range(len(sizes)), sizes, color=COLORS[0])
     grid[0][0].bar_label(bars, [f"{size:.0f}" for size in sizes], fontsize=8)

@@ -56,16 +56,19 @@ def judge(data: Data) -> Verdict:
     return Verdict(
         "yes",
         " ".join(parts),
-        "What the traffic repeats bounds the hits; beyond that memory brings nothing. A hit from a slow tier is worth less "
-        "than computing a short prompt again.",
+        "What the traffic repeats bounds the hits; beyond that memory brings nothing. A hit from a slow tier is "
+        "worth less than computing a short prompt again.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "KV blocks in host memory", "Blocks that leave the device's prefix cache go to the host and come back with hits", 1, 2,
+        "KV blocks in host memory",
+        "Blocks that leave the device's prefix cache go to the host and come back with hits",
+        1,
+        2,
         (8.0, 2.9),
-    )  # fmt: skip
+    )
     if rows := data["mooncake"]:
         left = grid[0][0]
         bars = left.bar(range(len(rows)), [100 * row["hit_rate"] for row in rows], 0.6, color=COLORS[0])
@@ -85,8 +88,8 @@ def draw(data: Data) -> Figure:
 
 CLAIM = Claim(
     "Host memory behind the KV cache raises the hits of conversations",
-    "Conversations come back after their blocks were evicted; keeping evicted blocks in host memory turns these misses into "
-    "hits.",
+    "Conversations come back after their blocks were evicted; keeping evicted blocks in host memory turns these "
+    "misses into hits.",
     "Gao et al., CachedAttention, USENIX ATC 2024; Qin et al., Mooncake, FAST 2025",
     measure,
     judge,

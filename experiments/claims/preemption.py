@@ -20,7 +20,8 @@ def measure(lab: Lab) -> Data:
             settings = (*BACKLOG, "trace.num_requests=2000", *pool, *_mode(mode))
             summary = lab.simulate(*settings).summary
             data["h100"].append({"mode": mode, "size": size, "tokens_per_s": summary["output_throughput"],
-                                 "preemptions": summary["preemptions"], "recomputed": summary["recomputed_tokens"]})  # fmt: skip
+                                 "preemptions": summary["preemptions"],
+                                 "recomputed": summary["recomputed_tokens"]})  # fmt: skip
     pool = ("num_blocks=90", "scheduler.watermark=0", "arrival=all_at_once", "trace.num_requests=96")
     for mode in ("recompute", "partial", "swap"):
         for way, run in (("simulated", lab.predict), ("measured", lab.serve)):
@@ -44,10 +45,10 @@ def judge(data: Data) -> Verdict:
     kept = ", ".join(f"{partial[size]:+.1%} ({size})" for size in _SIZES)
     return Verdict(
         "yes" if gains[_SIZES[-1]] >= gains[_SIZES[0]] else "partly",
-        f"A pool of 40,960 tokens, a backlog of ShareGPT lengths, simulated throughput relative to recomputation by block "
-        f"size: swap {listed}; a kept prefix {kept}. Tiny: {tiny['measured', 'recompute']['recomputed']:,} tokens are "
-        f"computed again measured, {tiny['simulated', 'recompute']['recomputed']:,} simulated; with a kept prefix "
-        f"{tiny['measured', 'partial']['recomputed']:,} and {tiny['simulated', 'partial']['recomputed']:,}.",
+        "A pool of 40,960 tokens, a backlog of ShareGPT lengths, simulated throughput relative to recomputation by "
+        f"block size: swap {listed}; a kept prefix {kept}. Tiny: {tiny['measured', 'recompute']['recomputed']:,} "
+        f"tokens are computed again measured, {tiny['simulated', 'recompute']['recomputed']:,} simulated; with a kept "
+        f"prefix {tiny['measured', 'partial']['recomputed']:,} and {tiny['simulated', 'partial']['recomputed']:,}.",
         "The link decides: swapping pays where a block moves faster than its tokens are computed again. Our link is "
         "priced by bytes alone; small blocks cost a real one more per byte, so the claim's crossover is not seen here.",
     )
@@ -55,9 +56,13 @@ def judge(data: Data) -> Verdict:
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Preemption under pressure", "Output tokens/s of a backlog of ShareGPT lengths in a pool of 40,960 tokens (Qwen3-8B on "
-        "H100, SIMULATED), and of a tiny model on a CPU", 1, 2, (8.0, 3.0),
-    )  # fmt: skip
+        "Preemption under pressure",
+        "Output tokens/s of a backlog of ShareGPT lengths in a pool of 40,960 tokens (Qwen3-8B on "
+        "H100, SIMULATED), and of a tiny model on a CPU",
+        1,
+        2,
+        (8.0, 3.0),
+    )
     for index, mode in enumerate(_MODES):
         rows = [row for row in data["h100"] if row["mode"] == mode]
         places = [place + 0.2 * index for place in range(len(rows))]

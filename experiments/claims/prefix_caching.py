@@ -47,23 +47,26 @@ def judge(data: Data) -> Verdict:
     tiny = {(row["way"], row["cached"]): row for row in data["tiny"]}
     measured, simulated = tiny["measured", True], tiny["simulated", True]
     parts.append(
-        f"Tiny, 4 system prompts: hit rate {measured['hit_rate']:.0%} measured and {simulated['hit_rate']:.0%} simulated, "
-        f"TTFT {tiny['measured', False]['ttft_ms']:.0f} to {measured['ttft_ms']:.0f} ms measured, "
+        f"Tiny, 4 system prompts: hit rate {measured['hit_rate']:.0%} measured and {simulated['hit_rate']:.0%} "
+        f"simulated, TTFT {tiny['measured', False]['ttft_ms']:.0f} to {measured['ttft_ms']:.0f} ms measured, "
         f"{tiny['simulated', False]['ttft_ms']:.0f} to {simulated['ttft_ms']:.0f} simulated."
     )
     return Verdict(
         "yes",
         " ".join(parts),
-        "The hit rate of recorded conversations is bounded by the pool: blocks that are evicted before the next turn do "
-        "not hit (see the offload tiers). Without repeated prefixes there is nothing to gain, and nothing to lose.",
+        "The hit rate of recorded conversations is bounded by the pool: blocks that are evicted before the next turn "
+        "do not hit (see the offload tiers). Without repeated prefixes there is nothing to gain, and nothing to lose.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Prefix caching", "Mean TTFT without and with it. H100: SIMULATED; tiny model on a CPU: SIMULATED and MEASURED",
-        1, 3, (8.6, 2.8),
-    )  # fmt: skip
+        "Prefix caching",
+        "Mean TTFT without and with it. H100: SIMULATED; tiny model on a CPU: SIMULATED and MEASURED",
+        1,
+        3,
+        (8.6, 2.8),
+    )
     for axes, key, title in zip(grid[0], ("mooncake", "shared"), ("Mooncake", "System prompts"), strict=False):
         rows = data[key]
         if rows:
@@ -85,8 +88,8 @@ def draw(data: Data) -> Figure:
 
 CLAIM = Claim(
     "Prefix caching saves prefill on real conversations",
-    "A large share of the prompt tokens of conversations and of shared system prompts is computed before; keeping their "
-    "KV shortens the time to the first token several times.",
+    "A large share of the prompt tokens of conversations and of shared system prompts is computed before; keeping "
+    "their KV shortens the time to the first token several times.",
     "Zheng et al., SGLang, 2024; Qin et al., Mooncake, FAST 2025",
     measure,
     judge,

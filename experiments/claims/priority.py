@@ -21,9 +21,9 @@ def measure(lab: Lab) -> Data:
             load = (f"arrival.rate={rate}", "trace.num_requests=3000", "max_num_seqs=128")
             outcome = lab.simulate(*lengths, *load, f"scheduler={policy}", *queue)
             data["h100"].append({"policy": policy, "rate": rate, **_by_class(outcome)})
-        load = ("arrival.rate=25", "trace.num_requests=120", "max_num_seqs=8", "max_num_batched_tokens=512")
+        crowd = ("arrival.rate=25", "trace.num_requests=120", "max_num_seqs=8", "max_num_batched_tokens=512")
         for way, run in (("simulated", lab.predict), ("measured", lab.serve)):
-            outcome = run(*TINY_TRAFFIC, _CLASSES, *load, f"scheduler={policy}", *queue)
+            outcome = run(*TINY_TRAFFIC, _CLASSES, *crowd, f"scheduler={policy}", *queue)
             data["tiny"].append({"policy": policy, "way": way, **_by_class(outcome)})
     return data
 
@@ -42,12 +42,12 @@ def judge(data: Data) -> Verdict:
     tiny = {(row["way"], row["policy"]): row for row in data["tiny"]}
     return Verdict(
         "yes",
-        f"A tenth of the requests is urgent, 40 requests/s, simulated: their p99 TTFT falls from "
-        f"{top['mixed']['urgent_p99_ms']:,.0f} to {top['priority']['urgent_p99_ms']:,.0f} ms, that of the others goes from "
-        f"{top['mixed']['others_p99_ms']:,.0f} to {top['priority']['others_p99_ms']:,.0f} ms, the throughput from "
-        f"{top['mixed']['tokens_per_s']:,.0f} to {top['priority']['tokens_per_s']:,.0f} tokens/s. Tiny: urgent "
-        f"{tiny['measured', 'mixed']['urgent_p99_ms']:,.0f} to {tiny['measured', 'priority']['urgent_p99_ms']:,.0f} ms "
-        f"measured, {tiny['simulated', 'mixed']['urgent_p99_ms']:,.0f} to "
+        "A tenth of the requests is urgent, 40 requests/s, simulated: their p99 TTFT falls from "
+        f"{top['mixed']['urgent_p99_ms']:,.0f} to {top['priority']['urgent_p99_ms']:,.0f} ms, that of the others goes "
+        f"from {top['mixed']['others_p99_ms']:,.0f} to {top['priority']['others_p99_ms']:,.0f} ms, the throughput "
+        f"from {top['mixed']['tokens_per_s']:,.0f} to {top['priority']['tokens_per_s']:,.0f} tokens/s. Tiny: urgent "
+        f"{tiny['measured', 'mixed']['urgent_p99_ms']:,.0f} to {tiny['measured', 'priority']['urgent_p99_ms']:,.0f} "
+        f"ms measured, {tiny['simulated', 'mixed']['urgent_p99_ms']:,.0f} to "
         f"{tiny['simulated', 'priority']['urgent_p99_ms']:,.0f} simulated.",
         "Below saturation nobody waits and the classes are alike. With many urgent requests they wait for one another; "
         "what they displace is computed again.",
@@ -56,9 +56,12 @@ def judge(data: Data) -> Verdict:
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Priority classes", "p99 TTFT of urgent requests (a tenth) and of the others, first come first served (grey) and by "
-        "priority", 1, 2, (8.0, 3.2),
-    )  # fmt: skip
+        "Priority classes",
+        "p99 TTFT of urgent requests (a tenth) and of the others, first come first served (grey) and by priority",
+        1,
+        2,
+        (8.0, 3.2),
+    )
     rates = sorted({row["rate"] for row in data["h100"]})
     for color, name in zip(COLORS, ("urgent", "others"), strict=False):
         for policy, style in (("mixed", ":"), ("priority", "-")):

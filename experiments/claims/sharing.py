@@ -49,19 +49,23 @@ def judge(data: Data) -> Verdict:
         "partly",
         f"Simulated, 2, 4 and 6 sequences, blocks of 16: parallel sampling saves {span('Alpaca', 'n')} (Alpaca's mean "
         f"lengths) and {span('ShareGPT', 'n')} (ShareGPT's) of the blocks, beams {span('Alpaca', 'beam_width')} and "
-        f"{span('ShareGPT', 'beam_width')}. Tiny, 4 samples: {tiny['measured', 4]:.0%} measured, {tiny['simulated', 4]:.0%} "
-        "simulated.",
-        "What samples save is the prompt, so it shrinks as outputs grow. What beams save hangs on how often one replaces "
-        "another: in simulation that is a probability (trace.beam_replacement) which was set so that ShareGPT's figure is "
-        "repeated, so that figure proves nothing.",
+        f"{span('ShareGPT', 'beam_width')}. Tiny, 4 samples: {tiny['measured', 4]:.0%} measured, "
+        f"{tiny['simulated', 4]:.0%} simulated.",
+        "What samples save is the prompt, so it shrinks as outputs grow. What beams save hangs on how often one "
+        "replaces another: in simulation that is a probability (trace.beam_replacement) which was set so that "
+        "ShareGPT's figure is repeated, so that figure proves nothing.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Blocks saved by sharing", "Share of the blocks that would be in use without sharing, blocks of 16. SIMULATED, and a "
-        "tiny model on a CPU", 1, 3, (8.6, 2.8), sharey=True,
-    )  # fmt: skip
+        "Blocks saved by sharing",
+        "Share of the blocks that would be in use without sharing, blocks of 16. SIMULATED, and a tiny model on a CPU",
+        1,
+        3,
+        (8.6, 2.8),
+        sharey=True,
+    )
     for axes, key, title in zip(grid[0], ("n", "beam_width"), ("Parallel sampling", "Beams"), strict=False):
         for color, name in zip(COLORS, _SETS, strict=False):
             rows = [row for row in data["simulated"] if (row["set"], row["key"]) == (name, key)]
@@ -83,8 +87,8 @@ def draw(data: Data) -> Figure:
 
 CLAIM = Claim(
     "Samples and beams share up to 55 % of the blocks",
-    "Copy-on-write saves 6 to 10 % of the blocks for parallel sampling and 38 to 55 % for beams on Alpaca, 16 to 31 % and "
-    "44 to 66 % on ShareGPT.",
+    "Copy-on-write saves 6 to 10 % of the blocks for parallel sampling and 38 to 55 % for beams on Alpaca, 16 to 31 "
+    "% and 44 to 66 % on ShareGPT.",
     "Kwon et al., PagedAttention, SOSP 2023, section 6.3 and figure 15",
     measure,
     judge,

@@ -29,10 +29,10 @@ def measure(lab: Lab) -> Data:
             summary = lab.simulate(*load, *drafts).summary
             data["h100"].append({"batch": batch, "rate": rate, "gain": summary["output_throughput"] / plain,
                                  "tokens": summary["mean_tokens_per_decode"]})  # fmt: skip
-    load = (*TINY_TRAFFIC, "arrival=all_at_once", "trace.num_requests=48")
+    backlog = (*TINY_TRAFFIC, "arrival=all_at_once", "trace.num_requests=48")
     for seats in (1, 8, 32):
-        plain = lab.serve(*load, f"max_num_seqs={seats}").summary["output_throughput"]
-        drafted = lab.serve(*load, f"max_num_seqs={seats}", "speculation=ngram").summary
+        plain = lab.serve(*backlog, f"max_num_seqs={seats}").summary["output_throughput"]
+        drafted = lab.serve(*backlog, f"max_num_seqs={seats}", "speculation=ngram").summary
         accepted = drafted["draft_acceptance_rate"] or 0.0
         data["tiny"].append({"seats": seats, "gain": drafted["output_throughput"] / plain, "accepted": accepted})
     return data
@@ -44,20 +44,26 @@ def judge(data: Data) -> Verdict:
     ends = [gains[batch, 0.7] for batch in (_BATCHES[0], _BATCHES[-1])]
     return Verdict(
         "yes" if ends[0] > ends[1] else "no",
-        f"Simulated with {_DRAFTS} drafts that are each accepted with probability 0.7: {ends[0]:.2f} times the tokens/s with "
-        f"one request at a time, {ends[1]:.2f} times with {_BATCHES[-1]}; with 0.4, {gains[_BATCHES[0], 0.4]:.2f} and "
-        f"{gains[_BATCHES[-1], 0.4]:.2f}. Tiny, n-gram drafts of random weights: {tiny[1]['accepted']:.0%} accepted, "
-        f"{tiny[1]['gain']:.2f} times with one seat, {tiny[32]['gain']:.2f} with 32, measured.",
-        "Verifying drafts is free while a step is bound by reading weights. Where it is bound by arithmetic, rejected drafts "
-        "cost what accepted ones bring. Random weights repeat little, so the tiny model shows the cost, not the gain.",
+        f"Simulated with {_DRAFTS} drafts that are each accepted with probability 0.7: {ends[0]:.2f} times the "
+        f"tokens/s with one request at a time, {ends[1]:.2f} times with {_BATCHES[-1]}; with 0.4, "
+        f"{gains[_BATCHES[0], 0.4]:.2f} and {gains[_BATCHES[-1], 0.4]:.2f}. Tiny, n-gram drafts of random weights: "
+        f"{tiny[1]['accepted']:.0%} accepted, {tiny[1]['gain']:.2f} times with one seat, {tiny[32]['gain']:.2f} with "
+        "32, measured.",
+        "Verifying drafts is free while a step is bound by reading weights. Where it is bound by arithmetic, "
+        "rejected drafts cost what accepted ones bring. Random weights repeat little, so the tiny model shows the "
+        "cost, not the gain.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "Speculative decoding by load", f"Throughput relative to plain decoding; {_DRAFTS} drafts per step. Qwen3-8B on H100, "
-        "SIMULATED; a tiny model on a CPU with n-gram drafts, MEASURED", 1, 2, (8.0, 3.0),
-    )  # fmt: skip
+        "Speculative decoding by load",
+        f"Throughput relative to plain decoding; {_DRAFTS} drafts per step. Qwen3-8B on H100, "
+        "SIMULATED; a tiny model on a CPU with n-gram drafts, MEASURED",
+        1,
+        2,
+        (8.0, 3.0),
+    )
     for color, rate in zip(COLORS, _RATES, strict=False):
         rows = [row for row in data["h100"] if row["rate"] == rate]
         grid[0][0].plot([row["batch"] for row in rows], [row["gain"] for row in rows], "o-", color=color,
@@ -79,7 +85,8 @@ def draw(data: Data) -> Figure:
 
 CLAIM = Claim(
     "Speculation pays at low load and not at high load",
-    "Verifying several drafted tokens costs about one step while decoding is bound by memory; in large batches it is not.",
+    "Verifying several drafted tokens costs about one step while decoding is bound by memory; in large batches it is "
+    "not.",
     "Leviathan et al., ICML 2023; Liu et al., Optimizing speculative decoding for serving with goodput, 2024",
     measure,
     judge,

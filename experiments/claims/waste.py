@@ -62,23 +62,27 @@ def judge(data: Data) -> Verdict:
     tiny = {(row["way"], row["allocator"]): row["waste"] for row in data["tiny"]}
     wasted = ", ".join(f"{opt[name]['waste']:.0%} ({name})" for name in RESERVATIONS.values())
     paged = ", ".join(f"{opt[f'pages of {size}']['waste']:.1%} (pages of {size})" for size in _PAGES)
-    holds = 0.6 <= opt["max_model_len"]["waste"] and opt["pages of 16"]["waste"] < 0.04
+    holds = opt["max_model_len"]["waste"] >= 0.6 and opt["pages of 16"]["waste"] < 0.04
     return Verdict(
         "yes" if holds else "partly",
-        f"OPT-13B, ShareGPT lengths, 15,728 slots, simulated, share of the taken slots that holds no token: {wasted} for "
-        f"contiguous reservations; {paged} for paging. Tiny: max_model_len {tiny['measured', 'max_model_len']:.0%} measured "
-        f"and {tiny['simulated', 'max_model_len']:.0%} simulated, pages of 16 {tiny['measured', 'pages of 16']:.1%} and "
-        f"{tiny['simulated', 'pages of 16']:.1%}.",
-        "The waste of paging is half a block per sequence: with short sequences or large pages it is no longer small. A "
-        "reservation wastes what a request could have used but did not, so the waste hangs on max_model_len.",
+        f"OPT-13B, ShareGPT lengths, 15,728 slots, simulated, share of the taken slots that holds no token: {wasted} "
+        f"for contiguous reservations; {paged} for paging. Tiny: max_model_len "
+        f"{tiny['measured', 'max_model_len']:.0%} measured and {tiny['simulated', 'max_model_len']:.0%} simulated, "
+        f"pages of 16 {tiny['measured', 'pages of 16']:.1%} and {tiny['simulated', 'pages of 16']:.1%}.",
+        "The waste of paging is half a block per sequence: with short sequences or large pages it is no longer "
+        "small. A reservation wastes what a request could have used but did not, so the waste hangs on max_model_len.",
     )
 
 
 def draw(data: Data) -> Figure:
     figure, grid = panels(
-        "What KV memory is used for", "Shares of the pool over time; OPT-13B with ShareGPT lengths, SIMULATED; and a tiny "
-        "model on a CPU, left bar SIMULATED, right bar MEASURED", 2, 1, (8.0, 5.6),
-    )  # fmt: skip
+        "What KV memory is used for",
+        "Shares of the pool over time; OPT-13B with ShareGPT lengths, SIMULATED; and a tiny "
+        "model on a CPU, left bar SIMULATED, right bar MEASURED",
+        2,
+        1,
+        (8.0, 5.6),
+    )
     colors = (COLORS[0], COLORS[4], COLORS[1], LIGHT)
     for axes, rows in ((grid[0][0], data["opt"]), (grid[1][0], data["tiny"])):
         labels = list(dict.fromkeys(row["allocator"] for row in rows))
