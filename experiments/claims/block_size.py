@@ -23,14 +23,9 @@ def measure(lab: Lab) -> Data:
                                  "running": summary["mean_running"],
                                  "preemptions": summary["preemptions"]})  # fmt: skip
     for size in _TINY_SIZES:
-        pool = (
-            f"block_size={size}",
-            f"num_blocks={_TINY_TOKENS // size}",
-            "arrival=all_at_once",
-            "trace.num_requests=96",
-        )
+        load = [f"block_size={size}", f"num_blocks={_TINY_TOKENS // size}", "arrival=all_at_once"]
         for way, run in (("simulated", lab.predict), ("measured", lab.serve)):
-            running = run(*TINY_TRAFFIC, *pool).summary["mean_running"]
+            running = run(*TINY_TRAFFIC, "trace.num_requests=96", *load).summary["mean_running"]
             data["tiny"].append({"size": size, "way": way, "running": running})
     return data
 

@@ -28,9 +28,9 @@ def measure(lab: Lab) -> Data:
         )
         data["h100"].append({"budget": budget, **_latencies(lab.simulate(*_LONG, *limits).summary)})
     for budget in _TINY_BUDGETS:
-        limits = (f"max_num_batched_tokens={budget}", "arrival.rate=6", "trace.num_requests=60")
+        load = (f"max_num_batched_tokens={budget}", "arrival.rate=6", "trace.num_requests=60")
         for way, run in (("simulated", lab.predict), ("measured", lab.serve)):
-            data["tiny"].append({"budget": budget, "way": way, **_latencies(run(*_SHORT, *limits).summary)})
+            data["tiny"].append({"budget": budget, "way": way, **_latencies(run(*_SHORT, *load).summary)})
     return data
 
 
@@ -79,7 +79,7 @@ def _curve(axes: Any, rows: list[Data], color: str, *, simulated: bool) -> None:
     axes.plot(x, y, **marker(simulated, color), markersize=5)
     for row, left, top in zip(rows, x, y, strict=True):
         axes.annotate(f"{row['budget']:,}", (left, top), (5, 3), textcoords="offset points", fontsize=7)
-    low_x, high_x, low_y, high_y = *axes.dataLim.intervalx, *axes.dataLim.intervaly
+    (low_x, high_x), (low_y, high_y) = axes.dataLim.intervalx, axes.dataLim.intervaly
     log_axis(axes, "x", low_x / 1.3, high_x * 1.3, num_ticks=5)
     log_axis(axes, "y", low_y / 1.3, high_y * 1.3, num_ticks=5)
     axes.set_xlabel("mean TTFT, ms")
