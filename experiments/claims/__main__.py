@@ -1,0 +1,85 @@
+"""Do the well-known claims about LLM serving hold here, and where do they stop?
+
+    python -m experiments.claims                  all claims, about 15 minutes on two cores; needs torch
+    python -m experiments.claims batching gqa     some of them; the figures of the others are kept
+    python -m experiments.claims --list           their names
+    python -m experiments.claims --render         the table and the figures again, from the stored figures
+
+Each claim is a file of this folder. It is tried in simulation, of a GPU and of a tiny model, and with that tiny model
+in the real engine on this machine's CPU. Writes experiments/results/claims.json, docs/claims/<name>.png and
+experiments/claims/README.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import tempfile
+import time
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from experiments import RESULTS, ROOT
+from experiments.claims.claim import Claim
+from experiments.claims.lab import Lab
+from experiments.claims.page import FIGURES, write_page
+from harness.plots.style import save
+from harness.results.environment import environment
+from harness.results.files import write_whole
+
+NAMES = ("batching", "chunk_size", "gqa")
+STORE = RESULTS / "claims.json"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="claim")
+    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--render", action="store_true")
+    args = parser.parse_args()
+    if unknown := sorted({*args.names} - {*NAMES}):
+        parser.error(f"no claim {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    os.chdir(ROOT)
+    claims = {name: claim_of(name) for name in NAMES}
+    if args.list:
+        for name, claim in claims.items():
+            print(f"{name:18} {claim.title}")
+        return
+    stored: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
+    if not args.render:
+        for name in args.names or NAMES:
+            print(name, end=" ", flush=True)
+            stored[name] = measured(claims[name])
+            print(f"{stored[name]['seconds']} s", flush=True)
+            text = json.dumps(stored, indent=1) + "\n"
+            write_whole(STORE, lambda path, text=text: path.write_text(text))  # type: ignore[misc]
+    known = {name: claim for name, claim in claims.items() if name in stored}
+    for name, claim in known.items():
+        save(claim.draw(stored[name]["data"]), FIGURES / f"{name}.png")
+    write_page(known, stored)
+
+
+def claim_of(name: str) -> Claim:
+    claim = import_module(f"experiments.claims.{name}").CLAIM
+    assert isinstance(claim, Claim)
+    return claim
+
+
+def measured(claim: Claim) -> dict[str, Any]:
+    """What a claim measures, with when and on what machine."""
+    start = time.perf_counter()
+    with tempfile.TemporaryDirectory() as scratch:
+        data = claim.measure(Lab(Path(scratch)))
+    return {
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(time.perf_counter() - start),
+        "environment": environment(),
+        "data": data,
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""KV tiers behind the device on recorded conversations."""
+
+from __future__ import annotations
+
+from matplotlib.figure import Figure
+
+from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.lab import Lab
+from experiments.claims.prefix_caching import MOONCAKE
+from harness.plots.style import COLORS, head, panels
+
+_GIB = (0, 64, 256, 1024)
+
+
+def measure(lab: Lab) -> Data:
+    data: Data = {"mooncake": [], "tiny": []}
+    if MOONCAKE.exists():
+        trace = ("trace=mooncake", f"trace.path={MOONCAKE}", "arrival=trace", "trace.limit=4000", "block_size=512")
+        node = ("model=llama-3.1-70b", "quantization=fp8", "tensor_parallel_size=4", "device=h100-80gb")
+        for gib in _GIB:
+            summary = lab.simulate(*trace, *node, *_tier(gib)).summary
+            data["mooncake"].append({"gib": gib, "hit_rate": summary["prefix_cache_hit_rate"],
+                                     "ttft_ms": summary["mean_ttft_ms"]})  # fmt: skip
+    chats = (
+        "trace=shared_prefix", "trace.num_requests=80", "trace.num_prefixes=12", "trace.prefix_tokens=320",
+        "trace.suffix.low=16", "trace.suffix.high=64", "trace.output.low=8", "trace.output.high=24", "arrival.rate=4",
+        "num_blocks=130",
+    )  # fmt: skip
+    for gib in (0, 1):
+        for way, run in (("simulated", lab.predict), ("measured", lab.serve)):
+            summary = run(*chats, *_tier(gib)).summary
+            data["tiny"].append({"gib": gib, "way": way, "hit_rate": summary["prefix_cache_hit_rate"],
+                                 "ttft_ms": summary["mean_ttft_ms"]})  # fmt: skip
+    return data
+
+
+def _tier(gib: int) -> list[str]:
+    return ["tiers=host", f"tiers.host.gib={gib}", "tiers.offload=true"] if gib else []
+
+
+def judge(data: Data) -> Verdict:
+    parts = []
+    if rows := data["mooncake"]:
+        listed = ", ".join(
+            f"{row['hit_rate']:.0%} and {row['ttft_ms']:,.0f} ms with {row['gib']:,} GiB" for row in rows
+        )
+        parts.append(
+            f"Mooncake conversations, Llama-3.1-70B in FP8 on 4 H100, simulated hit rate and mean TTFT: {listed}."
+        )
+    tiny = {(row["way"], row["gib"]): row for row in data["tiny"]}
+    parts.append(
+        f"Tiny, a pool that holds a third of the prefixes: hit rate {tiny['measured', 0]['hit_rate']:.0%} to "
+        f"{tiny['measured', 1]['hit_rate']:.0%} measured, {tiny['simulated', 0]['hit_rate']:.0%} to "
+        f"{tiny['simulated', 1]['hit_rate']:.0%} simulated."
+    )
+    return Verdict(
+        "yes",
+        " ".join(parts),
+        "What the traffic repeats bounds the hits; beyond that memory brings nothing. A hit from a slow tier is "
+        "worth less than computing a short prompt again.",
+    )
+
+
+def draw(data: Data) -> Figure:
+    figure, grid = panels(
+        "KV blocks in host memory",
+        "Blocks that leave the device's prefix cache go to the host and come back with hits",
+        1,
+        2,
+        (8.0, 2.9),
+    )
+    if rows := data["mooncake"]:
+        left = grid[0][0]
+        bars = left.bar(range(len(rows)), [100 * row["hit_rate"] for row in rows], 0.6, color=COLORS[0])
+        left.bar_label(bars, [f"TTFT {row['ttft_ms'] / 1e3:.1f} s" for row in rows], fontsize=7.5)
+        left.set_xticks(range(len(rows)), [f"{row['gib']:,} GiB" for row in rows])
+        left.set_ylabel("hits, % of prompt tokens")
+        head(left, "Mooncake, Llama-3.1-70B on 4 H100", "SIMULATED")
+    for index, gib in enumerate((0, 1)):
+        rates = [100 * row["hit_rate"] for row in data["tiny"] if row["gib"] == gib]
+        label = "with a host tier" if gib else "device only"
+        grid[0][1].bar([0.4 * index, 1 + 0.4 * index], rates, 0.38, color=COLORS[index], label=label)
+    grid[0][1].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
+    grid[0][1].legend()
+    head(grid[0][1], "Tiny model, CPU", "12 system prompts, room for 4")
+    return figure
+
+
+CLAIM = Claim(
+    "Host memory behind the KV cache raises the hits of conversations",
+    "Conversations come back after their blocks were evicted; keeping evicted blocks in host memory turns these "
+    "misses into hits.",
+    "Gao et al., CachedAttention, USENIX ATC 2024; Qin et al., Mooncake, FAST 2025",
+    measure,
+    judge,
+    draw,
+)
