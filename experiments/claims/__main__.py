@@ -30,7 +30,10 @@ from harness.plots.style import save
 from harness.results.environment import environment
 from harness.results.files import write_whole
 
-NAMES = ("batching", "chunk_size", "gqa")
+NAMES = (
+    "waste", "batching", "prefix_caching", "sharing", "block_size", "preemption", "gqa", "priority", "chunk_size",
+    "async_scheduling", "speculation", "offload",
+)  # fmt: skip
 STORE = RESULTS / "claims.json"
 
 

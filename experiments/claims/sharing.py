@@ -52,8 +52,8 @@ def judge(data: Data) -> Verdict:
         f"{span('ShareGPT', 'beam_width')}. Tiny, 4 samples: {tiny['measured', 4]:.0%} measured, "
         f"{tiny['simulated', 4]:.0%} simulated.",
         "What samples save is the prompt, so it shrinks as outputs grow. What beams save hangs on how often one "
-        "replaces another: in simulation that is a probability (trace.beam_replacement) which was set so that "
-        "ShareGPT's figure is repeated, so that figure proves nothing.",
+        "replaces another: in simulation that is an assumed probability (trace.beam_replacement), which was chosen by "
+        "these figures, so that those of beams prove nothing.",
     )
 
 
