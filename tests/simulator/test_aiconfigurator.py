@@ -185,7 +185,7 @@ def test_an_archive_gives_back_its_profiles_and_no_other(root: Path, tmp_path: P
         pd.testing.assert_frame_equal(found.tables[name], table.round(3), check_dtype=False)
     others: list[tuple[str, dict[str, Any], int]] = [
         ("made_up", {}, 2), ("nowhere", {}, 1), ("made_up", {"name": "x/other"}, 1), ("made_up", {"num_layers": 3}, 1),
-        ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype_bytes": 1}, 1),
+        ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype": "fp8"}, 1),
     ]  # fmt: skip
     for system, changes, ranks in others:
         assert archive.find_profile(system, replace(MODEL, **changes), ranks, 8) is None

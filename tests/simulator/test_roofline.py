@@ -153,7 +153,7 @@ def test_a_window_is_no_more_work_than_whole_contexts() -> None:
 
 def test_a_kv_cache_in_8_bits_takes_half() -> None:
     llama = load_model("llama-3.1-8b")
-    narrow = replace(llama, kv_dtype_bytes=1)
+    narrow = replace(llama, kv_dtype="fp8")
     assert 2 * narrow.kv_bytes_per_token() == llama.kv_bytes_per_token()
     assert narrow.weight_bytes() == llama.weight_bytes()
     decodes = summed([], 64, 64 * 4096)
