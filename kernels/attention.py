@@ -8,6 +8,7 @@ import torch
 
 from kernels.attention_metadata import AttentionBackend, AttentionMetadata
 from kernels.flash_attention import MAX_HEAD_DIM, FlashBackend, flash_unavailable
+from kernels.kv_integers import LARGEST
 from kernels.kv_store import FP8_DTYPE
 from kernels.runtime import HAS_TRITON
 from kernels.torch_attention import TorchBackend
@@ -36,6 +37,8 @@ def available_backends(
 
     dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
     """
+    if kv_dtype in LARGEST:
+        return {"flash": "reads no cache of integers", "triton": "reads no cache of integers", "torch": None}
     is_fp8 = kv_dtype == FP8_DTYPE
     no_flash = (
         "flash-attn 2 reads no float8 cache" if is_fp8 else flash_unavailable(device, dtype, head_dim, block_size)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kv_store import dequantize
+from kernels.kv_store import read_rows
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
@@ -232,8 +232,9 @@ def prefill_attention_reference(
     kv_scales: Tensor | None = None,
 ) -> None:
     """PyTorch version of `prefill_attention`, one sequence after the other."""
-    block_size, kv_heads, head_dim = k_cache.shape[1:]
-    group_size = q.shape[1] // kv_heads
+    block_size, kv_heads, row_width = k_cache.shape[1:]
+    group_size, head_dim = q.shape[1] // kv_heads, q.shape[2]
+    scales_of_both = (None, None) if kv_scales is None else kv_scales
     bounds = cu_seqlens_q.tolist()
     for row, context in enumerate(context_lens.tolist()):
         start, end = bounds[row], bounds[row + 1]
@@ -242,15 +243,12 @@ def prefill_attention_reference(
             continue
         blocks = block_tables[row, : ceil_div(context, block_size)].long()
         keys, values = (
-            cache.index_select(0, blocks).view(-1, kv_heads, 1, head_dim)[:context] for cache in (k_cache, v_cache)
+            read_rows(cache.index_select(0, blocks).view(-1, kv_heads, row_width)[:context], scales, q.dtype)
+            for cache, scales in zip((k_cache, v_cache), scales_of_both, strict=True)
         )
-        if kv_scales is not None:
-            keys, values = (
-                dequantize(x, scales[:, None], q.dtype) for x, scales in zip((keys, values), kv_scales, strict=True)
-            )
         # `expand` repeats each KV head for its query heads without copying it.
         shape = (context, kv_heads, group_size, head_dim)
-        keys, values = (x.expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
+        keys, values = (x.unsqueeze(2).expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
         queries = q[start:end].view(count, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)
         mask = None if count == context else _causal_mask(count, context, q.device)
         attended = functional.scaled_dot_product_attention(

@@ -20,6 +20,7 @@ from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.profile import archive
+from simulator.profile.checks import differences, kv_dtype_of
 from simulator.profile.profile import ProfileError
 from simulator.quantization import QUANTIZATIONS
 from tests.simulator.builders import H100, QWEN
@@ -72,6 +73,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(root: Path, system: str = "made_up", **changes: Any) -> Any:
     return compile_profile(Path(f"{root}:{system}"), replace(MODEL, **changes), 1, 64, H100)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_an_integer_kv_cache_is_priced_by_attention_in_8_or_else_16_bits(root: Path, dtype: Any, tmp_path: Path) -> None:
+    profile, plain = compiled(root, kv_dtype=dtype), compiled(root)
+    assert kv_dtype_of(profile) == "auto"  # the database has no attention over fp8
+    pd.testing.assert_frame_equal(profile.tables["attention"], plain.tables["attention"])
+    narrow = replace(MODEL, kv_dtype=dtype)
+    told = set(differences(profile, narrow, H100, 16)) - set(differences(plain, MODEL, H100, 16))
+    assert len(told) == 1 and f"over a KV cache in {dtype} takes as long as measured with kv_cache_dtype=auto" in told.pop()
+    halved = replace(plain, meta=replace(plain.meta, source={**plain.meta.source, "kv_cache_dtype": "fp8"}))
+    eight_bits = archive.entry_name(replace(MODEL, kv_dtype="fp8"), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive, "FOLDER", tmp_path)
+        entries = {archive.entry_name(MODEL, 1): plain}
+        for kv_dtype, more in (("auto", {}), ("fp8", {eight_bits: halved})):
+            archive.write_archive(tmp_path / "made_up.zip", entries | more, "from nowhere")
+            found = archive.find_profile("made_up", narrow, 1, 8)
+            assert found is not None and kv_dtype_of(found) == kv_dtype
 
 
 @settings(max_examples=50, deadline=None)

@@ -19,12 +19,14 @@ and the tables of the profile are made from
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from engine.engine_config import KVDtype
 from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
