@@ -81,7 +81,8 @@ def test_copies_of_blocks_carry_their_scales(dtype: KVDtype) -> None:
 @pytest.mark.parametrize("dtype", [*DTYPES, "fp8", "auto"])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_a_block_has_the_bytes_that_the_simulator_counts(dtype: KVDtype, ranks: int) -> None:
-    configured = config("model=tiny", f"engine.kv_cache_dtype={dtype}", f"tensor_parallel_size={ranks}", "block_size=8")
+    sizes = ["model=tiny", f"tensor_parallel_size={ranks}", "block_size=8", "num_blocks=5"]
+    configured = config(*sizes, f"engine.kv_cache_dtype={dtype}")
     shape = resolve(configured).model
     model = replace(MODEL, num_layers=shape.num_layers, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim)
     stored = kv_cache.cache_dtype(EngineConfig(kv_cache_dtype=dtype), model)
