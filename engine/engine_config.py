@@ -25,7 +25,7 @@ class ExecutionOptions:
     Attributes:
         attention_backend: `auto` takes the fastest backend that runs on the device.
         kv_cache_dtype: dtype of the KV cache. `auto` keeps the model's dtype; `fp8` is 8 bits (e4m3), with a scale per
-            KV head; `int8` and `int4` have a float16 scale per token and KV head, and need the CPU.
+            KV head; `int8` and `int4` have a float16 scale per token and KV head.
         cuda_graphs: whether decode steps run as CUDA graphs. `auto` uses graphs where the device and the attention
             backend allow them, and `false` never does. `true` raises ModelError on a GPU whose attention backend cannot
             be captured; on the CPU it runs decode steps in the same padded batches, without capturing them.

@@ -37,15 +37,14 @@ def available_backends(
 
     dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
     """
-    if kv_dtype in LARGEST:
-        return {"flash": "reads no cache of integers", "triton": "reads no cache of integers", "torch": None}
     is_fp8 = kv_dtype == FP8_DTYPE
-    no_flash = (
-        "flash-attn 2 reads no float8 cache" if is_fp8 else flash_unavailable(device, dtype, head_dim, block_size)
-    )
+    if is_fp8 or kv_dtype in LARGEST:
+        no_flash = f"flash-attn 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
+    else:
+        no_flash = flash_unavailable(device, dtype, head_dim, block_size)
     return {
         "flash": no_flash,
-        "triton": _triton_unavailable(device, dtype, head_dim, is_fp8),
+        "triton": _triton_unavailable(device, dtype, head_dim, kv_dtype),
         "torch": None,
     }
 
@@ -79,7 +78,7 @@ def select_backend(
     return backends[chosen]()
 
 
-def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, is_fp8: bool) -> str | None:
+def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype | None) -> str | None:
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type != "cuda":
@@ -88,6 +87,9 @@ def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int,
         return f"needs float32, float16 or bfloat16, not {dtype}"
     if head_dim > MAX_HEAD_DIM:
         return f"needs a head_dim up to {MAX_HEAD_DIM}, not {head_dim}"
+    if kv_dtype in LARGEST and head_dim % 4:
+        return f"needs a head_dim that is a multiple of 4 for a cache of integers, not {head_dim}"
+    is_fp8 = kv_dtype == FP8_DTYPE
     if torch.cuda.get_device_capability(device) < (8, 9 if is_fp8 else 0):
         return f"needs compute capability {'8.9 or later for a float8 cache' if is_fp8 else '8.0 or later'}"
     return None

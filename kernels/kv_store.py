@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.kv_integers import LARGEST, dequantize_integers, quantize_integers
+from kernels.kv_integers import LARGEST, dequantize_integers, quantize_integers, store_integers_triton
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
 FP8_DTYPE = torch.float8_e4m3fn
@@ -112,6 +112,9 @@ def store_kv_triton(
 ) -> None:
     """Triton version of `store_kv`."""
     if slot_mapping.shape[0] == 0:
+        return
+    if k_cache.dtype in LARGEST:
+        store_integers_triton(k, v, k_cache, v_cache, slot_mapping)
         return
     width = k.shape[1] * k.shape[2]
     block = next_power_of_2(width)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +21,7 @@ from kernels.kv_integers import (  # noqa: E402
 )
 from kernels.kv_store import store_kv_reference  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
-from tests.kernels.paged import Case, Shape, make_case, naive_attention  # noqa: E402
+from tests.kernels.paged import Shape, in_integers, make_case  # noqa: E402
 
 DTYPES = [INT8_DTYPE, INT4_DTYPE]
 
@@ -68,16 +66,6 @@ def test_integers_and_zeros_are_exact(dtype: torch.dtype) -> None:
     assert torch.equal(round_trip(x, dtype), x)
     assert not round_trip(torch.zeros(2, 3, 8), dtype).any()
     assert not dequantize_integers(torch.zeros(5, row_width(8, dtype), dtype=dtype), torch.float32).any()
-
-
-def in_integers(case: Case, dtype: torch.dtype) -> tuple[Case, torch.Tensor]:
-    """(the case with a cache of integers, the expected attention over the quantised values)."""
-    k_cache, v_cache = (quantize_integers(x.nan_to_num(1e3), dtype) for x in (case.k_cache, case.v_cache))
-    k, v, *caches = (round_trip(x.nan_to_num(1e3), dtype) for x in (case.k, case.v, case.k_cache, case.v_cache))
-    expected = naive_attention(replace(case, k=k, v=v, k_cache=caches[0], v_cache=caches[1]))
-    for cache in (k_cache, v_cache):  # unwritten slots hold a scale that is no number
-        cache.view(torch.uint8)[case.k_cache[..., 0].isnan()] = 0x7F
-    return replace(case, k_cache=k_cache, v_cache=v_cache), expected
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
