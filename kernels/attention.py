@@ -78,7 +78,9 @@ def select_backend(
     return backends[chosen]()
 
 
-def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype | None) -> str | None:
+def _triton_unavailable(
+    device: torch.device, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype | None
+) -> str | None:
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type != "cuda":

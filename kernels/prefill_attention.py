@@ -30,11 +30,12 @@ class PrefillConfig:
     num_stages: int
 
 
-def prefill_config(head_dim: int, max_seqlen_q: int, element_size: int) -> PrefillConfig:
-    """Choices for a head_dim (1..256), the longest chunk in tokens, and the bytes of an element of q."""
+def prefill_config(head_dim: int, max_seqlen_q: int, element_size: int, of_integers: bool = False) -> PrefillConfig:
+    """Choices for a head_dim (1..256), the longest chunk in tokens, the bytes of an element of q, and whether the cache
+    has integers, whose conversion takes registers."""
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * element_size
-    block_m, block_n, warps, stages = 128, 64, 8, 3
+    block_m, block_n, warps, stages = 128, 32 if of_integers else 64, 8, 3
     if row_bytes > 512:
         block_m, block_n, warps, stages = 32, 16, 8, 2
     elif row_bytes > 256 or element_size > 2:
@@ -202,7 +203,8 @@ def prefill_attention(
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
     if num_rows == 0 or q.shape[0] == 0:
         return out
-    config = prefill_config(head_dim, max_seqlen_q, q.element_size())
+    bits = BITS.get(k_cache.dtype, 0)
+    config = prefill_config(head_dim, max_seqlen_q, q.element_size(), bits > 0)
     prefill_kernel[(ceil_div(max_seqlen_q, config.block_m), heads, num_rows)](
         q,
         k_cache,
@@ -224,7 +226,7 @@ def prefill_attention(
         block_n=config.block_n,
         block_d=config.block_d,
         quantized=kv_scales is not None,
-        bits=BITS.get(k_cache.dtype, 0),
+        bits=bits,
         interpreted=INTERPRETED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

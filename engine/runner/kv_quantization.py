@@ -63,7 +63,10 @@ def measure_scales(model: CausalLM, max_model_len: int, block_size: int, seed: i
     try:
         # The layers run one after the other, so they can share one layer's cache.
         model(
-            ids, torch.arange(count, device=weight.device), cache.expand(len(layers), *shape), whole_prompt(ids, block_size)
+            ids,
+            torch.arange(count, device=weight.device),
+            cache.expand(len(layers), *shape),
+            whole_prompt(ids, block_size),
         )
     finally:
         for layer, backend in zip(layers, measuring, strict=True):

@@ -103,12 +103,13 @@ def test_decode_of_a_cache_of_integers_does_not_spill(
 @pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
     ("head_dim", "cache"),
-    [(64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv"), (128, "i8"), (128, "u8")],
+    [(64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv")]
+    + [(64, "i8"), (128, "i8"), (256, "i8"), (64, "u8"), (128, "u8"), (256, "u8")],
 )
 def test_prefill(tmp_path: Path, capability: int, head_dim: int, cache: str) -> None:
     if cache == "fp8e4nv" and capability not in FP8_CAPABILITIES:
         pytest.skip("no conversion from e4m3 there")
-    config = prefill_attention.prefill_config(head_dim, 2048, 2)
+    config = prefill_attention.prefill_config(head_dim, 2048, 2, cache in BITS)
     types = dict.fromkeys(("q_ptr", "out_ptr"), BF16) | {"kv_scales_ptr": F32}
     types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
     types |= {"cu_seqlens_ptr": I32, "context_lens_ptr": I32, "block_tables_ptr": I32, "qk_scale": "fp32"}

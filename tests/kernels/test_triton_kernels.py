@@ -112,9 +112,7 @@ def test_store_kv_in_float8(triton_device: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
 @pytest.mark.parametrize("head_dim", [12, 96, 128])
-def test_store_kv_in_integers(
-    triton_device: str, dtype: torch.dtype, stored: torch.dtype, head_dim: int
-) -> None:
+def test_store_kv_in_integers(triton_device: str, dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> None:
     k, v = (torch.randn(5, 3, head_dim, device=triton_device).to(dtype) * 10.0**i for i in (-6, 3))
     k[1], v[1, :, 5] = 0.0, 1e9
     slots = torch.tensor([3, 7, -1, 0, 20], device=triton_device)

@@ -76,13 +76,13 @@ def compiled(root: Path, system: str = "made_up", **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int4"])
-def test_an_integer_kv_cache_is_priced_by_attention_in_8_or_else_16_bits(root: Path, dtype: Any, tmp_path: Path) -> None:
+def test_attention_in_8_or_else_16_bits_prices_a_kv_cache_of_integers(root: Path, dtype: Any, tmp_path: Path) -> None:
     profile, plain = compiled(root, kv_dtype=dtype), compiled(root)
     assert kv_dtype_of(profile) == "auto"  # the database has no attention over fp8
     pd.testing.assert_frame_equal(profile.tables["attention"], plain.tables["attention"])
     narrow = replace(MODEL, kv_dtype=dtype)
     told = set(differences(profile, narrow, H100, 16)) - set(differences(plain, MODEL, H100, 16))
-    assert len(told) == 1 and f"over a KV cache in {dtype} takes as long as measured with kv_cache_dtype=auto" in told.pop()
+    assert len(told) == 1 and f"{dtype} takes as long as measured with kv_cache_dtype=auto" in told.pop()
     halved = replace(plain, meta=replace(plain.meta, source={**plain.meta.source, "kv_cache_dtype": "fp8"}))
     eight_bits = archive.entry_name(replace(MODEL, kv_dtype="fp8"), 1)
     with pytest.MonkeyPatch.context() as patch:

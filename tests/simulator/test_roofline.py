@@ -165,9 +165,7 @@ def test_a_kv_cache_in_8_bits_takes_half() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "row_bytes"), [("auto", 256), ("fp8", 128), ("int8", 130), ("int4", 66)])
-def test_an_integer_kv_cache_takes_its_elements_and_a_scale_per_token_and_head(
-    dtype: KVDtype, row_bytes: int
-) -> None:
+def test_an_integer_kv_cache_takes_its_elements_and_a_scale_per_token_and_head(dtype: KVDtype, row_bytes: int) -> None:
     llama = load_model("llama-3.1-8b")
     model = replace(llama, kv_dtype=dtype)
     assert model.head_dim == 128 and model.kv_bytes_per_token() == 2 * 32 * 8 * row_bytes
