@@ -38,10 +38,11 @@ def available_backends(
     dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
     """
     is_fp8 = kv_dtype == FP8_DTYPE
-    if is_fp8 or kv_dtype in LARGEST:
-        no_flash = f"flash-attn 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
-    else:
-        no_flash = flash_unavailable(device, dtype, head_dim, block_size)
+    no_flash = (
+        f"flash-attn 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
+        if is_fp8 or kv_dtype in LARGEST
+        else flash_unavailable(device, dtype, head_dim, block_size)
+    )
     return {
         "flash": no_flash,
         "triton": _triton_unavailable(device, dtype, head_dim, kv_dtype),
