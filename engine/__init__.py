@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.calls import EngineClosedError, RequestAbortedError
     from engine.core.sequence import RequestRefusedError
     from engine.engine_config import EngineConfig
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from engine.sampling_params import SamplingParams
 
 _HOMES = {
+    "BeamSearchOutput": "engine.beam_search",
+    "BeamSearchParams": "engine.beam_search",
+    "BeamSearchSequence": "engine.beam_search",
     "CompletionOutput": "engine.outputs",
     "EngineClosedError": "engine.calls",
     "EngineConfig": "engine.engine_config",
@@ -27,8 +31,8 @@ _HOMES = {
 }
 
 __all__ = [
-    "LLM", "CompletionOutput", "EngineClosedError", "EngineConfig", "ModelError", "RequestAbortedError",
-    "RequestOutput", "RequestRefusedError", "SamplingParams",
+    "LLM", "BeamSearchOutput", "BeamSearchParams", "BeamSearchSequence", "CompletionOutput", "EngineClosedError",
+    "EngineConfig", "ModelError", "RequestAbortedError", "RequestOutput", "RequestRefusedError", "SamplingParams",
 ]  # fmt: skip
 
 

@@ -10,12 +10,16 @@ import time
 from collections import abc
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
-from engine.core.sequence import Request, RequestRefusedError
+from engine.beam_search import BeamSearch
+from engine.core.sequence import Request, RequestRefusedError, Sequence
 from engine.llm_engine import LLMEngine, StepReport
 from engine.outputs import RequestOutput
-from engine.request_state import RequestState
+from engine.runner.sampling_inputs import TokenLists
 from engine.runner.tensor_parallel import WorkerError
+from engine.sampling_params import SamplingParams
+from engine.token_collector import NewTokens
 
 
 class RequestAbortedError(RuntimeError):
@@ -24,6 +28,28 @@ class RequestAbortedError(RuntimeError):
 
 class EngineClosedError(RuntimeError):
     """The engine was closed, or a process that it needs has died; it generates nothing any more."""
+
+
+class State(Protocol):
+    """A request and what the engine has given it: a `RequestState`, or a `BeamState`."""
+
+    @property
+    def request(self) -> Request: ...
+
+    @property
+    def params(self) -> SamplingParams | BeamSearch: ...
+
+    @property
+    def bad_words(self) -> TokenLists: ...
+
+    @property
+    def has_stop_strings(self) -> bool: ...
+
+    def find_stop_string(self, sequence: Sequence, token: int) -> str | None: ...
+
+    def receive(self, new: NewTokens) -> None: ...
+
+    def output(self, *, finished: bool) -> Any: ...
 
 
 @dataclass(eq=False)
@@ -36,7 +62,7 @@ class _Call:
         failure: why the engine has none of them any more.
     """
 
-    states: dict[Request, RequestState]
+    states: dict[Request, State]
     unfinished: dict[Request, None] = field(default_factory=dict)
     changed: dict[Request, None] = field(default_factory=dict)
     failure: Exception | None = None
@@ -58,7 +84,7 @@ class Calls:
         self._is_changing = False  # also after a change that did not end
         self._closed: str | None = None
 
-    def open(self, states: abc.Iterable[RequestState]) -> Stream:
+    def open(self, states: abc.Iterable[State]) -> Stream:
         """Queue the requests of a call.
 
         Raises:
@@ -210,7 +236,8 @@ class Stream:
             raise StopIteration
         request = next(iter(call.changed))
         del call.changed[request]
-        return self._output(request)
+        output: RequestOutput = self._output(request)
+        return output
 
     def run_step(self) -> None:
         """Run one step of the engine; `num_unfinished` must not be 0."""
@@ -220,7 +247,7 @@ class Stream:
             self.close()
             raise
 
-    def finish(self) -> list[RequestOutput]:
+    def finish(self) -> list[Any]:
         """The final outputs in the order of the prompts; `num_unfinished` must be 0. Raises as `__next__` does."""
         call = self._call
         if call.failure is not None:
@@ -236,7 +263,7 @@ class Stream:
     def __del__(self) -> None:
         self.close()
 
-    def _output(self, request: Request) -> RequestOutput:
+    def _output(self, request: Request) -> Any:
         try:
             return self._call.states[request].output(finished=request not in self._call.unfinished)
         except BaseException:

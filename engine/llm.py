@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamState
 from engine.calls import Calls, Stream
 from engine.core.sequence import Request
 from engine.detokenizer import TokenTexts, bad_word_tokens
@@ -149,6 +150,37 @@ class LLM:
         read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
         return self._open(read, sampling_params)
 
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool | None = None
+    ) -> list[BeamSearchOutput]:
+        """The most likely outputs for all prompts, by beam search; in the order of the prompts.
+
+        The beams of a prompt share the blocks of what they have in common.
+
+        Raises:
+            RequestRefusedError: a prompt is malformed or can never run, or more beams are wanted than may run.
+            ValueError: `params` do not fit the model.
+            ModelError: a prompt is a text, but the model has no tokenizer.
+            RequestAbortedError, EngineClosedError: see `engine.calls`.
+        """
+        size = self.model_config.vocab_size
+        if 2 * params.beam_width > size:
+            raise ValueError(f"beam_width={params.beam_width}: needs a vocabulary of twice as many tokens, not {size}")
+        states = []
+        for prompt in read_prompts(prompts, self.tokenizer, size, adds_special_tokens=True):
+            self._num_requests += 1
+            request = Request(
+                self._num_requests,
+                len(prompt.token_ids),
+                params.max_tokens,
+                token_ids=prompt.token_ids.copy(),
+                num_sequences=params.beam_width,
+                is_beam_search=True,
+            )
+            states.append(BeamState(BeamSearch(request, params, self.engine.eos_token_ids), prompt, self.tokenizer))
+        with closing(self._calls.open(states)) as stream:
+            return _run(stream, use_tqdm)
+
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's `generation_config.json` recommends: temperature, top_k, top_p, min_p, repetition_penalty
         and max_tokens; the defaults of `SamplingParams` for what it does not name."""
@@ -216,7 +248,7 @@ def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, An
     return text
 
 
-def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:
+def _run(stream: Stream, use_tqdm: bool | None) -> list[Any]:
     """Run a stream to its end, with a bar of finished requests; returns the final outputs."""
     shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
     total = stream.num_unfinished

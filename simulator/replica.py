@@ -18,6 +18,7 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError
 from simulator.arrivals import NEVER
+from simulator.beams import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.lone import Environment, Waits
 from simulator.transfers import NoTransfers, TransferEngine
@@ -73,6 +74,7 @@ class Replica:
 
     Args:
         transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
+        choose_parents: which beams of a request continue others after a step; by default none.
 
     Raises:
         ValueError: planning ahead together with more than one step in a plan, several lanes, or a host tier without
@@ -90,6 +92,7 @@ class Replica:
         compress: bool = True,
         max_lookahead_steps: int = 1,
         transfers: TransferEngine | None = None,
+        choose_parents: ChooseParents = keep_all,
     ) -> None:
         if scheduler.plans_ahead and max_lookahead_steps > 1:
             raise ValueError("async_scheduling: each step is planned on its own")
@@ -105,6 +108,7 @@ class Replica:
         self._compress = compress
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
+        self._choose_parents = choose_parents
         self._inbox: deque[Request] = deque()
         self._can_wake = False  # it waits for something that a new request would change
         self._stopping = False
@@ -167,6 +171,8 @@ class Replica:
                 planned = scheduler.schedule(started)
             outcome = scheduler.commit(plan, end)
             observer.on_commit(outcome)
+            for request in outcome.beams:
+                scheduler.replace_beams(request, self._choose_parents(request))
             for request in outcome.finished:
                 router.on_finish(request, end)
                 request.forget_sequences()

@@ -35,7 +35,8 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: Callable[[Sequence], 
             lacks_seats = num_seats + running.num_seats > limits.max_num_seqs
             # Blocks may come from those who wait, also from whoever gave way just now.
             if lacks_seats or not planner.reclaim(1, spared=sequence):
-                planner.preempt(draft, after.pop())
+                if after.pop() in running.sequences:  # not preempted with another beam of its request
+                    planner.preempt(draft, victims[-1])
                 victims.pop()
     draft.is_starved = False  # who gave way did so for those that are admitted now
 

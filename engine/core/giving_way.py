@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core import beams
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import give_up
 from engine.core.plan import StepDraft
@@ -36,12 +37,15 @@ class GivingWay:
         return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
-        """Take the blocks of `victim`."""
+        """Take the blocks of `victim`, and those of the other beams of its request if it is a beam."""
         draft.is_starved = True
         if victim in self.running.ending:
             self.running.release_early(victim)
             return
         self._last_victim = victim
+        if victim.request.is_beam_search and victim.request.sequences[1:]:
+            draft.preempted += beams.suspend(self.running, self._blocks, victim.request)
+            return
         draft.transfers += self.running.preempt(victim, self._preemption.kept_by(victim, self._blocks))
         draft.preempted.append(victim)
 
@@ -70,6 +74,8 @@ class GivingWay:
         if self.running.sequences or not self.waiting.head_blocked:
             return False
         num_missing = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) - self.num_free_blocks
+        if head.request.num_common_blocks is not None:
+            num_missing += beams.missing_blocks(self._blocks, head)
         return self.reclaim(num_missing, spared=head)
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from engine.core.beams import check_beams
 from engine.core.kv.block_manager import BlockManager
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
@@ -15,6 +16,7 @@ def check_places(
     """Prove that each sequence is waiting, or running in one lane; raises AssertionError."""
     for lane in lanes:
         lane.check_integrity()
+        check_beams(lane)
     running = [sequence for lane in lanes for sequence in lane.sequences]
     assert sum(lane.num_seats for lane in lanes) <= num_seats
     assert all((s.num_computed_tokens > 0) == bool(s.host_blocks or s.block_table) for s in waiting)
@@ -39,7 +41,15 @@ def check_tables(
     for lane in lanes:
         for sequence in lane.sequences:
             num_held = sequence.num_computed_tokens
-            if sequence in lane.prefilling and not allocates_chunks:
+            is_readmitted = sequence.request.num_common_blocks is not None
+            if sequence in lane.prefilling and (is_readmitted or not allocates_chunks):
                 num_held = sequence.num_tokens
+            if sequence in lane.gathering:
+                num_held = sequence.num_tokens - (0 if sequence.num_computed_tokens else _num_common(sequence, blocks))
             if lane.decodes.tokens_per_decode == 1 and not lane.flights and sequence not in lane.parked:
                 assert len(sequence.block_table) == blocks.blocks_for(num_held)
+
+
+def _num_common(sequence: Sequence, blocks: BlockManager) -> int:
+    """Tokens in the blocks that a beam will share when the first beam of its request has computed them."""
+    return (sequence.request.num_common_blocks or 0) * blocks.block_size

@@ -85,6 +85,7 @@ class StepPlan(NamedTuple):
         num_steps: how many of them this plan covers; 1 until `Scheduler.extend`.
         num_running, num_waiting: sequences after scheduling.
         num_used_blocks: blocks referenced in the first step.
+        num_saved_blocks: how many more they would be if no block was in several tables; the same in all steps.
     """
 
     lane: int
@@ -104,6 +105,7 @@ class StepPlan(NamedTuple):
     num_running: int
     num_waiting: int
     num_used_blocks: int
+    num_saved_blocks: int = 0
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
@@ -121,7 +123,9 @@ class StepOutcome(NamedTuple):
     Attributes:
         finished: requests that ended with this plan.
         resumed_gaps: for each sequence that came back from a preemption, the time between its tokens around it.
+        beams: requests whose beams all got a token and go on: the time for `Scheduler.replace_beams`.
     """
 
     finished: list[Request]
     resumed_gaps: list[int]
+    beams: list[Request]

@@ -15,6 +15,7 @@ def make_plan(
     num_running: int,
     num_waiting: int,
     num_used_blocks: int,
+    num_saved_blocks: int,
 ) -> StepPlan:
     """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`."""
     decodes, num_decodes = running.decodes, draft.num_decodes
@@ -40,5 +41,6 @@ def make_plan(
         num_running,
         num_waiting,
         num_used_blocks,
+        num_saved_blocks,
     )
     return make_step_plan(fields)

@@ -40,10 +40,12 @@ class Policy(Protocol):
         chooses_victims: it preempts by an order of its own, whatever victim rule it is given.
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
+        pauses_decodes: whether it lets single sequences sit out a step, so that it cannot serve beams.
     """
 
     options_type: ClassVar[type[Any]]
     chooses_victims: ClassVar[bool]
+    pauses_decodes: ClassVar[bool]
     order: QueueOrder
     preemption: Preemption
 
@@ -70,6 +72,7 @@ class BasePolicy:
 
     options_type: ClassVar[type[Any]] = NoOptions
     chooses_victims: ClassVar[bool] = False
+    pauses_decodes: ClassVar[bool] = False
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:
         self.order = order

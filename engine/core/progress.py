@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from operator import attrgetter
 
+from engine.core.beams import gather
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.running_set import RunningSet
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
 _ADMISSION = attrgetter("admission")
@@ -93,17 +94,30 @@ class Progress:
                 running.release(sequence)
         return resumed_gaps
 
+    def beams_to_replace(self, flight: Flight) -> list[Request]:
+        """Requests whose beams all got a token with a plan that has run, and go on."""
+        decodes = self._running.decodes
+        firsts = [request.sequences[0] for request in self._running.beams]
+        has_run = flight.plan.num_decodes > 0
+        return [s.request for s in firsts if s in flight.started or has_run and s not in decodes.fresh]
+
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
         """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
         running = self._running
         del running.prefilling[sequence]
-        started = self._fork(sequence) if sequence.num_forks else [sequence]
+        started = [sequence]
+        if sequence.num_forks:
+            started = self._fork(sequence)
+        elif sequence.request.num_common_blocks is not None:
+            started = gather(running, self._blocks, sequence)
         for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
                 running.decodes.join(each)
             else:
                 self._end(flight, each, stopped)
+        if sequence.request.is_beam_search and sequence in running.decodes.sequences:
+            running.beams[sequence.request] = None
         return started
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
@@ -124,6 +138,8 @@ class Progress:
         sequence.leave(SequenceStatus.FINISHED)
         if running.forked:
             running.forked.pop(sequence, None)
+        if running.beams:
+            running.beams.pop(sequence.request, None)
         if sequence in stopped:
             sequence.add_tokens(-stopped[sequence])
         running.ending[sequence] = None

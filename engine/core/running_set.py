@@ -19,7 +19,7 @@ from engine.core.kv.lower_tiers import swap_out
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.preemption import Keeps
-from engine.core.sequence import Sequence, SequenceStatus
+from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
 
@@ -41,7 +41,9 @@ class RunningSet:
         parked: those that wait for something that is not a step.
         landing: those that were aborted while parked, without a seat: they hold the blocks that are written for them.
         forked: those that may have to copy a block that they share before they write into it.
+        gathering: readmitted beams that wait for other beams of their request (`engine.core.beams`).
         ending: those that got their last token in a plan that is not committed.
+        beams: requests whose beams decode.
         num_reserved: seats of sequences that will be forked from admitted ones.
         flights: plans that are not committed, at most two, in order.
         returning: parked ones that became ready since the plan under way was made.
@@ -56,7 +58,9 @@ class RunningSet:
         self.parked: dict[Sequence, None] = {}
         self.landing: dict[Sequence, None] = {}
         self.forked: dict[Sequence, None] = {}
+        self.gathering: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
+        self.beams: dict[Request, None] = {}
         self.num_reserved = 0
         self._num_admitted = 0
         self.flights: deque[Flight] = deque()
@@ -143,7 +147,13 @@ class RunningSet:
         self.paused.clear()
 
     def preempt(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
-        """Take the seat of `sequence`, which goes back to the queue with what it had generated.
+        """Take the seat of `sequence`, which goes back to the queue with what it had generated; see `give_up`."""
+        transfers = self.give_up(sequence, keeps)
+        self._waiting.push(sequence)
+        return transfers
+
+    def give_up(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
+        """Take the seat of a sequence that is preempted.
 
         It keeps nothing of its KV; or the prefix of full blocks, until others need them; or a copy in the host tier,
         made by the transfers returned.
@@ -168,8 +178,15 @@ class RunningSet:
                 sequence.set_computed(0)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
-        self._waiting.push(sequence)
         return transfers
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Put a preempted sequence back into the queue."""
+        self._waiting.push(sequence)
+
+    def note_release(self) -> None:
+        """Blocks were given up: the head of the queue may fit now."""
+        self._waiting.head_blocked = False
 
     def release_early(self, sequence: Sequence) -> None:
         """Let an ending sequence go at once, because its blocks are needed."""
@@ -225,8 +242,10 @@ class RunningSet:
         if sequence in self.decodes.sequences:
             self.decodes.remove(sequence)
         else:
-            for state in (self.prefilling, self.parked, self.paused, self.ending):
+            for state in (self.prefilling, self.parked, self.paused, self.gathering, self.ending):
                 state.pop(sequence, None)
+        if self.beams:
+            self.beams.pop(sequence.request, None)
         self.num_reserved -= sequence.num_forks
         self.forked.pop(sequence, None)
         sequence.leave(status)
@@ -240,11 +259,12 @@ class RunningSet:
     def check_integrity(self) -> None:
         """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""
         self.decodes.check_integrity()
-        states = [self.prefilling, self.decodes.sequences, self.paused, self.parked, self.ending]
+        states = [self.prefilling, self.decodes.sequences, self.paused, self.parked, self.gathering, self.ending]
         assert sum(map(len, states)) == len(self.sequences), "a sequence is in two states or in none"
         assert set().union(*states) == self.sequences.keys()
         assert self.num_reserved == sum(s.num_forks for s in self.sequences)
         assert self.flights or not self.ending
+        assert self.beams.keys() == {s.request for s in self.decodes.sequences if s.request.is_beam_search}
         for sequence in self.sequences:
             assert (sequence.status is SequenceStatus.FINISHED) == (sequence in self.ending)
             assert (sequence.status is SequenceStatus.PARKED) == (sequence in self.parked)

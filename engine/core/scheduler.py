@@ -7,9 +7,11 @@ composes steps with the planner (`step_planner`), which admits it to the running
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import abc
 from dataclasses import replace
 
+from engine.core.beams import longest_beam, obstacle
+from engine.core.beams import replace as replace_beams
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.flight import NOBODY, Flight, Stopped
@@ -55,7 +57,7 @@ class Scheduler:
         max_model_len: int | None = None,
         plans_ahead: bool = False,
         num_lanes: int = 1,
-        make_decodes: Callable[[int], Decodes] = UniformDecodes,
+        make_decodes: abc.Callable[[int], Decodes] = UniformDecodes,
     ) -> None:
         if not 1 <= num_lanes <= limits.max_num_seqs:
             raise ValueError(f"num_lanes={num_lanes} must be from 1 to max_num_seqs={limits.max_num_seqs}")
@@ -86,6 +88,7 @@ class Scheduler:
         self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
+        self._beam_obstacle = obstacle(self._lanes[0].decodes, plans_ahead, policy.pauses_decodes)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -109,13 +112,18 @@ class Scheduler:
 
         Raises:
             RequestRefusedError: the prompt is empty, or longer than the model or the pool allow with one token of
-                output; `max_tokens` is below 1; it has more sequences than may run; or the id is in use.
+                output; `max_tokens` is below 1; it has more sequences than may run, or beams that this scheduler cannot
+                serve; or the id is in use.
         """
         prompt, limit = request.num_prompt_tokens, self.max_model_len
         if prompt < 1:
             raise RequestRefusedError("the prompt is empty")
         if request.max_tokens < 1:
             raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
+        if request.is_beam_search:
+            if self._beam_obstacle is not None:
+                raise RequestRefusedError(f"beam search: {self._beam_obstacle}")
+            limit = min(limit, longest_beam(request, self.blocks.num_blocks // self.num_lanes, self.blocks.block_size))
         if prompt >= limit:
             raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
         most = self._limits.max_num_seqs // self.num_lanes
@@ -142,7 +150,8 @@ class Scheduler:
         request = self._requests.pop(request_id)
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.WAITING:
-                self.waiting.remove(sequence)
+                if request.num_common_blocks is None or sequence is request.sequences[0]:
+                    self.waiting.remove(sequence)  # it stands for all beams of its request
                 self.blocks.drop(sequence)
                 sequence.status = SequenceStatus.ABORTED
             for number, lane in enumerate(self._lanes):
@@ -193,11 +202,12 @@ class Scheduler:
             draft.transfers[:0] = self.blocks.pop_moves()
         num_running = self.num_running
         horizon = 1
-        if draft.num_decodes and not (draft.prefills or draft.transfers or draft.paused or self.num_lanes > 1):
+        decodes_only = not (draft.prefills or draft.transfers or draft.paused or running.beams)
+        if draft.num_decodes and decodes_only and self.num_lanes == 1:
             horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
         num_running -= len(running.ending)
-        num_used_blocks = self.blocks.num_used_blocks(running.ending)
-        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), num_used_blocks)
+        used, saved = self.blocks.num_used_blocks(running.ending), self.blocks.num_saved_blocks(running.ending)
+        plan = make_plan(lane, running, draft, horizon, num_running, len(self.waiting), used, saved)
         running.flights.append(Flight(plan))
         return plan
 
@@ -234,7 +244,13 @@ class Scheduler:
                 request.finish_time = now
                 del self._requests[request.request_id]
                 finished.append(request)
-        return StepOutcome(finished, resumed_gaps)
+        beams = self._progress[plan.lane].beams_to_replace(flight) if self._lanes[plan.lane].beams else []
+        return StepOutcome(finished, resumed_gaps, beams)
+
+    def replace_beams(self, request: Request, parents: abc.Sequence[int]) -> None:
+        """Let beam i of a request in `StepOutcome.beams` continue beam `parents[i]`; see `engine.core.beams`."""
+        (lane,) = (lane for lane in self._lanes if request in lane.beams)
+        replace_beams(lane, self.blocks, request, parents)
 
     def _advance(self, lane: int) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
@@ -245,6 +261,7 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""
         waiting = list(self.waiting)
+        waiting += [s for first in waiting if first.num_forks for s in first.request.sequences[1:]]  # beams
         check_places(self._lanes, waiting, self.unfinished, self.max_num_seqs)
         self.waiting.check_integrity([sequence for lane in self._lanes for sequence in lane.sequences])
         check_tables(self._lanes, waiting, self.blocks, allocates_chunks=self._limits.allocates_chunks)

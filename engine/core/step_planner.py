@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import abc
 from typing import Literal
 
+from engine.core import beams
 from engine.core.giving_way import GivingWay
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import match_below
@@ -115,6 +116,8 @@ class StepPlanner(GivingWay):
             draft.transfers += self._blocks.admit(sequence, match, num_held)
             running.start(sequence, match, draft.now)
             draft.admitted.append(sequence)
+            if sequence.request.num_common_blocks is not None:
+                draft.admitted += beams.seat(running, self._blocks, sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
 
@@ -151,9 +154,11 @@ class StepPlanner(GivingWay):
         match = self._match(sequence)
         wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
         checked = match.num_cached_tokens + min(wanted, budget)
-        checked = sequence.num_tokens if self.limits.checks_full_prompt else checked
+        is_beam = sequence.request.num_common_blocks is not None
+        checked = sequence.num_tokens if self.limits.checks_full_prompt or is_beam else checked
+        others = beams.missing_blocks(self._blocks, sequence) if is_beam else 0
         is_parked = self._offload is not None and self._offload.must_wait(match)
-        return 0 if is_parked else wanted, self._blocks.blocks_needed(match, checked)
+        return 0 if is_parked else wanted, self._blocks.blocks_needed(match, checked) + others
 
     def must_copy(self, sequence: Sequence) -> bool:
         """Whether a decoding sequence needs a copy of the block that it writes to, which a fork holds too."""
@@ -196,8 +201,10 @@ class StepPlanner(GivingWay):
             return 0
         if draft.prefills and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
             return 0
-        checked = length if limits.checks_full_prompt else match.num_cached_tokens + num_tokens
-        if blocks.blocks_needed(match, checked) + self.num_kept_blocks > blocks.num_free_blocks:
+        is_beam = sequence.request.num_common_blocks is not None
+        checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
+        needed = blocks.blocks_needed(match, checked) + (beams.missing_blocks(blocks, sequence) if is_beam else 0)
+        if needed + self.num_kept_blocks > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks.block_size))
             return 0
@@ -214,7 +221,7 @@ class StepPlanner(GivingWay):
         while num_missing > self._blocks.num_free_blocks:
             if self.reclaim(num_missing - self._blocks.num_free_blocks):
                 continue
-            victim = self._preempt_one(draft, unplanned)
+            victim = self._preempt_one(draft, beams.without_readmitted(self.running, unplanned))
             del unplanned[victim]
             if victim is sequence:
                 return False

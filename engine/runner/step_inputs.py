@@ -127,6 +127,7 @@ class StepBuilder:
         self._num_blocks: list[int] = []
         self._lengths = np.zeros(0, np.int64)  # by row, equal to `DecodeState.lengths`
         self._leaving: list[Sequence] = []
+        self._rewritten: dict[Sequence, None] = {}  # decoding ones whose rows are out of date
         self.sequences: list[Sequence] = []  # by row
 
     def build(self, plan: StepPlan, number: int = 0, awaited: int = 0) -> StepInputs:
@@ -179,6 +180,10 @@ class StepBuilder:
             if adjusted is not None:
                 self._adjusted[fork].num_prompt_logprobs = adjusted.num_prompt_logprobs
 
+    def rewrite(self, sequences: abc.Iterable[Sequence]) -> None:
+        """Send the rows of these sequences again, whose tokens or blocks were changed between two plans."""
+        self._rewritten.update(dict.fromkeys(sequences))
+
     def num_prompt_logprobs(self, sequence: Sequence) -> int:
         """Prompt tokens, after the first, whose log probabilities the inputs built so far ask for."""
         return self._adjusted[sequence].num_prompt_logprobs if sequence in self._adjusted else 0
@@ -203,10 +208,14 @@ class StepBuilder:
         return make_adjustments(rows, [(self._adjusted.get(chunk.sequence), chunk) for chunk in plan.prefills])
 
     def _change_rows(self, plan: StepPlan) -> RowChanges:
-        moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused])
+        moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused, *self._rewritten])
         self._leaving.clear()
         num_kept = len(self.sequences)
         joined = plan.fresh_decodes
+        if self._rewritten and plan.num_decodes:
+            fresh = set(joined)
+            joined = [*joined, *(s for s in self._rewritten if s in plan.decodes and s not in fresh)]
+            self._rewritten.clear()
         for sequence in joined:
             self._row_of[sequence] = len(self.sequences)
             self.sequences.append(sequence)

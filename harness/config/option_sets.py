@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from engine.core.policies import POLICIES
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
-from harness.config.workload import FileTrace, ShareGptTrace
+from harness.config.workload import EveryTrace, FileTrace, ShareGptTrace
 
 _GROUP = "schema"
 # By name, with where the keys stand in a configuration.
@@ -33,6 +33,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "disk_tier": ("tiers.disk", DiskTierConfig),
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
+    "every_trace": ("every trace", EveryTrace),
     "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),
     "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
 }

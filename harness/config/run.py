@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from engine.core.policies import POLICIES
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
 from harness.config.system import (
@@ -115,6 +116,24 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 "tiers.overlap=true: a prompt whose first part comes from a tier is a cut one, which this scheduler "
                 "does not run (enable_chunked_prefill, max_padding); use tiers.overlap=false"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _check_sequences(self) -> Self:
+        for key in ("n", "beam_width"):
+            count = getattr(self.trace, key)
+            if count > self.max_num_seqs:
+                raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
+        policy, beams = self.scheduler.policy, f"trace.beam_width={self.trace.beam_width}"
+        if self.trace.beam_width > 1 and self.scheduler.async_scheduling:
+            raise ValueError(
+                f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
+            )
+        if self.trace.beam_width > 1 and POLICIES[policy].pauses_decodes:
+            raise ValueError(
+                f"{beams}: scheduler.policy={policy} lets single sequences sit out a step, and the beams of a request "
+                "go on together; use scheduler=mixed or prefill_first"
             )
         return self
 

@@ -1,7 +1,9 @@
 """Metric definitions: from the tables of one run to one flat summary.
 
 TTFT = first token - intended arrival. E2EL = last token - intended arrival. TPOT = (last - first token) / (n - 1),
-undefined for n = 1. ITL = each gap between consecutive tokens. Queue time = first scheduled - intended arrival.
+undefined for n = 1. A request of several sequences has its first token when any of them has one, ends with the last of
+them, and `n` of its TPOT are the tokens of one sequence; throughput counts the tokens of all. ITL = each gap between
+consecutive tokens. Queue time = first scheduled - intended arrival.
 Names follow `vllm bench serve` where it has one. Latencies, token counts and goodput are those of finished requests;
 ITL pools the gaps of all requests.
 """
@@ -112,6 +114,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         return _ratio(done[1] - done[0], end - start_s)
 
     used, running, waiting = column("num_used_blocks"), column("num_running"), column("num_waiting")
+    saved = column("num_saved_blocks")
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
     num_steps = int(inside.sum())
     sequences = int(decodes.sum() + column("num_prefill_seqs")[inside].sum())
@@ -122,6 +125,8 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "mean_decode_batch_size": _ratio(int(decodes.sum()), int((decodes > 0).sum())),
         "mean_kv_cache_usage": _ratio(time_mean(used), result.num_blocks),
         "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
+        "mean_saved_blocks": time_mean(saved),
+        "saved_block_share": _ratio(time_mean(saved), time_mean(used) + time_mean(saved)),
         "mean_running": time_mean(running),
         "max_running": int(running[inside].max(initial=0)),
         "mean_waiting": time_mean(waiting),

@@ -70,6 +70,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     counts = [f"{summary['completed']:,} of {summary['num_prompts']:,} finished in {show('duration')} s", *failures]
     yield "Requests", " · ".join(counts)
     usage = f"{percent(summary['mean_kv_cache_usage'])} mean · {percent(summary['max_kv_cache_usage'])} peak"
+    if summary["saved_block_share"]:
+        usage += f" · sharing saves {percent(summary['saved_block_share'])} of blocks"
     yield "KV cache", usage
     hits = f"{percent(summary['prefix_cache_hit_rate'])} of prompt tokens"
     for tier in ("host", "disk"):

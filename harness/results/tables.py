@@ -6,7 +6,8 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     status, error                            finished, rejected, aborted or unfinished; why it was rejected
     arrival_time, replay_lag                 when it was meant to come; how much later it was issued, on a real clock
     first_scheduled_time, first_token_time, finish_time
-    num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated
+    num_sequences                            samples of the prompt, or beams
+    num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated (all sequences)
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk
     parked_time                              s that it was admitted and waited for KV from another memory, in sum
@@ -20,6 +21,7 @@ and of the steps table:
     num_prefill_seqs, num_decode_seqs, num_prefill_tokens
     num_context_tokens                       sum of the contexts of the decodes
     num_running, num_waiting, num_used_blocks, num_preempted
+    num_saved_blocks                         how many more blocks would be in use if none was in several block tables
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
     num_blocks_out, num_blocks_in            KV blocks copied from the device to the host, and to the device
     num_blocks_to_disk, num_blocks_from_disk    KV blocks copied from the host to the disk, and from there to the device
@@ -38,7 +40,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-# Columns of the steps table that follow from the scheduler's decisions; the others number and time the steps.
+# Columns of the steps table that say what the scheduler decided; older results have them too.
 DECISIONS = (
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",

@@ -31,7 +31,7 @@ _UNSET = -1
 _NS = 1e-9
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
-    "num_running", "num_waiting", "num_used_blocks", "num_preempted", "num_first_admitted_tokens",
+    "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
     "num_cached_tokens", "num_fresh",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
@@ -110,7 +110,7 @@ class Recorder:
             _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
                 plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
-                len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
+                plan.num_saved_blocks, len(plan.preempted), admitted, cached, len(plan.fresh_decodes),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -209,7 +209,8 @@ class Recorder:
         for name in ("first_scheduled", "first_token", "finish"):
             table[f"{name}_time"] = _seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
-        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy()
+        table["num_sequences"] = trace.num_sequences
+        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
         table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * _NS
@@ -293,9 +294,9 @@ def _with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame
         reached = (times[start] != _UNSET) & (times[end] != _UNSET)
         return np.where(reached, (times[end] - times[start]) * _NS, np.nan)
 
-    more = table["num_output_tokens"].to_numpy() - 1
+    more = table["num_output_tokens"].to_numpy() / table["num_sequences"].to_numpy() - 1
     table["ttft"] = between("arrival", "first_token")
-    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.maximum(more, 1), np.nan)
+    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.where(more > 0, more, 1), np.nan)
     table["e2el"] = between("arrival", "finish")
     table["queue_time"] = between("arrival", "first_scheduled")
     return table

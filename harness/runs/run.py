@@ -28,6 +28,7 @@ from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
+from simulator.beams import RandomParents
 
 
 class Engine(Protocol):
@@ -162,7 +163,10 @@ def _reason(failure: BaseException | None) -> str | None:
 def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        return SimulatedEngine(resolve(config), trace, arrivals)
+        # A random stream of its own, as that of the trace.
+        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=tuple(b"beams")))
+        parents = RandomParents(trace.beam_replacement or 0.0, rng)
+        return SimulatedEngine(resolve(config), trace, arrivals, choose_parents=parents)
     with interrupts.held():
         from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)

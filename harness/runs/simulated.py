@@ -16,6 +16,7 @@ from harness.runs.system import System
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
+from simulator.beams import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 from simulator.lone import LoneEnvironment
@@ -29,13 +30,22 @@ class SimulatedEngine:
 
     Args:
         cost: prices the steps; None takes the system's own cost model.
+        choose_parents: which beams continue which, for traces with beams.
 
     Raises:
         ConfigError: the cost model is not available, the pool needs more memory than there is, or the host tier has
             no room for a block.
     """
 
-    def __init__(self, system: System, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
+    def __init__(
+        self,
+        system: System,
+        trace: Trace,
+        arrivals: Arrivals,
+        cost: CostModel | None = None,
+        *,
+        choose_parents: ChooseParents = keep_all,
+    ) -> None:
         self.recorder = Recorder()
         self.num_blocks = system.pool.num_blocks
         self.block_bytes = system.pool.block_bytes * system.tensor_parallel_size
@@ -73,6 +83,7 @@ class SimulatedEngine:
             self.recorder,
             compress=system.engine.compress,
             max_lookahead_steps=system.engine.max_lookahead_steps,
+            choose_parents=choose_parents,
             transfers=self._links,
         )
         router.connect(self._replica)

@@ -33,6 +33,7 @@ def request_factory(
     prompts = table["num_prompt_tokens"].tolist()
     outputs = table["num_output_tokens"].tolist()
     priorities = table["priority"].tolist() if "priority" in table else None
+    num_sequences, are_beams = trace.num_sequences.tolist(), trace.beam_replacement is not None
     tenant_of, deadlines = tenants(trace), deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)
     num_blocks = _num_blocks(trace, block_size, max_model_len)
@@ -56,6 +57,8 @@ def request_factory(
             arrival_ns,
             block_hashes=contents(row) if has_contents else None,
             priority=priorities[row] if priorities else 0,
+            num_sequences=num_sequences[row],
+            is_beam_search=are_beams,
             tenant=tenant_of[row] if tenant_of else 0,
             deadline=arrival_ns + deadlines[row] if deadlines else None,
         )

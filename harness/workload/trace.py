@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "priority", "tenant", "session_id", "turn")
+_INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "session_id", "turn")
 CLASS_COLUMNS = ("priority", "tenant", "deadline")
 """What policies tell requests apart by; kept in the results."""
 _LIST_COLUMNS = ("hash_ids", "token_ids")
@@ -24,6 +24,7 @@ class Trace:
         table: one row per request, RangeIndex. `request_id` int64, 0..n-1; `arrival_time` float64, seconds since the
             first request, NaN throughout when the trace has no times; `num_prompt_tokens` and `num_output_tokens`
             int64, >= 1. Optional, absent when the trace does not have them:
+            `n` int64, >= 1: samples of the prompt, or beams, each of `num_output_tokens` tokens;
             `priority` int64, smaller is more urgent;
             `tenant` int64, who is served; where it is absent, each session is a tenant;
             `deadline` float64, seconds after its arrival by which a request should be done;
@@ -36,6 +37,8 @@ class Trace:
         hash_block_size: tokens per hash id; None without `hash_ids`.
         bad_rows: rows of the file that were left out, counted by reason.
         notes: what a reader of the results must know about the data.
+        beam_replacement: the sequences of a request are beams, of which a simulation replaces this share after every
+            step; None where they are independent samples.
         stamp: `file_stamp` of the file when it was read.
     """
 
@@ -45,12 +48,20 @@ class Trace:
     hash_block_size: int | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    beam_replacement: float | None = None
     stamp: Mapping[str, int] | None = None
 
     @property
     def has_times(self) -> bool:
         """Whether the trace says when its requests arrive."""
         return bool(self.table["arrival_time"].notna().all())
+
+    @property
+    def num_sequences(self) -> npt.NDArray[np.int64]:
+        """int64[requests]: sequences of each request."""
+        if "n" in self.table:
+            return self.table["n"].to_numpy(dtype=np.int64)
+        return np.ones(len(self.table), dtype=np.int64)
 
 
 def tenants(trace: Trace) -> list[int] | None:

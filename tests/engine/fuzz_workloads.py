@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from engine.core.beams import in_place
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
@@ -18,7 +19,7 @@ from engine.core.policy import BasePolicy
 from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
-from engine.core.sequence import Sequence
+from engine.core.sequence import Request, Sequence
 
 ALTERNATIVES: dict[str, Any] = {
     "allocation": "chunk",
@@ -54,6 +55,7 @@ class Case:
     abort_step: int | None = None
     stop_after: int | None = None  # a stop condition met after this many output tokens
     num_sequences: int = 1
+    is_beam_search: bool = False
     tenant: int = 0
     deadline: int | None = None
 
@@ -61,10 +63,13 @@ class Case:
     def max_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
-    def prefixes(self, index: int) -> list[int]:
-        """Hash of the first k tokens of a sequence for every k: what a slot holds after position k - 1 was written."""
-        hashes = [0]
-        for position, token in enumerate(self.tokens):
+    def prefixes(self, index: int, known: list[int] | None = None) -> list[int]:
+        """Hash of the first k tokens of a sequence for every k: what a slot holds after position k - 1 was written.
+
+        `known` are the first of them, where the sequence goes on from what another one has generated.
+        """
+        hashes = [0] if known is None else known.copy()
+        for position, token in enumerate(self.tokens[len(hashes) - 1 :], len(hashes) - 1):
             own = token + FORK_TOKENS * index if position >= self.num_prompt_tokens else token
             hashes.append(chain_hash(hashes[-1], [own]))
         return hashes
@@ -83,6 +88,7 @@ class Workload:
     transfer_block_us: float = 10.0
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
+    beam_spread: float = 0.5  # how likely a beam is to continue another one
 
     @property
     def tokens_per_decode(self) -> int:
@@ -108,6 +114,13 @@ class Workload:
         if self.num_drafts is None:
             return UniformDecodes(block_size)
         return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
+
+    def parents(self, request: Request) -> list[int]:
+        """Drawn: which beam each beam of a request continues, given the tokens it has."""
+        rng = random.Random(f"{request.request_id} {request.num_output_tokens}")
+        beams = range(request.num_sequences)
+        chosen = [rng.choice(beams) if rng.random() < self.beam_spread else beam for beam in beams]
+        return [chosen[child] for child in in_place(chosen)]
 
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
         """Drawn from the request and how far it is, so that it does not hang on who decodes beside it."""
@@ -186,8 +199,38 @@ def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None
             case.arrival_step = before.arrival_step + rng.randint(1, 10)
 
 
+def with_beams(workload: Workload, rng: random.Random) -> Workload:
+    """The workload with beams in place of some requests, under rules that can serve beams."""
+    policy = workload.options.policy
+    width = rng.choice([2, 2, 3, 4])
+    most = max(8, workload.max_num_seqs)
+    for case in workload.cases:
+        case.num_sequences = min(case.num_sequences, most // workload.num_lanes)
+        if rng.random() < 0.6:
+            case.num_sequences, case.is_beam_search, case.stop_after = width, True, None
+    options = replace(
+        workload.options, async_scheduling=False, policy="mixed" if policy == "admission_order" else policy
+    )
+    longest = max(-(-len(case.tokens) // workload.block_size) for case in workload.cases)
+    # Enough that some beams fit in whole, and little enough that they drive each other out.
+    num_blocks = workload.num_blocks + workload.num_lanes * rng.choice([0, 1, longest // 2, longest, 2 * longest])
+    slots = workload.max_num_batched_tokens + most - workload.max_num_seqs
+    return replace(
+        workload, options=options, num_blocks=num_blocks, max_num_seqs=most, max_num_batched_tokens=slots,
+        num_drafts=None if workload.num_drafts is None else 0, beam_spread=rng.choice([0.1, 0.5, 1.0]),
+    )  # fmt: skip
+
+
 def random_workload(seed: int, policy: str | None = None) -> Workload:
-    """A workload that shares prefixes, repeats prompts, starves for blocks and aborts, under any policy or one."""
+    """A workload that shares prefixes, repeats prompts, starves for blocks, aborts, forks and sometimes has beams,
+    under any policy or one."""
+    rng = random.Random(f"beams of {seed}")
+    workload = _without_beams(seed, policy)
+    has_beams = rng.random() < 0.12 and policy != "admission_order"
+    return with_beams(workload, rng) if has_beams else workload
+
+
+def _without_beams(seed: int, policy: str | None) -> Workload:
     rng = random.Random(seed)
     block_size = rng.choice([1, 1, 2, 3, 4, 8, 16, 16, 64, 256])
     longest = rng.choice([4, 20, 60, 150])

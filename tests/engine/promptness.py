@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict
 
+from engine.core.beams import missing_blocks
 from engine.core.kv.lower_tiers import match_below
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
@@ -106,6 +107,9 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
         decodes = scheduler._planners[0].running.decodes
+        if scheduler._planners[0].running.beams:
+            assert plan.horizon == 1, "what beams continue is known after every step"
+            return
         blocks = scheduler.blocks
         num_free = blocks.num_free_blocks if blocks.offload is None else blocks.pool.num_uncached
         steps = decodes.affordable_steps(decodes.next_event(), num_free)
@@ -126,7 +130,8 @@ def reserve_of(workload: Workload) -> int:
 def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
     """Whoever was admitted beside others left the watermark free."""
     others = scheduler.num_running - len(plan.admitted)
-    if workload.options.allocation == "prompt" and (others or len(plan.admitted) > 1):
+    firsts = [s for s in plan.admitted if s.request.num_common_blocks is None or s is s.request.sequences[0]]
+    if workload.options.allocation == "prompt" and (others or len(firsts) > 1):
         # Those that come back from the host are admitted without a prompt, so that decodes may grow after them.
         grown = sum(len(growth.blocks) for growth in plan.growth) if plan.parked else 0
         free = scheduler.blocks.num_free_blocks + grown
@@ -171,4 +176,8 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
         if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
             return False
+    is_beam = head.request.num_common_blocks is not None
+    is_whole = is_beam or options.admission == "full_prompt"
+    checked = head.num_tokens if is_whole else match.num_cached_tokens + num_tokens
+    reserve += missing_blocks(blocks, head) if is_beam else 0
     return blocks.blocks_needed(match, checked) + reserve <= blocks.num_free_blocks

@@ -7,6 +7,7 @@ import random
 from collections import Counter
 from dataclasses import dataclass, field
 
+from engine.core.beams import longest_beam
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence
@@ -44,6 +45,7 @@ class ShadowExecutor:
         self.recomputed: Counter[Sequence] = Counter()
         self.parked: list[Sequence] = []  # in the order of their admissions, over and over
         self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
+        self.beam_outputs: dict[Sequence, list[int]] = {}  # of beams that continue another one, by now
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
         for i, case in enumerate(workload.cases):
@@ -118,6 +120,7 @@ class ShadowExecutor:
             tenant=case.tenant,
             deadline=case.deadline,
             num_sequences=case.num_sequences,
+            is_beam_search=case.is_beam_search,
         )
         try:
             self.scheduler.add(request)
@@ -210,7 +213,23 @@ class ShadowExecutor:
                 for fork in sequence.request.sequences[1:]:  # it samples tokens of its own, from its first one on
                     assert fork.token_ids is not None
                     fork.token_ids[sequence.request.num_prompt_tokens :] = self._outputs(fork)[:1]
+        for request in outcome.beams:
+            self._replace_beams(request)
         self.scheduler.check_integrity()
+
+    def _replace_beams(self, request: Request) -> None:
+        parents = self.workload.parents(request)
+        replaced = [(i, parent) for i, parent in enumerate(parents) if parent != i]
+        self.trail.counts["replaced beams"] += len(replaced)
+        self.scheduler.replace_beams(request, parents)
+        self.store.replace_beams(request, parents)
+        known = request.sequences[0].num_output_tokens
+        for beam, source in ((request.sequences[i], request.sequences[parent]) for i, parent in replaced):
+            own, theirs = self._outputs(beam), self._outputs(source)
+            self.beam_outputs[beam] = theirs[: known - 1] + own[known - 1 :]
+            if beam.token_ids is not None:
+                assert beam.token_ids[request.num_prompt_tokens :] == theirs[:known], "a beam has other tokens"
+                beam.token_ids[-1] = own[known - 1]
 
     def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
         """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""
@@ -224,6 +243,8 @@ class ShadowExecutor:
 
     def _outputs(self, sequence: Sequence) -> list[int]:
         """What the model generates in a sequence."""
+        if sequence in self.beam_outputs:
+            return self.beam_outputs[sequence]
         case, index = self.workload.cases[sequence.request_id], sequence.request.sequences.index(sequence)
         return [token + FORK_TOKENS * index for token in case.tokens[case.num_prompt_tokens :]]
 
@@ -250,7 +271,11 @@ class ShadowExecutor:
         case = self.workload.cases[request.request_id]
         expected = case.max_tokens
         expected = min(expected, case.stop_after or expected)
-        expected = min(expected, self.scheduler.max_model_len - case.num_prompt_tokens)
+        longest = self.scheduler.max_model_len
+        if case.is_beam_search:
+            num_blocks = self.scheduler.blocks.num_blocks // self.workload.num_lanes
+            longest = min(longest, longest_beam(request, num_blocks, self.workload.block_size))
+        expected = min(expected, longest - case.num_prompt_tokens)
         assert len(request.sequences) == case.num_sequences, "a sequence was not forked"
         for sequence in request.sequences:
             assert sequence.num_output_tokens == expected, "a sequence ended early or late"

@@ -58,6 +58,7 @@ class ToyRequest:
             "first_scheduled_time": self.first_scheduled,
             "first_token_time": first,
             "finish_time": last if done else np.nan,
+            "num_sequences": 1,
             "num_prompt_tokens": self.prompt,
             "num_output_tokens": count,
             "num_requested_tokens": self.output,
@@ -87,6 +88,7 @@ STEP_COLUMNS = [
     "num_running",
     "num_waiting",
     "num_used_blocks",
+    "num_saved_blocks",
     "num_preempted",
     "num_first_admitted_tokens",
     "num_cached_tokens",
@@ -142,7 +144,7 @@ def run_toy_engine(
         duration = 0.006 + 2.2e-5 * tokens + 3e-8 * context + 2e-5 * len(running)
         steps.append(
             (len(steps), now, duration, len(admitted), len(running), tokens, context, len(running) + len(admitted))
-            + (len(waiting), used, preempted, first_tokens, cached_tokens)
+            + (len(waiting), used, used // 3, preempted, first_tokens, cached_tokens)
         )
         now += duration
         running += admitted

@@ -73,6 +73,14 @@ class BlockManager:
         references = Counter(block for sequence in without for block in sequence.block_table)
         return used - sum(self.pool.num_references(block) == count for block, count in references.items())
 
+    def num_saved_blocks(self, without: abc.Collection[Sequence] = ()) -> int:
+        """Blocks that sharing saves: entries of all block tables, those of `without` left out, beyond the first for
+        each block."""
+        if not without:
+            return self.pool.num_extra_references
+        entries = self.num_used_blocks() + self.pool.num_extra_references - sum(len(s.block_table) for s in without)
+        return entries - self.num_used_blocks(without)
+
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 

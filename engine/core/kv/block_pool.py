@@ -52,11 +52,13 @@ class BlockPool:
 
     Attributes:
         num_free: blocks that nobody holds, cached or not.
+        num_extra_references: references beyond the first, of all blocks together.
     """
 
     def __init__(self, num_blocks: int, *, has_one_queue: bool, evict: Evict) -> None:
         self.num_blocks = num_blocks
         self.num_free = num_blocks
+        self.num_extra_references = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
         self._free = [] if has_one_queue else list(range(num_blocks - 1, -1, -1))  # unhashed ones, the last first
@@ -113,6 +115,7 @@ class BlockPool:
             segment = segment_of[block]
             if segment is None:
                 shared[block] = shared.get(block, 0) + 1
+                self.num_extra_references += 1
                 continue
             segment_of[block] = None
             self.num_free -= 1
@@ -149,6 +152,7 @@ class BlockPool:
 
     def drop_shared(self, block: int) -> None:
         """Give up one of at least two references to a block."""
+        self.num_extra_references -= 1
         if self._shared[block] == 1:
             del self._shared[block]
         else:
@@ -201,5 +205,6 @@ class BlockPool:
         assert not free.keys() & references.keys(), "a block is free and referenced"
         assert free.keys() | references.keys() == set(range(self.num_blocks)), "a block is lost"
         assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
+        assert self.num_extra_references == sum(self._shared.values()), "extra references are miscounted"
         assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"
         return {block: each for block, each in queued.items() if each is not None}

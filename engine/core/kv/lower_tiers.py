@@ -5,14 +5,19 @@ from __future__ import annotations
 from itertools import repeat
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.prefix_match import PrefixMatch
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import DEVICE, Transfer
 from engine.core.sequence import Sequence
 
 
 def match_below(blocks: BlockManager, sequence: Sequence, match: PrefixMatch) -> PrefixMatch:
-    """`match`, which is that of `sequence` on the device, continued in the tiers behind it."""
+    """`match`, which is that of `sequence` on the device, continued in the tiers behind it.
+
+    Beams that come back are seated together, so none of them can wait for blocks: they compute all again.
+    """
     assert blocks.offload is not None
+    if sequence.request.num_common_blocks is not None:
+        return NO_MATCH
     if not sequence.request.reads_prefix_cache:
         return match
     match = blocks.offload.drop_unusable(match, blocks.pool, blocks.block_size)

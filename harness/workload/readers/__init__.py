@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from harness.config import SharedPrefixTrace, ShareGptTrace, SyntheticTrace, TraceConfig
+from harness.errors import ConfigError
 from harness.workload import sampling
 from harness.workload.readers import azure, burstgpt, mooncake, plain, sharegpt
 from harness.workload.readers.sieve import RowRules
@@ -28,10 +29,23 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True) -> Tr
 
     Raises:
         TraceError: the file cannot be read, is of another format, has no usable row, or more bad rows than allowed.
-        ConfigError: a tokenizer cannot be loaded, or has nothing to count; drawn prompts have too many hash ids.
+        ConfigError: a tokenizer cannot be loaded, or has nothing to count; drawn prompts have too many hash ids;
+            trace.n or trace.beam_width is given beside a column n of the file.
     """
     stamp = file_stamp(getattr(config, "path", None))
-    return replace(_load(config, seed, with_times), stamp=stamp)
+    return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
+
+
+def _with_sequences(trace: Trace, config: TraceConfig) -> Trace:
+    """The trace with `n` sequences, or beams, for every request."""
+    key = "n" if config.n > 1 else "beam_width"
+    count = max(config.n, config.beam_width)
+    if count == 1:
+        return trace
+    if "n" in trace.table:
+        raise ConfigError(f"trace.{key}={count}: {trace.source} has a column n, which says it for each request")
+    replacement = config.beam_replacement if config.beam_width > 1 else None
+    return replace(trace, table=trace.table.assign(n=count), beam_replacement=replacement)
 
 
 def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:

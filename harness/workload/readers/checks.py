@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 
 from harness.config.workload import MAX_TOKENS
 from harness.workload.readers.sieve import RowSieve
+from simulator.quantities import RANGES
 
 _MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
@@ -84,6 +85,15 @@ def ordinals(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int
     """Whole numbers >= 0, for turns and sessions: int64."""
     values = integers(numbers, name, sieve)
     sieve.reject(values < 0, f"{name} is negative")
+    return values
+
+
+def counts(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
+    """Numbers of sequences, from 1 to as many as may run: int64."""
+    values = ordinals(numbers, name, sieve)
+    sieve.reject(values == 0, f"{name} is 0")
+    most = RANGES["max_num_seqs"].high
+    sieve.reject(values > most, f"{name} is larger than {most}")
     return values
 
 

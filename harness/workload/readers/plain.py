@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from harness.config.workload import MAX_TOKENS
 from harness.errors import TraceError
-from harness.workload.readers.checks import durations, integers, numbers_from_json, ordinals, times, tokens
+from harness.workload.readers.checks import counts, durations, integers, numbers_from_json, ordinals, times, tokens
 from harness.workload.readers.csv_file import require_columns
 from harness.workload.readers.files import JsonBatch, first_record, json_batches
 from harness.workload.readers.lists import ObjectArray, integer_lists, list_lengths, num_blocks
@@ -24,6 +24,7 @@ _CHECKS: dict[str, NumberCheck] = {
     "arrival_time": times,
     "num_prompt_tokens": tokens,
     "num_output_tokens": tokens,
+    "n": counts,
     "priority": integers,
     "tenant": integers,
     "deadline": durations,
@@ -38,7 +39,7 @@ _RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
 
 def read_csv(path: str, rules: RowRules) -> Trace:
     """Reads a CSV file with the columns num_prompt_tokens, num_output_tokens and, optionally, arrival_time (s),
-    priority, tenant, deadline (s after the arrival), session_id with turn, and request_id.
+    n (samples of the prompt), priority, tenant, deadline (s after the arrival), session_id with turn, and request_id.
 
     Raises:
         TraceError: the file cannot be read, has a column that is not one of these, or has no usable row.

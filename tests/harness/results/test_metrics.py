@@ -153,7 +153,7 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
     steps = result.steps.to_dict("records") if not math.isnan(start) else []
     if math.isnan(end) and steps:
         end = max(step["start_time"] + step["duration"] for step in steps)
-    area = dict.fromkeys(("num_used_blocks", "num_running", "num_waiting"), 0.0)
+    area = dict.fromkeys(("num_used_blocks", "num_saved_blocks", "num_running", "num_waiting"), 0.0)
     peak = dict.fromkeys(area, 0)
     num_steps = sequences = tokens = 0
     for step in steps:
@@ -172,6 +172,8 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
         "mean_batch_tokens": ratio(tokens, num_steps),
         "mean_kv_cache_usage": ratio(area["num_used_blocks"] / result.num_blocks, end - start),
         "max_kv_cache_usage": peak["num_used_blocks"] / result.num_blocks,
+        "mean_saved_blocks": ratio(area["num_saved_blocks"], end - start),
+        "saved_block_share": ratio(area["num_saved_blocks"], area["num_saved_blocks"] + area["num_used_blocks"]),
         "mean_running": ratio(area["num_running"], end - start),
         "max_running": peak["num_running"],
         "mean_waiting": ratio(area["num_waiting"], end - start),

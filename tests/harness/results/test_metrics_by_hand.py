@@ -23,9 +23,9 @@ def test_two_requests_by_hand() -> None:
         ToyRequest(4.0, 30, 2, status="finished", first_scheduled=5.0, tokens=[6.0]),
     ]
     steps: list[tuple[float, ...]] = [
-        (0, 1.5, 0.5, 1, 0, 5, 0, 1, 0, 10, 0, 10, 5),
-        (1, 2.0, 1.0, 0, 1, 0, 11, 1, 0, 20, 0, 0, 0),
-        (2, 5.0, 1.0, 1, 0, 30, 0, 1, 1, 40, 0, 30, 0),
+        (0, 1.5, 0.5, 1, 0, 5, 0, 1, 0, 10, 10, 0, 10, 5),
+        (1, 2.0, 1.0, 0, 1, 0, 11, 1, 0, 20, 5, 0, 0, 0),
+        (2, 5.0, 1.0, 1, 0, 30, 0, 1, 1, 40, 0, 0, 30, 0),
     ]
     summary = summarize(tables(requests, steps, num_blocks=100, complete=True), CONFIG)
     expected = {
@@ -41,6 +41,8 @@ def test_two_requests_by_hand() -> None:
         "prefix_cache_hit_rate": 5 / 40,
         "mean_kv_cache_usage": (0.10 * 0.5 + 0.20 * 1 + 0.40 * 1) / 5,
         "max_kv_cache_usage": 0.4,
+        "mean_saved_blocks": (10 * 0.5 + 5 * 1) / 5,
+        "saved_block_share": 10 / (10 + 5 + 20 + 40),
         "mean_running": 2.5 / 5,
         "mean_waiting": 1 / 5,
         "num_steps": 3,

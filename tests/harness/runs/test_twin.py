@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -45,8 +46,8 @@ GB_PER_S = 1.0
 LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
-    "num_used_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens", "start_time", "duration",
-    "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk",
+    "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
+    "start_time", "duration", "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk",
 ]  # fmt: skip
 
 
@@ -58,6 +59,7 @@ class LoggingRecorder(Recorder):
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
+        self.parents: dict[int, list[list[int]]] = defaultdict(list)
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         super().on_issued(issued, now_ns)
@@ -126,6 +128,13 @@ def run_real(
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder()
+    replace_beams = engine.scheduler.replace_beams
+
+    def keep_parents(request: Request, parents: list[int]) -> None:
+        recorder.parents[request.request_id].append(list(parents))
+        replace_beams(request, parents)
+
+    engine.scheduler.replace_beams = keep_parents  # type: ignore[method-assign,assignment]
     times = np.arange(len(trace.table)) * 4_000_000
     times[12:] += 250_000_000  # the engine falls idle in between
     prompts = PromptSource(trace, 300, seed=0)
@@ -159,7 +168,11 @@ def run_twin(
         return Request(
             row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes,
             priority=before.priority, tenant=before.tenant, deadline=before.deadline,
+            num_sequences=before.num_sequences, is_beam_search=before.is_beam_search,
         )  # fmt: skip
+
+    def parents_of(request: Request) -> list[int]:
+        return real.parents[request.request_id].pop(0)
 
     recorder = Recorder()
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
@@ -167,7 +180,7 @@ def run_twin(
     router = RoundRobin(arrivals, make)
     replica = Replica(
         env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead,
-        transfers=WithTheStep(cost),
+        transfers=WithTheStep(cost), choose_parents=parents_of,
     )  # fmt: skip
     router.connect(replica)
     env.run()
@@ -237,3 +250,25 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
         tokens = request.sequences[0].token_ids
         assert tokens and TOKENS.setdefault(row, tokens) == tokens, "what is generated hangs on who decodes beside it"
     assert measured.requests["replay_lag"].between(0, 1).all()
+
+
+@pytest.mark.parametrize("beams", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "num_blocks"),
+    [("mixed", 40), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("mixed", 400), ("prefill_first", 40)))],
+)
+def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_blocks: int, beams: bool) -> None:
+    torch.set_num_threads(1)
+    # What a sample or a beam generates has no identity in a simulation, so nothing of it is found in the prefix cache.
+    options = SchedulerOptions(policy=policy, enable_prefix_caching=False)
+    trace = make_trace()
+    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] // 2 + 1, n=np.arange(24) % 3 + 1)
+    trace = replace(trace, table=table, beam_replacement=0.0 if beams else None)
+    real = run_real(trace, options, num_blocks, lookahead=1)
+    twin = run_twin(real, options, num_blocks, lookahead=1).tables(trace, [])
+    measured = real.tables(trace, [])
+    pd.testing.assert_frame_equal(measured.steps[DECISIONS], twin.steps[DECISIONS], check_exact=True)
+    columns = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
+    assert measured.steps["num_saved_blocks"].sum() > 0 and not any(real.parents.values())
+    assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace
-from harness.errors import TraceError
+from harness.errors import ConfigError, TraceError
 from harness.workload.readers import csv_file, load_trace
 from harness.workload.trace import Trace
 
@@ -89,6 +89,20 @@ def test_csv_bad_rows(path: Path, row: str, reason: str) -> None:
     with pytest.raises(TraceError) as error:
         read(path, text, on_bad_row="error")
     assert str(error.value).startswith(f"{path}, line 4: {reason}")
+
+
+def test_requests_say_how_many_samples_they_want(path: Path) -> None:
+    text = "num_prompt_tokens,num_output_tokens,n\n5,1,4\n6,2,1\n7,2,0\n8,1,1e9\n"
+    trace = read(path, text)
+    assert trace.num_sequences.tolist() == [4, 1] and trace.beam_replacement is None
+    assert trace.bad_rows == {"n is 0": 1, "n is larger than 1048576": 1}
+    with pytest.raises(ConfigError, match=r"trace.beam_width=2: \S+ has a column n, which says it for each request"):
+        read(path, text, beam_width=2)
+    without = "num_prompt_tokens,num_output_tokens\n5,1\n6,2\n"
+    beams = read(path, without, beam_width=3, beam_replacement=0.5)
+    assert beams.num_sequences.tolist() == [3, 3] and beams.beam_replacement == 0.5
+    assert read(path, without, n=2).num_sequences.tolist() == [2, 2]
+    assert read(path, without).num_sequences.tolist() == [1, 1]
 
 
 def test_an_unpaired_quote_spoils_no_other_row(path: Path) -> None:

@@ -1,0 +1,96 @@
+"""Requests of several sequences in a simulation: the tables against a log of every token of every sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.sequence import Request
+from harness.workload.arrivals import OpenLoop
+from harness.workload.trace import Trace, trace_table
+from simulator.beams import RandomParents, keep_all
+from tests.simulator.workloads import assert_same, expanded_gaps, make, simulate
+
+
+class SequenceLog:
+    """Keeps the time of each token of each sequence, and counts blocks, the slow and obvious way."""
+
+    def __init__(self) -> None:
+        self.times: dict[Request, list[list[int]]] = {}
+        self.saved: list[int] = []
+        self.end = 0
+
+    def on_refused(self, request: Request, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+        assert plan.num_steps == 1
+        self.end = start_ns + int(np.sum(durations_ns))
+        for sequence in plan.admitted:
+            self.times.setdefault(sequence.request, [[] for _ in range(sequence.request.num_sequences)])
+        tables = [sequence.block_table for request in self.times for sequence in request.sequences]
+        self.saved.append(sum(map(len, tables)) - len({block for table in tables for block in table}))
+
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
+    def on_commit(self, outcome: StepOutcome) -> None:
+        for request, times in self.times.items():
+            for sequence, each in zip(request.sequences, times, strict=False):
+                each += [self.end] * (sequence.num_output_tokens - len(each))
+
+
+def trace_of(seed: int, *, beams: bool) -> Trace:
+    rng = np.random.default_rng(seed)
+    columns = {"num_prompt_tokens": rng.integers(1, 40, 20), "num_output_tokens": rng.integers(1, 25, 20)}
+    table = trace_table(columns | {"n": rng.integers(1, 5, 20)})
+    return Trace("t", table, "made", beam_replacement=0.3 if beams else None)
+
+
+@pytest.mark.parametrize("beams", [False, True])
+@pytest.mark.parametrize(
+    ("policy", "num_blocks"), [("mixed", 32), ("prefill_first", 30), pytest.param("mixed", 400, marks=pytest.mark.slow)]
+)
+def test_the_tables_agree_with_a_log_of_every_sequence(policy: str, num_blocks: int, beams: bool) -> None:
+    num_preempted = 0.0
+    for seed in range(3):
+        trace, log = trace_of(seed, beams=beams), SequenceLog()
+        runs = []
+        for compress in (False, True):
+            options: dict[str, Any] = {"observer": log} if not compress else {}
+            arrivals = OpenLoop(np.sort(np.random.default_rng(seed).integers(0, 10**8, 20)))
+            parents = RandomParents(0.3, np.random.default_rng(seed))
+            runs += simulate(
+                trace, arrivals, [make(8, policy=policy, num_blocks=num_blocks)],
+                compress=compress, choose_parents=parents, **options,
+            )  # fmt: skip
+        assert_same(*runs)
+        gaps = []
+        table = runs[0].requests.set_index("request_id")
+        for request, times in log.times.items():
+            row: Any = table.loc[request.request_id]
+            first, last, count = min(t[0] for t in times), max(t[-1] for t in times), sum(map(len, times))
+            assert (row.first_token_time, row.finish_time) == (first * 1e-9, last * 1e-9)
+            assert (row.num_output_tokens, row.num_sequences) == (count, len(times))
+            assert row.num_requested_tokens == trace.table["num_output_tokens"][request.request_id] * len(times)
+            each = count / len(times)
+            if each > 1:
+                assert row.tpot == pytest.approx((last - first) * 1e-9 / (each - 1), abs=1e-12)
+            gaps += [gap for t in times for gap in np.diff(t).tolist()]
+        np.testing.assert_array_equal(expanded_gaps(runs[0]), np.sort(gaps) * 1e-9)
+        assert runs[0].steps["num_saved_blocks"].tolist() == log.saved and max(log.saved) > 0
+        num_preempted += runs[0].steps["num_preempted"].sum()
+    assert (num_preempted > 0) == (num_blocks < 100)
+
+
+def test_parents_are_replaced_at_the_rate_that_is_set() -> None:
+    request = Request(0, 8, 8, num_sequences=4, is_beam_search=True)
+    parents = RandomParents(0.05, np.random.default_rng(0))
+    drawn = [parents(request) for _ in range(4000)]
+    assert all(each[parent] == parent for each in drawn for parent in each)
+    changed = np.mean([parent != beam for each in drawn for beam, parent in enumerate(each)])
+    assert changed == pytest.approx(0.05, abs=0.006), "fewer only where two replace each other"
+    assert RandomParents(0.0, np.random.default_rng(0))(request) == keep_all(request) == [0, 1, 2, 3]
