@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 from engine.core.kv.tier import TierEviction
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
+from engine.speculation import NgramOptions
 
 Quantized = Literal["none", "fp8", "fp8_block"]
 KVDtype = Literal["auto", "fp8", "int8", "int4"]
@@ -64,6 +65,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         host_eviction: which cached block of host memory goes first, as in `OffloadOptions`.
         host_gb_per_s: rate of each device's link to the host, which preemption="auto" predicts with, in GB/s.
         max_model_len: most tokens of a sequence, prompt and output; None takes the model's own limit.
+        speculation: how tokens are drafted; None drafts none. Steps with drafts run eagerly, and drafts are made
+            between steps, so that each step is planned on its own.
         load_format: "auto" reads safetensors from the model's folder; "random" draws weights from `seed`.
 
     Raises:
@@ -85,8 +88,14 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     max_num_batched_tokens: int = 8192
     max_model_len: int | None = None
     tensor_parallel_size: int = 1
+    speculation: NgramOptions | None = None
     load_format: Literal["auto", "random"] = "auto"
     seed: int = 0
+
+    @property
+    def tokens_per_decode(self) -> int:
+        """Most tokens that a decode computes in a step."""
+        return 1 if self.speculation is None else 1 + self.speculation.num_speculative_tokens
 
     def __post_init__(self) -> None:
         SchedulerOptions.__post_init__(self)

@@ -8,6 +8,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engine.beam_search import BeamSearch
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.unforeseen import UnforeseenDecodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.flight import Verified
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
@@ -16,8 +20,9 @@ from engine.engine_config import EngineConfig
 from engine.parked import Parked
 from engine.runner.model_runner import StepTokens
 from engine.runner.sampling_inputs import TokenLists
-from engine.runner.step_inputs import StepBuilder, StepInputs
+from engine.runner.step_inputs import NO_DRAFTS, StepBuilder, StepInputs
 from engine.sampling_params import SamplingParams
+from engine.speculation import Drafter
 from engine.token_collector import EndCheck, NewTokens, TokenCollector
 
 _NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0)
@@ -52,7 +57,7 @@ class StepTimes:
 
     Attributes:
         schedule_ns: planning.
-        prepare_ns: building the inputs and sending them to the ranks.
+        prepare_ns: drafting, building the inputs and sending them to the ranks.
         execute_ns: the model.
         sample_ns: logits and sampling; 0 for decode steps under CUDA graphs, where `execute_ns` includes both.
         transfer_ns: waiting for copies from or to the host.
@@ -67,13 +72,14 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ExecutedPlan:
-    """A plan that ran and is not committed yet; `stopped` is the argument of that name of `Scheduler.commit`."""
+    """A plan that ran and is not committed yet; `stopped` and `verified` are the arguments of `Scheduler.commit`."""
 
     plan: StepPlan
     start_ns: int
     times: StepTimes
     outputs: list[NewTokens]
     stopped: dict[Sequence, int]
+    verified: Verified | None
 
 
 @dataclass(frozen=True)
@@ -124,15 +130,19 @@ class LLMEngine:
             max_num_seqs=config.max_num_seqs,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_model_len=self.max_model_len,
+            make_decodes=self._make_decodes,
             num_host_blocks=self._executor.num_host_blocks,
             offload=config.offload_options,
             transfer_block_us=self._executor.block_bytes / (config.host_gb_per_s * 1e3),
         )
+        self._drafter = None if config.speculation is None else Drafter(config.speculation)
         self._parked.forget_all()
         # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
         self._searches: dict[Request, BeamSearch] = {}
-        self._collector = TokenCollector(self._builder, self.scheduler.advance)
+        self._collector = TokenCollector(
+            self._builder, self.scheduler.advance, speculates=config.speculation is not None
+        )
 
     def add(
         self,
@@ -195,7 +205,10 @@ class LLMEngine:
             plan = self.scheduler.extend(plan, num_steps)
         scheduled = time.perf_counter_ns()
         self._parked.add(plan)
-        inputs = self._builder.build(plan, *self._parked.marks)
+        drafts = NO_DRAFTS
+        if self._drafter is not None:
+            drafts = self._drafter.propose(self._builder.may_draft(plan))
+        inputs = self._builder.build(plan, *self._parked.marks, drafts)
         prepared = time.perf_counter_ns()
         tokens = self._executor.execute(inputs)
         self._landed = tokens.landed
@@ -207,8 +220,8 @@ class LLMEngine:
             sample_ns=tokens.sample_ns,
             transfer_ns=tokens.transfer_ns,
         )
-        outputs, stopped = self._collector.collect(plan, tokens)
-        return ExecutedPlan(plan, now_ns, times, outputs, stopped)
+        outputs, stopped, verified = self._collector.collect(plan, tokens)
+        return ExecutedPlan(plan, now_ns, times, outputs, stopped, verified)
 
     def _schedule(self, now_ns: int) -> StepPlan | None:
         """The next plan, in which those whose KV is back on the device take part.
@@ -230,7 +243,7 @@ class LLMEngine:
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> StepReport:
         """Commit an executed plan that ended at `now_ns`; between `execute` and `commit` no request may be added."""
-        outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped)
+        outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped, executed.verified)
         outputs = executed.outputs
         if self._searches:
             self._choose_beams(outputs, outcome)
@@ -270,3 +283,10 @@ class LLMEngine:
     def _forget(self, sequences: abc.Collection[Sequence]) -> None:
         self._builder.drop(sequences)
         self._collector.drop(sequences)
+        if self._drafter is not None:
+            self._drafter.drop(sequences)
+
+    def _make_decodes(self, block_size: int) -> Decodes:
+        if self.config.speculation is None:
+            return UniformDecodes(block_size)
+        return UnforeseenDecodes(block_size, self.config.speculation.num_speculative_tokens)

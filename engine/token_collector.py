@@ -6,6 +6,7 @@ from collections import abc
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from engine.core.flight import Verified
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 from engine.outputs import FinishReason, Logprob, TokenLogprobs
@@ -75,11 +76,19 @@ class TokenCollector:
     Args:
         builder: knows the rows of the sequences.
         advance: `Scheduler.advance`.
+        speculates: whether plans may have drafts.
     """
 
-    def __init__(self, builder: StepBuilder, advance: abc.Callable[[StepPlan], None]) -> None:
+    def __init__(
+        self,
+        builder: StepBuilder,
+        advance: abc.Callable[[StepPlan, Verified | None], None],
+        *,
+        speculates: bool,
+    ) -> None:
         self._builder = builder
         self._advance = advance
+        self._speculates = speculates
         self._ends: dict[Sequence, _Ends] = {}
         self._num_logprobs: dict[Sequence, int] = {}
         self._num_prompt_logprobs: dict[Sequence, int] = {}
@@ -105,33 +114,56 @@ class TokenCollector:
             for table in tables:
                 table.pop(sequence, None)
 
-    def collect(self, plan: StepPlan, tokens: StepTokens) -> tuple[list[NewTokens], dict[Sequence, int]]:
+    def collect(
+        self, plan: StepPlan, tokens: StepTokens
+    ) -> tuple[list[NewTokens], dict[Sequence, int], Verified | None]:
         """Append the plan's tokens to their sequences, each up to and including the first that ends it.
 
         Where the plan completes the prompt of a request of several sequences, the others are forked now.
 
         Returns:
-            The appended tokens by sequence; and for each sequence that met a stop condition, how many of the plan's
-            tokens came after it and were dropped.
+            The appended tokens by sequence; for each sequence that met a stop condition, how many of the plan's tokens
+            came after it and were dropped; and what became of drafts, None without speculation.
         """
         self._stopped = {}
-        decoding = self._builder.sequences if plan.num_decodes else []
         prompts = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
-        samples = [chunk.sequence for chunk in plan.prefills for _ in range(chunk.num_samples)]
-        logprobs = self._logprobs([*samples, *decoding], tokens) if tokens.logprobs is not None else {}
+        logprobs = self._logprobs(self._builder.sampled(plan), tokens) if tokens.logprobs is not None else {}
         if tokens.prompt_logprobs is not None:
             self._note_prompts(plan, tokens.prompt_logprobs)
-        first = len(samples)
-        outputs = [
-            self._give(sequence, new, logprobs.get(row))
-            for row, (sequence, new) in enumerate(zip(decoding, tokens.decode.T.tolist(), strict=True), first)
-        ]
+        decoded = self._decoded(plan, tokens)
+        verified = None
+        if self._speculates:
+            num_drafted = sum(len(drafts) for _, drafts in self._builder.drafted)
+            verified = Verified(num_drafted, {sequence: len(new) for _, sequence, new in decoded})
+        outputs = [self._give(sequence, new, logprobs.get(row)) for row, sequence, new in decoded]
         if prompts:
-            outputs += self._give_first(plan, prompts, tokens.prefill.tolist(), logprobs)
-        return outputs, self._stopped
+            outputs += self._give_first(plan, prompts, tokens.prefill.tolist(), logprobs, verified)
+        return outputs, self._stopped, verified
+
+    def _decoded(self, plan: StepPlan, tokens: StepTokens) -> list[tuple[int, Sequence, list[int]]]:
+        """The decodes with their new tokens, and the number of the first sample of each.
+
+        Of a decode with drafts, the sampled tokens count up to and including the first that is not the draft there.
+        """
+        row = sum(chunk.num_samples for chunk in plan.prefills)
+        if not self._builder.drafted:
+            decoding = self._builder.sequences if plan.num_decodes else []
+            return list(zip(range(row, row + len(decoding)), decoding, tokens.decode.T.tolist(), strict=True))
+        decoded, sampled = [], tokens.prefill.tolist()
+        for sequence, drafts in self._builder.drafted:
+            new = sampled[row : row + 1 + len(drafts)]
+            num_accepted = next((i for i, draft in enumerate(drafts) if draft != new[i]), len(drafts))
+            decoded.append((row, sequence, new[: num_accepted + 1]))
+            row += len(new)
+        return decoded
 
     def _give_first(
-        self, plan: StepPlan, prompts: list[Sequence], tokens: list[int], logprobs: dict[int, TokenLogprobs]
+        self,
+        plan: StepPlan,
+        prompts: list[Sequence],
+        tokens: list[int],
+        logprobs: dict[int, TokenLogprobs],
+        verified: Verified | None,
     ) -> list[NewTokens]:
         """Give the samples of completed prompts to their sequences, and fork those that are to be forked."""
         outputs, forking, row = [], [], 0
@@ -142,7 +174,7 @@ class TokenCollector:
                 forking.append((sequence, row + 1))
             row += 1 + sequence.num_forks
         if forking:
-            self._advance(plan)
+            self._advance(plan, verified)
         for sequence, row in forking:
             forks = sequence.request.sequences[1:]
             self._builder.add_forks(sequence, forks)
@@ -178,9 +210,10 @@ class TokenCollector:
             tokens = tokens[:number]
         return NewTokens(sequence, tokens, None, reason, None if logprobs is None else [logprobs], prompt_logprobs)
 
-    def _logprobs(self, rows: list[Sequence], tokens: StepTokens) -> dict[int, TokenLogprobs]:
+    def _logprobs(self, rows: list[Sequence | None], tokens: StepTokens) -> dict[int, TokenLogprobs]:
         """Log probabilities by row, for the rows of sequences that want some."""
-        wanted = [(row, self._num_logprobs[each]) for row, each in enumerate(rows) if each in self._num_logprobs]
+        numbers = self._num_logprobs
+        wanted = [(row, numbers[each]) for row, each in enumerate(rows) if each is not None and each in numbers]
         sampled = [*tokens.prefill.tolist(), *tokens.decode[:1].ravel().tolist()]
         assert tokens.logprobs is not None
         return {row: _at(tokens.logprobs, i, sampled[row], number) for i, (row, number) in enumerate(wanted)}

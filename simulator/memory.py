@@ -35,7 +35,8 @@ class KVPool:
     """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
 
     `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
-    window, of which `block_bytes` then has no share.
+    window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes`
+    include those of a model that drafts tokens.
     """
 
     num_blocks: int
@@ -46,12 +47,14 @@ class KVPool:
     activation_bytes: int = 0
     outside_bytes: int = 0
     window_bytes: int = 0
+    has_drafter: bool = False
 
     def describe(self) -> str:
         """One line for the log: the number of blocks and the formula it comes from."""
         line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
         layers = "layers without window" if self.window_bytes else "layers"
         each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·(head_dim·bytes + scale)"
+        each += ", of model and drafter" if self.has_drafter else ""
         if not self.usable_bytes:
             return f"{line}, as configured; {each}"
         windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
@@ -152,6 +155,7 @@ def size_kv_pool(
     max_num_batched_tokens: int,
     max_num_seqs: int,
     memory_account: str = "vllm",
+    drafter: ModelShape | None = None,
 ) -> KVPool:
     """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
 
@@ -160,12 +164,16 @@ def size_kv_pool(
     as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
     needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
 
+    A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
+    than the model's and share their memory.
+
     Raises:
         DeviceTooSmallError: not even one block fits.
     """
-    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size)
+    drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
+    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
     usable = int(device.memory_bytes * gpu_memory_utilization)
-    weights = model.weight_bytes(tensor_parallel_size)
+    weights = model.weight_bytes(tensor_parallel_size) + (drafter.weight_bytes(tensor_parallel_size) if drafter else 0)
     if memory_account == EARLY:
         activations = early_activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
         outside = 0
@@ -179,7 +187,7 @@ def size_kv_pool(
     if 0 < model.num_sliding_layers < model.num_layers:
         windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
         apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers)
+        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
         if (free - apart) // others > num_blocks:
             num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
     if num_blocks < 1:
@@ -189,7 +197,8 @@ def size_kv_pool(
             f"block of {block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
             "a smaller model or a smaller block_size"
         )
-    return KVPool(num_blocks, block_size, block_bytes, usable, weights, activations, outside, window_bytes)
+    parts = usable, weights, activations, outside, window_bytes
+    return KVPool(num_blocks, block_size, block_bytes, *parts, has_drafter=drafter is not None)
 
 
 def _widest(model: ModelShape, tensor_parallel_size: int) -> int:

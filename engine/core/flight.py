@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import abc
+from typing import NamedTuple
 
-from engine.core.plan import StepPlan
+from engine.core.plan import Drafts, StepPlan
 from engine.core.sequence import Sequence
 
 Stopped = abc.Mapping[Sequence, int]
 """Sequences that met a stop condition in a plan, with the number of tokens they generated past it."""
 
 NOBODY: Stopped = {}
+
+
+class Verified(NamedTuple):
+    """What an executor found when it verified the drafts of a step: how many there were, and how many tokens each
+    decoding sequence gained, its own one included."""
+
+    num_drafted: int
+    gains: abc.Mapping[Sequence, int]
 
 
 class Flight:
@@ -21,9 +30,10 @@ class Flight:
         started: sequences to which the last chunk of a prompt gave a token.
         ended: sequences that got their last token with it.
         victims: decoding sequences that got a token with it and were preempted before it was committed.
+        drafts: what became of the drafts.
     """
 
-    __slots__ = ("plan", "is_advanced", "started", "ended", "victims")
+    __slots__ = ("plan", "is_advanced", "started", "ended", "victims", "drafts")
 
     def __init__(self, plan: StepPlan) -> None:
         self.plan = plan
@@ -31,3 +41,4 @@ class Flight:
         self.started: abc.Sequence[Sequence] = ()
         self.ended: list[Sequence] = []
         self.victims: abc.Sequence[Sequence] = ()
+        self.drafts: Drafts | None = None

@@ -6,6 +6,9 @@ from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from engine.core.kv.tier import Transfer
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
@@ -117,6 +120,13 @@ def extended(plan: StepPlan, num_steps: int, growth: list[BlockGrowth]) -> StepP
     return make_step_plan((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
 
 
+class Drafts(NamedTuple):
+    """Tokens that the decodes of each step of a plan drafted, and how many of them were accepted, int64[num_steps]."""
+
+    num_drafted: NDArray[np.int64]
+    num_accepted: NDArray[np.int64]
+
+
 class StepOutcome(NamedTuple):
     """What a commit brought about.
 
@@ -124,8 +134,10 @@ class StepOutcome(NamedTuple):
         finished: requests that ended with this plan.
         resumed_gaps: for each sequence that came back from a preemption, the time between its tokens around it.
         beams: requests whose beams all got a token and go on: the time for `Scheduler.replace_beams`.
+        drafts: what became of speculative drafts; None for a plan without decodes, or without speculation.
     """
 
     finished: list[Request]
     resumed_gaps: list[int]
     beams: list[Request]
+    drafts: Drafts | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 
 from engine.core.beams import gather
-from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
@@ -27,7 +27,7 @@ class Progress:
         self._blocks = blocks
         self._waiting = waiting
 
-    def advance(self, flight: Flight, stopped: Stopped = NOBODY) -> None:
+    def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
         """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
         running = self._running
         plan = flight.plan
@@ -36,7 +36,8 @@ class Progress:
             if running.decodes.findable:
                 for ahead in range(1, plan.num_steps):
                     running.register_filled(ahead, stopped)
-            ended = running.decodes.advance(plan.num_steps)
+            ended = running.decodes.advance(plan.num_steps, drafts)
+            flight.drafts = running.decodes.drafts
             for sequence in stopped:
                 if sequence in running.decodes.sequences:
                     running.decodes.remove(sequence)
@@ -64,11 +65,11 @@ class Progress:
                 started += self._finish_prefill(flight, sequence, stopped)
         flight.started = started
 
-    def settle(self, flight: Flight, now: int, stopped: Stopped) -> list[int]:
+    def settle(self, flight: Flight, now: int, stopped: Stopped, drafts: Verified | None) -> list[int]:
         """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
         running = self._running
         if not flight.is_advanced:
-            self.advance(flight, stopped)
+            self.advance(flight, stopped, drafts)
         elif stopped:
             for sequence in stopped:
                 self._stop_late(flight, sequence, stopped[sequence])

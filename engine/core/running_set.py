@@ -200,7 +200,7 @@ class RunningSet:
         if was_parked and sequence not in self.returning:
             del self.sequences[sequence]
             self.landing[sequence] = None
-            self._waiting.head_blocked = False
+            self._waiting.on_release(sequence)
             return
         if was_parked:
             self._blocks.land(sequence)

@@ -14,7 +14,7 @@ from engine.core.beams import longest_beam, obstacle
 from engine.core.beams import replace as replace_beams
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.horizon import decode_horizon
 from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
@@ -94,9 +94,8 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        if self.num_lanes == 1:
-            return len(self._lanes[0].sequences)
-        return sum(len(lane.sequences) for lane in self._lanes)
+        lanes = self._lanes
+        return len(lanes[0].sequences) if self.num_lanes == 1 else sum(len(lane.sequences) for lane in lanes)
 
     @property
     def num_waiting(self) -> int:
@@ -136,9 +135,6 @@ class Scheduler:
         self._requests[request.request_id] = request
         (sequence,) = request.sequences
         sequence.end_length = min(sequence.end_length, limit)
-        if self.plans_ahead:  # its place in the queue may depend on what the others were served
-            for lane in range(self.num_lanes):
-                self._advance(lane)
         self.waiting.push(sequence)
 
     def abort(self, request_id: int) -> Request:
@@ -223,19 +219,22 @@ class Scheduler:
         flight.plan = extended(plan, num_steps, growth)
         return flight.plan
 
-    def advance(self, plan: StepPlan) -> None:
+    def advance(self, plan: StepPlan, drafts: Verified | None = None) -> None:
         """Count the tokens of an executed plan before its commit, so that the forks it makes exist by then."""
-        self._progress[plan.lane].advance(self._lanes[plan.lane].flights[-1])
+        self._progress[plan.lane].advance(self._lanes[plan.lane].flights[-1], drafts=drafts)
 
-    def commit(self, plan: StepPlan, now: int, stopped: Stopped = NOBODY) -> StepOutcome:
+    def commit(
+        self, plan: StepPlan, now: int, stopped: Stopped = NOBODY, drafts: Verified | None = None
+    ) -> StepOutcome:
         """Account for an executed plan that ended at `now`; the plans of a lane in the order they were made.
 
         Args:
             stopped: sequences that met a stop condition in this plan, with the number of tokens they generated past it.
+            drafts: what became of them, where the decodes do not know it.
         """
         flight = self._lanes[plan.lane].flights.popleft()
         assert flight.plan is plan, "plans are committed in order, and as they were extended"
-        resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped)
+        resumed_gaps = self._progress[plan.lane].settle(flight, now, stopped, drafts)
         finished: list[Request] = []
         for sequence in flight.ended:
             request = sequence.request
@@ -245,7 +244,7 @@ class Scheduler:
                 del self._requests[request.request_id]
                 finished.append(request)
         beams = self._progress[plan.lane].beams_to_replace(flight) if self._lanes[plan.lane].beams else []
-        return StepOutcome(finished, resumed_gaps, beams)
+        return StepOutcome(finished, resumed_gaps, beams, flight.drafts)
 
     def replace_beams(self, request: Request, parents: abc.Sequence[int]) -> None:
         """Let beam i of a request in `StepOutcome.beams` continue beam `parents[i]`; see `engine.core.beams`."""

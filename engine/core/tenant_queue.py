@@ -32,6 +32,7 @@ class TenantQueue(WaitingQueue):
         self._input_weight = input_weight
         self._output_weight = output_weight
         self._counted: dict[Sequence, int] = {}  # of each that runs, how many generated tokens are in `served`
+        self._newcomers: dict[int, None] = {}  # tenants that came to wait since the last turn
         self._last = 0  # the tenant that was admitted last
 
     def __len__(self) -> int:
@@ -41,18 +42,31 @@ class TenantQueue(WaitingQueue):
         others = (heap for heap in self.heaps.values() if heap is not self._heap)
         return (entry[-1] for entry in chain(self._heap, *others))
 
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a tenant came to wait since the last turn."""
+        return bool(self._newcomers)
+
     def turn(self) -> None:
-        """Count what was generated, and let the least served tenant have the head; of equals, who came first."""
+        """Count what was generated, and let the least served tenant have the head; of equals, who came first.
+
+        Tenants that came to wait are lifted here and not before: when a step is planned, all tokens are counted.
+        """
         for sequence in self._counted:
             self._count(sequence)
+        others = [tenant for tenant in self.heaps if tenant not in self._newcomers] or [self._last]
+        for tenant in self._newcomers:
+            least = min(self.served.get(other, 0) for other in others)
+            self.served[tenant] = max(self.served[tenant], least)
+            others = [*others, tenant] if others[0] in self.heaps else [tenant]
+        self._newcomers.clear()
         self._choose()
 
     def push(self, sequence: Sequence) -> None:
         tenant = sequence.request.tenant
         if tenant not in self.heaps:
-            self.turn()
-            least = min(self.heaps or (self._last,), key=lambda other: self.served.get(other, 0))
-            self.served[tenant] = max(self.served.get(tenant, 0), self.served.get(least, 0))
+            self._newcomers[tenant] = None
+            self.served.setdefault(tenant, 0)
         self._heap = self.heaps.setdefault(tenant, [])
         super().push(sequence)
         self._choose()
@@ -88,6 +102,7 @@ class TenantQueue(WaitingQueue):
     def _forget_empty(self, tenant: int) -> None:
         if not self.heaps[tenant]:
             del self.heaps[tenant]
+            self._newcomers.pop(tenant, None)
         self._choose()
 
     def _choose(self) -> None:

@@ -98,7 +98,7 @@ class WaitingQueue:
         """A sequence got a seat: it left the queue, or was forked from one that runs."""
 
     def on_release(self, sequence: Sequence) -> None:
-        """A sequence gave back its seat and its blocks, so that the head may fit."""
+        """A sequence gave back its seat, and most often its blocks, so that the head may fit."""
         self.head_blocked = False
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:

@@ -121,6 +121,7 @@ class Rank:
             capture,
             self._tp,
             num_host_blocks,
+            config.tokens_per_decode,
         )
 
     def _graph_bytes(self) -> int:

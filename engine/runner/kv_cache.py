@@ -99,7 +99,7 @@ def fitting_blocks(
 
         gpu_memory_utilization * total - in use - peak of the largest step - graph_bytes
 
-    The largest step is run to measure its peak, which includes logits and sampling of `max_num_seqs` rows;
+    The largest step is run to measure its peak, which includes logits and sampling of `max_num_seqs` decodes;
     `graph_bytes` is what the CUDA graphs will take. On the CPU the cache gets gpu_memory_utilization * free memory, but
     no more blocks than `max_num_seqs` sequences of `max_model_len` tokens can use.
 
@@ -139,7 +139,8 @@ def _free_cuda_bytes(model: CausalLM, config: EngineConfig, max_model_len: int, 
 
 @torch.inference_mode()
 def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, device: torch.device) -> None:
-    """Run a step of prompts with `max_num_batched_tokens` tokens, and sample `max_num_seqs` rows with top-k and top-p.
+    """Run a step of prompts with `max_num_batched_tokens` tokens, and sample all tokens of `max_num_seqs` decodes, with
+    top-k and top-p.
 
     The cache has one block, so the step stores no keys and values.
     """
@@ -166,7 +167,8 @@ def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, dev
     ids = torch.zeros(total, dtype=torch.int64, device=device)
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])
     hidden = model(ids, positions, cache, metadata)
-    rows = torch.zeros(config.max_num_seqs, dtype=torch.int64, device=device)
-    ones = torch.ones(config.max_num_seqs, device=device)
+    num_sampled = config.max_num_seqs * config.tokens_per_decode
+    rows = torch.zeros(num_sampled, dtype=torch.int64, device=device)
+    ones = torch.ones(num_sampled, device=device)
     sample(model.compute_logits(hidden[rows]), ones, rows.to(torch.int32), ones, rows, rows)
     torch.cuda.synchronize(device)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from engine.models.parallel import TensorParallel
 from engine.runner.block_transfers import BlockTransfers, side_stream
+from engine.runner.chunk_inputs import PrefillInputs
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
 from engine.runner.sampling_inputs import Adjustments
 from engine.runner.staging import Staging, TokenBuffer
-from engine.runner.step_inputs import PrefillInputs, StepInputs
+from engine.runner.step_inputs import StepInputs
 from engine.runner.step_timer import StepTimer
 from kernels.attention import AttentionMetadata
 from kernels.decode_step import begin_decode, end_decode
@@ -34,7 +35,7 @@ class StepTokens:
 
     Attributes:
         decode: int64[num_steps, num_decodes]; column i belongs to decode row i.
-        prefill: int64[s], one token for each sample of the prompts that the plan completed.
+        prefill: int64[s], one token for each sample of `PrefillInputs`.
         execute_ns: time of the model.
         sample_ns: time of logits and sampling. CUDA graphs contain both: then `sample_ns` is 0 and `execute_ns` is the
             whole time.
@@ -64,6 +65,7 @@ class ModelRunner:
         capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
         tp: the rank and its group.
         num_host_blocks: blocks of host memory that blocks of the cache can be copied to.
+        tokens_per_decode: most tokens that a step samples for a decode.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class ModelRunner:
         capture: Capture | None,
         tp: TensorParallel,
         num_host_blocks: int = 0,
+        tokens_per_decode: int = 1,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -86,7 +89,7 @@ class ModelRunner:
         self._max_model_len = max_model_len
         self._staging = Staging(self._device)
         self._transfers = BlockTransfers(kv_cache, num_host_blocks, side_stream(self._device))
-        self._tokens = TokenBuffer(max_steps, max_num_seqs, self._device)
+        self._tokens = TokenBuffer(max_steps, max_num_seqs * tokens_per_decode, self._device)
         self._timer = StepTimer(self._device)
         self._no_prefill = _empty_prefill(self._device)
         self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one

@@ -88,7 +88,7 @@ class _PinnedBuffer:
 class TokenBuffer:
     """A plan's sampled tokens, on the device and in page-locked memory: int64[1 + max_steps, max_num_seqs].
 
-    row 0           tokens of the prompts that the plan completes, in their order
+    row 0           tokens sampled in chunks: of the prompts that the plan completes, and of decodes with drafts
     row 1 + step    tokens of the decode rows; `cursor`, on the device, is the number of the next step
     """
 

@@ -15,6 +15,7 @@ import numpy as np
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
 from engine.runner.arrays import columns, padded
+from engine.runner.chunk_inputs import Chunk, PrefillInputs, make_chunk_inputs
 from engine.runner.sampling_inputs import (
     AdjustedSequence,
     Adjustments,
@@ -30,36 +31,8 @@ from engine.sampling_params import SamplingParams
 
 _SEED_BITS = 2**63 - 1
 
-
-@dataclass(frozen=True)
-class PrefillInputs:
-    """Prompt chunks; their tokens follow one another in one array.
-
-    Attributes:
-        input_ids, positions: int64[num_tokens].
-        slot_mapping: int64[num_tokens], the slot of the KV cache for each token.
-        cu_seqlens: int32[chunks + 1], the index of each chunk's first token, then num_tokens.
-        context_lens: int32[chunks], tokens of the sequence whose KV is in the cache after the chunk.
-        block_tables: int32[chunks, longest], padded with 0.
-        sampled_tokens: int64[s], the index of the last token of each completed prompt, from whose logits a new token is
-            sampled; once for each sequence of the request where the others are forked now.
-        sampled_positions: int64[s], the positions of the new tokens.
-        sampling: parameters of the s samples.
-        max_seqlen: tokens of the longest chunk.
-        max_context: tokens of the longest context.
-    """
-
-    input_ids: Array
-    positions: Array
-    slot_mapping: Array
-    cu_seqlens: Array
-    context_lens: Array
-    block_tables: Array
-    sampled_tokens: Array
-    sampled_positions: Array
-    sampling: SamplingInputs
-    max_seqlen: int
-    max_context: int
+Drafts = abc.Mapping[Sequence, list[int]]
+NO_DRAFTS: Drafts = {}
 
 
 @dataclass(frozen=True)
@@ -95,7 +68,7 @@ class StepInputs:
     Attributes:
         transfers: copies of blocks, made before the first step or beside the steps.
         rows: changes of the decode rows, applied before the first step.
-        prefill: the prompt chunks; None in a plan without any.
+        prefill: the prompt chunks, and all decodes if any of them has drafts; None in a plan without any.
         num_decodes: number of decode rows.
         num_steps: number of decode steps.
         max_decode_context: tokens of the longest decoding sequence in the plan's first step, the token to compute
@@ -116,7 +89,14 @@ class StepInputs:
 
 
 class StepBuilder:
-    """Turns plans into inputs; `add` gives it the sampling parameters and the seed of each sequence first."""
+    """Turns plans into inputs; `add` gives it the sampling parameters and the seed of each sequence first.
+
+    A plan in which a decode has drafts has no decode rows: each decode is a chunk, behind those of the prompts.
+
+    Attributes:
+        sequences: by decode row.
+        drafted: of the last plan, all decodes with their drafts, if any has drafts.
+    """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
@@ -128,22 +108,27 @@ class StepBuilder:
         self._lengths = np.zeros(0, np.int64)  # by row, equal to `DecodeState.lengths`
         self._leaving: list[Sequence] = []
         self._rewritten: dict[Sequence, None] = {}  # decoding ones whose rows are out of date
+        self._has_rows = True  # all decodes of the last plan with decodes
         self.sequences: list[Sequence] = []  # by row
+        self.drafted: list[tuple[Sequence, list[int]]] = []
 
-    def build(self, plan: StepPlan, number: int = 0, awaited: int = 0) -> StepInputs:
+    def build(self, plan: StepPlan, number: int = 0, awaited: int = 0, drafts: Drafts = NO_DRAFTS) -> StepInputs:
         """Inputs of the next plan; `build` must be called in the order in which the plans are executed.
 
         `number` and `awaited` are those of `TransferInputs`.
         """
-        rows = self._change_rows(plan)
-        decoding = self._lengths[: plan.num_decodes]
+        self.drafted = [(sequence, drafts.get(sequence, [])) for sequence in plan.decodes] if drafts else []
+        rows = self._drop_all_rows() if drafts else self._change_rows(plan)
+        num_rows = 0 if drafts else plan.num_decodes
+        chunks = [*self._chunks(plan.prefills), *self._verified_chunks()]
+        decoding = self._lengths[:num_rows]
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
         return StepInputs(
             transfers=transfer_inputs(plan, number, awaited),
             rows=rows,
-            prefill=self._prefill(plan.prefills) if plan.prefills else None,
-            num_decodes=plan.num_decodes,
+            prefill=make_chunk_inputs(chunks, self._block_size) if chunks else None,
+            num_decodes=num_rows,
             num_steps=plan.num_steps,
             max_decode_context=longest,
             uses_top_k=self._num_top_k > 0,
@@ -192,6 +177,11 @@ class StepBuilder:
         """Whether the plan decodes an adjusted sequence, so that it must have one step."""
         return any(each.is_adjusted and sequence in plan.decodes for sequence, each in self._adjusted.items())
 
+    def may_draft(self, plan: StepPlan) -> list[Sequence]:
+        """The decodes of a plan that are not adjusted: edits of logits need all tokens before, which drafts are not."""
+        adjusted = {sequence for sequence, each in self._adjusted.items() if each.is_adjusted}
+        return [sequence for sequence in plan.decodes if sequence not in adjusted]
+
     def drop(self, sequences: abc.Iterable[Sequence]) -> None:
         """Remove sequences that ended or were aborted (or both); the next plan frees the decode rows that they have."""
         for sequence in filter(self._requests.__contains__, sequences):
@@ -202,16 +192,31 @@ class StepBuilder:
             self._leaving.append(sequence)
 
     def _adjustments(self, plan: StepPlan) -> Adjustments | None:
-        samples = [chunk.sequence for chunk in plan.prefills for _ in range(chunk.num_samples)]
-        adjusted = [self._adjusted.get(sequence) for sequence in (*samples, *self.sequences[: plan.num_decodes])]
+        adjusted = [None if sequence is None else self._adjusted.get(sequence) for sequence in self.sampled(plan)]
         rows = [each if each is not None and each.is_adjusted else None for each in adjusted]
         return make_adjustments(rows, [(self._adjusted.get(chunk.sequence), chunk) for chunk in plan.prefills])
+
+    def sampled(self, plan: StepPlan) -> list[Sequence | None]:
+        """The sequence of each sample of the last plan, in order; None for those that follow a draft."""
+        samples: list[Sequence | None] = [c.sequence for c in plan.prefills for _ in range(c.num_samples)]
+        for sequence, drafts in self.drafted:
+            samples += [sequence, *(None for _ in drafts)]
+        return samples if self.drafted else [*samples, *self.sequences[: plan.num_decodes]]
+
+    def _drop_all_rows(self) -> RowChanges:
+        self._has_rows = False
+        self._leaving.clear()
+        self._row_of.clear()
+        self._num_blocks.clear()
+        self.sequences = []
+        return self._joining([], columns([], 2), 0, columns([], 3))
 
     def _change_rows(self, plan: StepPlan) -> RowChanges:
         moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused, *self._rewritten])
         self._leaving.clear()
         num_kept = len(self.sequences)
-        joined = plan.fresh_decodes
+        joined = plan.fresh_decodes if self._has_rows else list(plan.decodes)
+        self._has_rows = self._has_rows or bool(joined)
         if self._rewritten and plan.num_decodes:
             fresh = set(joined)
             joined = [*joined, *(s for s in self._rewritten if s in plan.decodes and s not in fresh)]
@@ -220,16 +225,18 @@ class StepBuilder:
             self._row_of[sequence] = len(self.sequences)
             self.sequences.append(sequence)
             self._num_blocks.append(len(sequence.block_table))
-        lengths = np.asarray([s.num_tokens for s in joined], np.int64)
-        self._set_lengths(moves, num_kept, lengths)
+        self._set_lengths(moves, num_kept, np.asarray([s.num_tokens for s in joined], np.int64))
+        return self._joining(joined, moves, num_kept, self._grow(plan, set(joined)))
+
+    def _joining(self, joined: list[Sequence], moves: Ints, num_kept: int, growth: Ints) -> RowChanges:
         return RowChanges(
             moves=moves,
             num_kept=num_kept,
             joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
-            joined_lengths=lengths,
+            joined_lengths=np.asarray([s.num_tokens for s in joined], np.int64),
             joined_tables=padded([s.block_table for s in joined]),
             joined_sampling=SamplingInputs.of(self._requests[s] for s in joined),
-            growth=self._grow(plan, set(joined)),
+            growth=growth,
         )
 
     def _drop_rows(self, leaving: abc.Iterable[Sequence]) -> Ints:
@@ -265,36 +272,19 @@ class StepBuilder:
                     self._num_blocks[row] += 1
         return columns(entries, 3)
 
-    def _prefill(self, chunks: list[PrefillChunk]) -> PrefillInputs:
-        size = self._block_size
-        tables = [np.asarray(chunk.sequence.block_table, np.int64) for chunk in chunks]
-        positions = [np.arange(chunk.start, chunk.start + chunk.num_tokens) for chunk in chunks]
-        slots = [table[where // size] * size + where % size for table, where in zip(tables, positions, strict=True)]
-        tokens = [
-            np.asarray(chunk.sequence.token_ids[chunk.start : chunk.start + chunk.num_tokens], np.int64)  # type: ignore[index]
-            for chunk in chunks
-        ]
-        counts = [chunk.num_tokens for chunk in chunks]
-        ends = np.cumsum(counts)
-        contexts = np.asarray([chunk.start + chunk.num_tokens for chunk in chunks], np.int64)
-        num_samples = [chunk.num_samples for chunk in chunks]
-        return PrefillInputs(
-            input_ids=np.concatenate(tokens),
-            positions=np.concatenate(positions),
-            slot_mapping=np.concatenate(slots),
-            cu_seqlens=np.concatenate([[0], ends]).astype(np.int32),
-            context_lens=contexts.astype(np.int32),
-            block_tables=padded(tables),
-            sampled_tokens=ends.repeat(num_samples) - 1,
-            sampled_positions=contexts.repeat(num_samples),
-            sampling=SamplingInputs.of(self._samples(chunks)),
-            max_seqlen=max(counts),
-            max_context=int(contexts.max()),
-        )
+    def _chunks(self, prefills: list[PrefillChunk]) -> abc.Iterator[Chunk]:
+        """Prompt chunks, with the samples of each completed prompt."""
+        for sequence, start, num_tokens, is_last in prefills:
+            params, seed = self._requests[sequence]
+            num_samples = 1 + sequence.num_forks if is_last else 0
+            samples = [(params, seed + i & _SEED_BITS) for i in range(num_samples)]
+            tokens = sequence.token_ids[start : start + num_tokens]  # type: ignore[index]
+            yield Chunk(sequence.block_table, start, tokens, [num_tokens - 1] * num_samples, samples)
 
-    def _samples(self, chunks: list[PrefillChunk]) -> abc.Iterator[tuple[SamplingParams, int]]:
-        """Parameters and seed of each sample of the completed prompts."""
-        for chunk in chunks:
-            params, seed = self._requests[chunk.sequence]
-            for i in range(chunk.num_samples):
-                yield params, seed + i & _SEED_BITS
+    def _verified_chunks(self) -> abc.Iterator[Chunk]:
+        """The last known token and the drafts of each decode; a token is sampled after each of them."""
+        for sequence, drafts in self.drafted:
+            tokens = [sequence.token_ids[-1], *drafts]  # type: ignore[index]
+            sampled = list(range(len(tokens)))
+            samples = [self._requests[sequence]] * len(tokens)
+            yield Chunk(sequence.block_table, sequence.num_tokens - 1, tokens, sampled, samples)

@@ -19,6 +19,7 @@ from omegaconf import DictConfig
 from pydantic import BaseModel
 
 from engine.core.policies import POLICIES
+from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
 from harness.config.workload import EveryTrace, FileTrace, ShareGptTrace
@@ -28,6 +29,8 @@ _GROUP = "schema"
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
+    "ngram": ("speculation=ngram", NgramSpeculation),
+    "draft_model": ("speculation=draft_model", DraftModelSpeculation),
     "offload": ("tiers", OffloadConfig),
     "host_tier": ("tiers.host", HostTierConfig),
     "disk_tier": ("tiers.disk", DiskTierConfig),

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from engine.core.policies import POLICIES
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.profiling import ProfileConfig
+from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
     CostConfig,
     DeviceConfig,
@@ -38,6 +39,7 @@ class RunConfig(ConfigModel):
     scheduler: SchedulerConfig
     cost: CostConfig
     metrics: MetricsConfig
+    speculation: SpeculationConfig = NoSpeculation()
     tiers: TiersConfig = TiersConfig()
     block_size: Annotated[int, within("block_size")] = 16
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
@@ -126,6 +128,10 @@ class RunConfig(ConfigModel):
             if count > self.max_num_seqs:
                 raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
         policy, beams = self.scheduler.policy, f"trace.beam_width={self.trace.beam_width}"
+        if self.trace.beam_width > 1 and self.speculation.kind != "none":
+            raise ValueError(
+                f"{beams}: with speculation={self.speculation.kind} the beams of a request would not stay in step"
+            )
         if self.trace.beam_width > 1 and self.scheduler.async_scheduling:
             raise ValueError(
                 f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
@@ -150,6 +156,18 @@ class RunConfig(ConfigModel):
                 f"scheduler.recompute_token_us=null: engine={self.engine.kind} has no cost model to take it from, and "
                 "scheduler.preemption=auto needs the time of a token"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_speculation(self) -> Self:
+        check_fits(
+            self.speculation,
+            self.engine,
+            self.scheduler,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            tensor_parallel_size=self.tensor_parallel_size,
+        )
         return self
 
     @model_validator(mode="after")

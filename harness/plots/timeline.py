@@ -122,7 +122,8 @@ def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
     # The token at the end of a prefill that repeats preempted work is therefore left out.
     first_tokens = np.sort(result.requests["first_token_time"].dropna().to_numpy(dtype=np.float64))
     firsts = np.diff(np.searchsorted(first_tokens, bins.edges, side="right"))
-    output = (bins.total(_column(result, "num_decode_seqs")) + firsts) / bins.width
+    accepted = _column(result, "num_accepted_tokens") if "num_accepted_tokens" in result.steps else 0  # of older runs
+    output = (bins.total(_column(result, "num_decode_seqs") + accepted) + firsts) / bins.width
     prefill = bins.total(_column(result, "num_prefill_tokens")) / bins.width
     return [
         _Panel("Output throughput", "tok/s", output, COLORS[0]),

@@ -26,6 +26,7 @@ def input_digests(config: RunConfig) -> dict[str, str]:
         "trace.tokenizer": getattr(config.trace, "tokenizer", None),
         "cost.profile": getattr(config.cost, "profile", None),
         "cost.calibration": getattr(config.cost, "calibration", None),
+        "speculation.acceptance_lengths": getattr(config.speculation, "acceptance_lengths", None),
         "validation.workload": validation.workload,
         **{f"validation.measured.{i}": name for i, name in enumerate(measured)},
         **{f"validation.retimed.{i}": name for i, name in enumerate(validation.retimed)},

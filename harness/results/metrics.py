@@ -3,7 +3,8 @@
 TTFT = first token - intended arrival. E2EL = last token - intended arrival. TPOT = (last - first token) / (n - 1),
 undefined for n = 1. A request of several sequences has its first token when any of them has one, ends with the last of
 them, and `n` of its TPOT are the tokens of one sequence; throughput counts the tokens of all. ITL = each gap between
-consecutive tokens. Queue time = first scheduled - intended arrival.
+consecutive tokens, of which those that speculation brings with one step count as one. Queue time = first scheduled -
+intended arrival. Draft acceptance rate = accepted / drafted tokens.
 Names follow `vllm bench serve` where it has one. Latencies, token counts and goodput are those of finished requests;
 ITL pools the gaps of all requests.
 """
@@ -116,13 +117,18 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     used, running, waiting = column("num_used_blocks"), column("num_running"), column("num_waiting")
     saved = column("num_saved_blocks")
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
+    drafted, accepted = (int(column(f"num_{name}_tokens")[inside].sum()) for name in ("drafted", "accepted"))
     num_steps = int(inside.sum())
     sequences = int(decodes.sum() + column("num_prefill_seqs")[inside].sum())
     return {
         "num_steps": num_steps,
         "mean_batch_size": _ratio(sequences, num_steps),
-        "mean_batch_tokens": _ratio(int(prefill_tokens.sum() + decodes.sum()), num_steps),
+        "mean_batch_tokens": _ratio(int(prefill_tokens.sum() + decodes.sum()) + drafted, num_steps),
         "mean_decode_batch_size": _ratio(int(decodes.sum()), int((decodes > 0).sum())),
+        "drafted_tokens": drafted,
+        "accepted_tokens": accepted,
+        "draft_acceptance_rate": _ratio(accepted, drafted),
+        "mean_tokens_per_decode": _ratio(int(decodes.sum()) + accepted, int(decodes.sum())),
         "mean_kv_cache_usage": _ratio(time_mean(used), result.num_blocks),
         "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
         "mean_saved_blocks": time_mean(saved),

@@ -85,6 +85,9 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     if summary["blocks_to_host"] or summary["blocks_from_host"]:
         moved = f"{summary['blocks_to_host']:,} blocks out · {summary['blocks_from_host']:,} back"
         yield "Host memory", f"{moved} · steps waited {show('transfer_wait_s')} s"
+    if summary.get("drafted_tokens"):
+        tokens = f"{show('mean_tokens_per_decode')} tokens per decode and step"
+        yield "Speculation", f"{percent(summary['draft_acceptance_rate'])} of drafted tokens accepted · {tokens}"
     batch = f"{show('mean_batch_size')} sequences and {show('mean_batch_tokens')} tokens"
     yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
 

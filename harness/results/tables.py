@@ -20,6 +20,7 @@ and of the steps table:
     step, start_time, duration               s
     num_prefill_seqs, num_decode_seqs, num_prefill_tokens
     num_context_tokens                       sum of the contexts of the decodes
+    num_drafted_tokens, num_accepted_tokens  speculative drafts that decodes verified, and those of them accepted
     num_running, num_waiting, num_used_blocks, num_preempted
     num_saved_blocks                         how many more blocks would be in use if none was in several block tables
     num_first_admitted_tokens, num_cached_tokens    prompt tokens of first admissions; of these, found in the cache
@@ -52,7 +53,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Gaps:
-    """Every gap between consecutive tokens of the same request, pooled over all requests of a run.
+    """Every gap between consecutive tokens of the same request, pooled over all requests of a run. Tokens that come
+    with one step, as accepted drafts do, count as one, as `vllm bench serve` counts the chunks of a stream.
 
     values: float64[n], seconds, in any order. weights: int64[n], how many gaps have that value.
     """

@@ -17,6 +17,7 @@ from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
 from engine.runner.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
+from engine.speculation import NgramOptions
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
 from harness.errors import ConfigError, EngineError
@@ -178,6 +179,7 @@ def resolve_real(config: RunConfig) -> Setup:
         load_format="auto" if settings.weights else "random",
         tensor_parallel_size=config.tensor_parallel_size,
         seed=config.seed,
+        speculation=_speculation(config),
         host_kv_gib=config.tiers.host.gib,
         offload=config.tiers.offload,
         overlap=config.tiers.overlap,
@@ -198,6 +200,12 @@ def resolve_real(config: RunConfig) -> Setup:
         warm_up=settings.warm_up,
         num_threads=settings.num_threads,
     )
+
+
+def _speculation(config: RunConfig) -> NgramOptions | None:
+    if config.speculation.kind != "ngram":
+        return None
+    return NgramOptions(**{field.name: getattr(config.speculation, field.name) for field in fields(NgramOptions)})
 
 
 def _weight_format(config: RunConfig) -> Quantized:

@@ -1,6 +1,7 @@
 """Records a run in flat integer buffers while it goes on, and turns them into the result tables.
 
-Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row.
+Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row, and
+with speculation one row of drafts per decode step.
 A million steps take about 100 MB and no Python objects. Any engine that reports plans can be recorded.
 """
 
@@ -20,6 +21,7 @@ from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.results.tables import Gaps
+from harness.runs.latencies import NS, UNSET, seconds, with_latencies
 from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:  # the real engine brings torch
     from engine.llm_engine import StepReport
     from harness.runs.replay import Issued
 
-_UNSET = -1
-_NS = 1e-9
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
     "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
@@ -67,6 +67,8 @@ class Recorder:
         self._transfers = TransferLog()
         self._requests = array("q")
         self._single_gaps = array("q")
+        self._drafts = array("q")
+        self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
         self._times = array("q")
@@ -106,6 +108,8 @@ class Recorder:
                 cached += sequence.num_cached_tokens
         for chunk in plan.prefills:
             prefill_tokens += chunk.num_tokens
+        if plan.work.tokens_per_decode > 1:
+            self._contexts = plan.work.contexts(plan.num_steps)
         self._plans.frombytes(
             _PACK_PLAN(
                 start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
@@ -123,6 +127,10 @@ class Recorder:
     def on_commit(self, outcome: StepOutcome) -> None:
         if outcome.resumed_gaps:
             self._single_gaps.extend(outcome.resumed_gaps)
+        if outcome.drafts is not None and self._contexts is not None:
+            end = len(self._durations)
+            steps = np.arange(end - len(self._contexts), end)
+            self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
         for request in outcome.finished:
             self._add_request(request, 0)
         self.num_done += len(outcome.finished)
@@ -153,9 +161,9 @@ class Recorder:
                 request.request_id,
                 status,
                 request.arrival_time,
-                _UNSET if first_scheduled is None else first_scheduled,
-                _UNSET if first_token is None else first_token,
-                _UNSET if finish is None else finish,
+                UNSET if first_scheduled is None else first_scheduled,
+                UNSET if first_token is None else first_token,
+                UNSET if finish is None else finish,
                 counts[0],
                 request.sequences[0].num_cached_tokens,
                 *counts[1:],
@@ -187,12 +195,15 @@ class Recorder:
         while self._growth and self._growth[-3] >= num_plans:
             del self._growth[-3:]
         self._transfers.drop_from(num_plans)
+        del self._drafts[len(self._drafts) // 4 * 4 :]
+        while self._drafts and self._drafts[-4] >= len(self._durations):
+            del self._drafts[-4:]
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
         recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
         recorded = recorded.set_index("row").reindex(np.arange(len(trace.table)))
         never_issued = recorded["status"].isna()
-        recorded = recorded.fillna({name: _UNSET if name.endswith("_ns") else 0 for name in _REQUEST_COLUMNS[1:]})
+        recorded = recorded.fillna({name: UNSET if name.endswith("_ns") else 0 for name in _REQUEST_COLUMNS[1:]})
         recorded = recorded.astype(np.int64)
         recorded.loc[never_issued, "status"] = STATUSES.index("unfinished")
         source = trace.table
@@ -203,18 +214,18 @@ class Recorder:
         statuses = np.asarray(STATUSES)[recorded["status"].to_numpy()]
         table["status"] = pd.Categorical(statuses, categories=list(STATUSES))
         table["error"] = pd.Series(self._errors, index=table.index, dtype="object")
-        table["arrival_time"] = _seconds(recorded["arrival_ns"].to_numpy())
+        table["arrival_time"] = seconds(recorded["arrival_ns"].to_numpy())
         # A simulated request is issued exactly when it is meant to be: it has no lag.
-        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * _NS
+        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * NS
         for name in ("first_scheduled", "first_token", "finish"):
-            table[f"{name}_time"] = _seconds(recorded[f"{name}_ns"].to_numpy())
+            table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
         table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
         table["num_sequences"] = trace.num_sequences
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
         for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
-        table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * _NS
-        return _with_latencies(table, recorded)
+        table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS
+        return with_latencies(table, recorded)
 
     def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:
         num_steps = plans["num_steps"].to_numpy()
@@ -227,25 +238,32 @@ class Recorder:
         events = _matrix(self._growth, 3)
         growth[first[events[:, 0]] + events[:, 1]] = events[:, 2]
         grown = np.cumsum(growth)
-        steps = pd.DataFrame({"step": np.arange(len(durations)), "start_time": start_ns * _NS})
-        steps["duration"] = durations * _NS
+        steps = pd.DataFrame({"step": np.arange(len(durations)), "start_time": start_ns * NS})
+        steps["duration"] = durations * NS
         for column in _PLAN_COLUMNS[2:-1]:
             steps[column] = plans[column].to_numpy()[plan]
         steps["num_context_tokens"] += ahead * steps["num_decode_seqs"]
+        drafts = _matrix(self._drafts, 4)
+        steps.loc[drafts[:, 0], "num_context_tokens"] = drafts[:, 1]
+        for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
+            steps[column] = np.bincount(drafts[:, 0], drafts[:, i], len(steps)).astype(np.int64)
         steps["num_used_blocks"] += grown - grown[first][plan]
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
             steps.loc[ahead > 0, column] = 0
         for column, values in self._transfers.step_columns(first, len(durations)).items():
             steps[column] = values
-        steps["transfer_time"] = steps.pop("wait_ns") * _NS
+        steps["transfer_time"] = steps.pop("wait_ns") * NS
         times = _matrix(self._times, len(_TIME_COLUMNS))
         for i, column in enumerate(_TIME_COLUMNS):
-            steps[column] = times[plan, i] * _NS / num_steps[plan] if len(times) else np.nan
+            steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
         return steps
 
     def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:
-        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others."""
+        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others.
+
+        Tokens that a step brings together have no gap between them.
+        """
         plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
         decoding = plans[plans["num_decode_seqs"] > 0]
         first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
@@ -263,7 +281,7 @@ class Recorder:
             weights[weights > 0],
             plans["num_decode_seqs"].to_numpy()[plan][later],
         ]
-        return Gaps(values * _NS, np.concatenate(counts))
+        return Gaps(values * NS, np.concatenate(counts))
 
 
 def _counts(request: Request) -> tuple[int, ...]:
@@ -277,26 +295,3 @@ def _counts(request: Request) -> tuple[int, ...]:
 
 def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:
     return np.frombuffer(buffer, dtype=np.int64).reshape(-1, num_columns)
-
-
-def _seconds(times_ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Seconds, NaN where the time was never reached."""
-    return np.where(times_ns == _UNSET, np.nan, times_ns * _NS)
-
-
-def _with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
-    """Add TTFT, TPOT, E2EL and queue time in s; differences are taken in whole ns."""
-    times = {
-        name: recorded[f"{name}_ns"].to_numpy() for name in ("arrival", "first_scheduled", "first_token", "finish")
-    }
-
-    def between(start: str, end: str) -> NDArray[np.float64]:
-        reached = (times[start] != _UNSET) & (times[end] != _UNSET)
-        return np.where(reached, (times[end] - times[start]) * _NS, np.nan)
-
-    more = table["num_output_tokens"].to_numpy() / table["num_sequences"].to_numpy() - 1
-    table["ttft"] = between("arrival", "first_token")
-    table["tpot"] = np.where(more > 0, between("first_token", "finish") / np.where(more > 0, more, 1), np.nan)
-    table["e2el"] = between("arrival", "finish")
-    table["queue_time"] = between("arrival", "first_scheduled")
-    return table

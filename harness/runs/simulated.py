@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from dataclasses import replace
 
+from engine.core.decodes.uniform import UniformDecodes
 from engine.core.scheduler_options import SchedulerOptions, make_scheduler
 from engine.core.sequence import Request
 from engine.core.work import ChunkWork, StepWork
@@ -18,6 +19,7 @@ from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 from simulator.beams import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.lone import LoneEnvironment
 from simulator.profile.checks import differences
@@ -62,6 +64,7 @@ class SimulatedEngine:
             max_num_seqs=system.max_num_seqs,
             max_num_batched_tokens=system.max_num_batched_tokens,
             max_model_len=system.max_model_len,
+            make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
             num_host_blocks=num_host_blocks,
             transfer_block_us=tiers.transfer_block_us(system.tiers, system.pool),
             offload=offload,
@@ -128,11 +131,12 @@ class SimulatedEngine:
         system = self._system
         found = list(system.notes)
         found += system.calibration.other_systems(system.fitted_for()) if system.calibration else []
-        if not isinstance(self._cost, ProfiledCost):
+        cost = self._cost.model if isinstance(self._cost, DraftingCost) else self._cost
+        if not isinstance(cost, ProfiledCost):
             return found
-        found += differences(self._cost.profile, system.model, system.device, system.block_size)
-        if outside := self._cost.outside():
-            share = max(axis.plans for axis in outside.values()) / self._cost.num_plans
+        found += differences(cost.profile, system.model, system.device, system.block_size)
+        if outside := cost.outside():
+            share = max(axis.plans for axis in outside.values()) / cost.num_plans
             axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
             found.append(f"{share:.1%} of plans or more were priced beyond the profile's ranges: {axes}")
         return found

@@ -16,18 +16,22 @@ from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
+from harness.runs.pool import kv_pool
+from harness.runs.speculation import accepted_from, resolve_speculation
 from simulator.costs import linear, profiled
 from simulator.costs.constants import Constant, profiled_constants
 from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
-from simulator.memory import DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.memory import KVPool
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
-from simulator.quantities import MAX_BLOCKS, RANGES
+from simulator.quantities import RANGES
 from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError
+from simulator.speculation import Speculation
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +47,9 @@ class System:
         tiers: the memories behind the device's.
         engine: settings of the simulation itself.
         cost: which cost model prices the steps.
+        speculation: what is drafted and accepted, None without speculation.
+        draft_token_s: seconds that drafting a token takes for all sequences of a step.
+        drafter: the system that drafts, None where drafting takes no model.
         profile: the measured times for it, None without any.
         calibration: the fitted constants of that cost model, None without any.
         notes: what a reader of the results must know about the cost model.
@@ -60,6 +67,9 @@ class System:
     tiers: TiersConfig
     engine: SimEngine
     cost: CostConfig
+    speculation: Speculation | None = None
+    draft_token_s: float = 0.0
+    drafter: System | None = None
     profile: Profile | None = None
     calibration: Calibration | None = None
     notes: tuple[str, ...] = ()
@@ -116,6 +126,13 @@ class System:
         """
         if constants is None:
             constants = self.calibration.constants if self.calibration else {}
+        model = self._plain_cost_model(constants)
+        if self.speculation is None or not (self.drafter or self.draft_token_s):
+            return model
+        drafter = self.drafter._plain_cost_model({}) if self.drafter else None
+        return DraftingCost(model, self.speculation.num_drafts, drafter, round(self.draft_token_s * 1e9))
+
+    def _plain_cost_model(self, constants: Mapping[str, float]) -> CostModel:
         values = {name: constant.default for name, constant in self.constants().items()} | dict(constants)
         if self.cost.kind == "profiled":
             return self._profiled_cost(self.cost, values)
@@ -168,6 +185,7 @@ def resolve(config: RunConfig) -> System:
     """
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
     model = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+    drafter = _drafter_shape(config)
     device = device_rates(config.device)
     system = System(
         model=model,
@@ -178,14 +196,20 @@ def resolve(config: RunConfig) -> System:
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len or config.model.max_position_embeddings,
         scheduler=config.scheduler,
-        pool=_kv_pool(config, model, device),
+        pool=kv_pool(config, model, drafter, device),
         tiers=config.tiers,
         engine=config.engine,
         cost=config.cost,
+        speculation=resolve_speculation(config.speculation, config.seed),
+        draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
     )
-    if isinstance(config.cost, ProfiledCost):
-        system = _with_profile(system, config.cost)
+    system = _with_profile(system)
     _check_arithmetic(system)
+    if drafter is not None:
+        own = _drafting(system, drafter)
+        system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
+    if config.speculation.kind != "none":
+        system = replace(system, notes=(*system.notes, accepted_from(config.speculation)))
     if config.cost.calibration is None:
         return system
     calibration = fitted.read(Path(config.cost.calibration))
@@ -195,8 +219,30 @@ def resolve(config: RunConfig) -> System:
     return replace(system, calibration=calibration)
 
 
-def _with_profile(system: System, cost: ProfiledCost) -> System:
-    """`system` with its profile; with `profile=auto` and none in the project, priced by the roofline instead."""
+def _drafter_shape(config: RunConfig) -> ModelShape | None:
+    """The model that drafts, with weights of its own format."""
+    drafter = getattr(config.speculation, "drafter", None)
+    return None if drafter is None else model_shape(drafter, drafter.quantization, config.engine.kv_cache_dtype)
+
+
+def _drafting(system: System, drafter: ModelShape) -> System:
+    """The system that prices the drafter: without the host's overhead, which counts once per step; by a profile only if
+    one comes with the project, since another one is of the model that verifies."""
+    device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)
+    own = replace(system, model=drafter, device=device, scheduler=scheduler, profile=None, notes=())
+    if own.cost.kind == "profiled":
+        cost = own.cost if own.cost.profile == AUTO else RooflineConfig()
+        own = _with_profile(replace(own, cost=cost))
+    _check_arithmetic(own)
+    return own
+
+
+def _with_profile(system: System) -> System:
+    """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
+    roofline instead."""
+    cost = system.cost
+    if not isinstance(cost, ProfiledCost):
+        return system
     model, device, ranks = system.model, system.device, system.tensor_parallel_size
     with _errors_of(cost):
         if cost.profile != AUTO:
@@ -238,35 +284,3 @@ def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: KVDtype)
 def device_rates(device: DeviceConfig) -> Device:
     """A device of the configuration as the simulator sees it."""
     return Device(**device.model_dump())
-
-
-def _kv_pool(config: RunConfig, model: ModelShape, device: Device) -> KVPool:
-    """The KV pool of one rank: as configured, or what the device's memory leaves."""
-    if config.num_blocks is not None:
-        block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
-        return KVPool(config.num_blocks, config.block_size, block_bytes)
-    assert isinstance(config.engine, SimEngine), "the other engines are measured"
-    try:
-        pool = size_kv_pool(
-            model,
-            device,
-            block_size=config.block_size,
-            tensor_parallel_size=config.tensor_parallel_size,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            memory_account=config.engine.memory_account,
-        )
-    except DeviceTooSmallError as error:
-        raise ConfigError(f"device={config.device.name}: {error}") from error
-    if pool.num_blocks > MAX_BLOCKS:
-        raise ConfigError(
-            f"block_size={config.block_size}: device={config.device.name} has memory for {pool.num_blocks} KV blocks, "
-            f"at most {MAX_BLOCKS} are simulated; give num_blocks or a larger block_size"
-        )
-    if pool.num_blocks <= config.scheduler.reserved_blocks:
-        raise ConfigError(
-            f"scheduler.reserved_blocks={config.scheduler.reserved_blocks}: must be < {pool.num_blocks}, the KV blocks "
-            f"for which device={config.device.name} has memory"
-        )
-    return pool

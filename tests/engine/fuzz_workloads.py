@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.core.beams import in_place
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.policies import POLICIES
@@ -89,6 +90,7 @@ class Workload:
     num_lanes: int = 1
     num_drafts: int | None = None  # None: decodes grow by one token per step
     beam_spread: float = 0.5  # how likely a beam is to continue another one
+    unforeseen: bool = False  # whether the calendar of the decodes is told of gains only when a step has run
 
     @property
     def tokens_per_decode(self) -> int:
@@ -113,6 +115,8 @@ class Workload:
     def _make_decodes(self, block_size: int) -> Decodes:
         if self.num_drafts is None:
             return UniformDecodes(block_size)
+        if self.unforeseen:
+            return UnforeseenDecodes(block_size, self.num_drafts)
         return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
 
     def parents(self, request: Request) -> list[int]:
@@ -122,11 +126,19 @@ class Workload:
         chosen = [rng.choice(beams) if rng.random() < self.beam_spread else beam for beam in beams]
         return [chosen[child] for child in in_place(chosen)]
 
+    def gain(self, sequence: Sequence, length: int) -> int:
+        """Tokens that a step brings a sequence that knows `length`: a matter of the request and of how far it is."""
+        gain = 1 + chain_hash(sequence.request_id, [length]) % self.tokens_per_decode
+        return min(gain, sequence.end_length - length)
+
+    def num_drafted(self, sequence: Sequence, length: int) -> int:
+        return min(self.tokens_per_decode - 1, sequence.end_length - 1 - length)
+
     def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
-        """Drawn from the request and how far it is, so that it does not hang on who decodes beside it."""
-        rng = np.random.default_rng((sequence.request_id, sequence.num_tokens))
-        gains = rng.integers(1, self.tokens_per_decode + 1, sequence.end_length - sequence.num_tokens)
-        return np.concatenate([[0], np.cumsum(gains)])
+        lengths = [sequence.num_tokens]
+        while lengths[-1] < sequence.end_length:
+            lengths.append(lengths[-1] + self.gain(sequence, lengths[-1]))
+        return np.array(lengths) - lengths[0]
 
 
 def random_options(rng: random.Random) -> SchedulerOptions:
@@ -166,7 +178,12 @@ def come_in_waves(cases: list[Case], stems: list[list[int]], rng: random.Random)
     for i, case in enumerate(cases):
         stem = stems[i // 3 % len(stems)]
         case.tokens = stem + case.tokens[case.num_prompt_tokens - 1 :][: len(stem) + 1]
-        case.num_prompt_tokens, case.arrival_step = len(stem) + 1, i // 3 * gap + rng.randint(0, 3)
+        case.num_prompt_tokens, case.arrival_step = (
+            len(stem) + rng.randint(0, 1),
+            i // 3 * gap + rng.choice([0, 0, 1, 3]),
+        )
+        if rng.random() < 0.2:  # while it waits for what comes back, if it does
+            case.abort_step = case.arrival_step + rng.randint(1, 3)
 
 
 def draw_policy(

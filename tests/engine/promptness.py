@@ -47,9 +47,7 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
-    # Who gives way to others that are admitted in the same step leaves no reason to wait; who lacks blocks does.
-    is_starved = preempted and not (workload.options.policy == "priority" and admitted)
-    may_wait = is_starved or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
+    may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)
     if head is not None and not may_wait and not had_early_release(scheduler) and not is_delayed(workload, plan):
@@ -93,7 +91,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     if not after or is_full or not workload.options.enable_chunked_prefill or workload.options.max_padding is not None:
         return
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
-    num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - 1 for s in after)
+    num_due = scheduler.blocks.blocks_for(workload.tokens_per_decode)  # at most, of each of them
+    num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - num_due for s in after)
     needed = scheduler.blocks.blocks_for(head.num_tokens) + reserve_of(workload)
     assert num_seats > workload.max_num_seqs or needed > num_blocks, "a less urgent one keeps its place"
 

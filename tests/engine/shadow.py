@@ -5,9 +5,10 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.core.beams import longest_beam
+from engine.core.flight import Verified
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence
@@ -205,7 +206,14 @@ class ShadowExecutor:
             if stop is not None and known < stop <= known + count and sequence.request_id in self.live:
                 stopped[sequence] = known + count - stop
         self._reveal(tokens)
-        outcome = self.scheduler.commit(plan, step, stopped)
+        verified = self._verified(plan, tokens)
+        outcome = self.scheduler.commit(plan, step, stopped, verified if self.workload.unforeseen else None)
+        if verified is not None and not self.scheduler.plans_ahead and self.workload.num_lanes == 1:
+            assert outcome.drafts is not None
+            accepted = sum(verified.gains.values()) - plan.num_decodes * plan.num_steps
+            assert outcome.drafts.num_accepted.sum() == accepted, "accepted drafts are miscounted"
+            if plan.num_steps == 1:
+                assert outcome.drafts.num_drafted.tolist() == [verified.num_drafted], "drafts are miscounted"
         for request in outcome.finished:
             self._finish(request)
         for sequence, known, _ in tokens:
@@ -230,6 +238,17 @@ class ShadowExecutor:
             if beam.token_ids is not None:
                 assert beam.token_ids[request.num_prompt_tokens :] == theirs[:known], "a beam has other tokens"
                 beam.token_ids[-1] = own[known - 1]
+
+    def _verified(self, plan: StepPlan, tokens: list[Token]) -> Verified | None:
+        """What a plan's decodes drafted in its first step, and gained."""
+        if not plan.num_decodes or self.workload.num_drafts is None:
+            return None
+        decoded = tokens[-plan.num_decodes :]
+        num_drafted = sum(
+            self.workload.num_drafted(sequence, sequence.request.num_prompt_tokens + known)
+            for sequence, known, _ in decoded
+        )
+        return Verified(num_drafted, {sequence: num_new for sequence, _, num_new in decoded})
 
     def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
         """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""
@@ -301,7 +320,8 @@ class ShadowExecutor:
 def check_workload(workload: Workload, seed: int = 0) -> Trail:
     """Run step by step, with full horizons and with random groupings: all must be sound and agree on everything.
 
-    Where stop conditions are met, which a group of steps learns of at its end, they need only be sound.
+    Where stop conditions are met, which a group of steps learns of at its end, they need only be sound. Decodes that
+    are told what drafts bring, as in a simulation, and those that are not, as in an engine, agree as well.
     """
     foreseen = all(case.stop_after is None for case in workload.cases)
     stepped = ShadowExecutor(workload, max_steps=1).run()
@@ -315,4 +335,8 @@ def check_workload(workload: Workload, seed: int = 0) -> Trail:
         longest = max(stepped.counts["longest plan"], grouped.counts["longest plan"])
         stepped.counts["longest plan"] = longest
     assert len(stepped.requests) == len(workload.cases), "a request got lost"
+    if workload.num_drafts is not None and not workload.options.async_scheduling:
+        unforeseen = ShadowExecutor(replace(workload, unforeseen=True), max_steps=1).run()
+        assert unforeseen.requests == stepped.requests, "what drafts will bring changes the requests"
+        assert unforeseen.decisions == stepped.decisions, "what drafts will bring changes the decisions"
     return stepped

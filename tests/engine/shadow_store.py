@@ -53,7 +53,7 @@ class ShadowStore:
             else:
                 self._copy(transfer)
         spans = [(c.sequence, c.start, c.start + c.num_tokens) for c in plan.prefills]
-        gains = {s: self._gain(s, plan.num_steps) for s in plan.decodes}
+        gains = {s: self.gain(s, plan.num_steps) for s in plan.decodes}
         spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
         for sequence, start, end in spans:
             self._write(sequence, start, end, before)
@@ -72,13 +72,16 @@ class ShadowStore:
         content = self.slots[transfer.source_tier][transfer.source]
         self.slots[transfer.target_tier][transfer.target] = content.copy()
 
-    def _gain(self, sequence: Sequence, num_steps: int) -> int:
+    def gain(self, sequence: Sequence, num_steps: int) -> int:
         """Tokens that a decoding sequence gains with the next steps."""
-        if self.workload.num_drafts is None:
-            return num_steps
-        clock = sequence._clock
-        now = clock.clock.step - clock.joined  # type: ignore[attr-defined]
-        return int(clock.gained[now + num_steps] - clock.gained[now])  # type: ignore[attr-defined]
+        return self._lengths(sequence, num_steps)[-1] - sequence.num_tokens
+
+    def _lengths(self, sequence: Sequence, num_steps: int) -> list[int]:
+        """Tokens that a decoding sequence knows before each of the next steps, and after them."""
+        lengths = [sequence.num_tokens]
+        for _ in range(num_steps):
+            lengths.append(lengths[-1] + self.workload.gain(sequence, lengths[-1]))
+        return lengths
 
     def _content(self, sequence: Sequence) -> list[int]:
         if sequence not in self.prefixes:
@@ -98,7 +101,10 @@ class ShadowStore:
         prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table
         last = end
         if sequence.status is SequenceStatus.DECODING:
-            last = max(end, min(start + self.workload.tokens_per_decode, sequence.end_length))
+            length = start + 1
+            while length < end + 1:
+                last = max(last, length + self.workload.num_drafted(sequence, length))
+                length += self.workload.gain(sequence, length)
         assert last <= len(table) * size, "no room for what the step writes"
         for position in range(start, last):
             block = table[position // size]

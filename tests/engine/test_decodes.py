@@ -60,7 +60,7 @@ def plain(members: list[Member], block_size: int, num_drafts: int) -> dict[int, 
                 end = member.num_prompt_tokens + member.max_tokens
                 for which, step in enumerate((age - 1, age)):
                     length = member.num_prompt_tokens + 1 + sum(member.gains[: max(0, step)])
-                    num_slots = min(length + num_drafts, end) if step >= 0 else member.num_prompt_tokens
+                    num_slots = min(length + num_drafts, end - 1) if step >= 0 else member.num_prompt_tokens
                     room[which] = -(-num_slots // block_size)
                 contexts.append(member.num_prompt_tokens + 1 + sum(member.gains[:age]))
                 num_blocks += room[1] - room[0]

@@ -142,6 +142,17 @@ def test_an_urgent_request_takes_the_place_of_the_last_in_rank(given: dict[str, 
     assert 1 in ids([sequence for plan in run(scheduler) for sequence in plan.admitted])
 
 
+def test_several_urgent_requests_take_places_in_one_step_free_ones_first() -> None:
+    scheduler = make("priority", max_num_seqs=4, options={"ageing_s": None})
+    for i in range(3):
+        scheduler.add(Request(i, 4, 30, priority=1 + i))
+    step(scheduler)
+    for i in range(3, 6):
+        scheduler.add(Request(i, 4, 2))
+    plan = step(scheduler)
+    assert (ids(plan.admitted), ids(plan.preempted)) == ([3, 4, 5], [2, 1])
+
+
 def test_nobody_gives_way_for_a_request_that_would_not_fit_all_the_same() -> None:
     scheduler = make("priority", num_blocks=10, options={"ageing_s": None})
     scheduler.add(Request(0, 20, 15, priority=0))

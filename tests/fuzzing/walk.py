@@ -15,10 +15,13 @@ from tests.harness.builders import CONF
 FILE_TRACES = ("azure", "burstgpt", "csv", "jsonl", "mooncake")
 SHARE_OF_WHOLE_COMMANDS = 0.03
 # Group, option: those that are drawn more often than others of their group.
-_LIGHT = {"model": "tiny", "device": "laptop-cpu", "engine": "sim", "cost": "roofline", "trace": "synthetic"}
+_LIGHT = {
+    "model": "tiny", "device": "laptop-cpu", "engine": "sim", "cost": "roofline", "trace": "synthetic",
+    "speculation": "none",
+}  # fmt: skip
 # Presets but for sweeps, and for those of the real engine.
 _EXPERIMENTS = ("conversations", "shared_contexts", "starved_pool", "tensor_parallel", "vllm", "vllm_v0", "null")
-_GROUPS = ("engine", "trace", "arrival", "model", "device", "scheduler", "tiers", "cost", "metrics")
+_GROUPS = ("engine", "trace", "arrival", "model", "device", "scheduler", "speculation", "tiers", "cost", "metrics")
 _REAL_KINDS = {
     "engine": "cpu", "trace": "synthetic", "arrival": "all_at_once", "cost": "roofline", "trace.prompt": "uniform",
     "trace.output": "uniform",

@@ -164,7 +164,7 @@ def tables(requests: list[ToyRequest], steps: list[tuple[float, ...]], num_block
     table[integers] = table[integers].astype("int64")
     floats = [name for name in columns if name not in integers and name not in ("status", "error")]
     table[floats] = table[floats].astype("float64")
-    step_table = pd.DataFrame(steps, columns=STEP_COLUMNS)
+    step_table = pd.DataFrame(steps, columns=STEP_COLUMNS).assign(num_drafted_tokens=0, num_accepted_tokens=0)
     integer_columns = [name for name in STEP_COLUMNS if name not in ("start_time", "duration")]
     step_table = step_table.assign(num_blocks_out=0, num_blocks_in=0, transfer_time=0.0)
     step_table = step_table.assign(num_blocks_to_disk=0, num_blocks_from_disk=0)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from engine.core.work import StepWork
 from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
 from simulator.costs.linear import LinearCost
 from simulator.costs.roofline import RooflineCost
 from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, profile, with_tables, work
@@ -19,7 +20,7 @@ from tests.simulator.builders import H100, QWEN, WINDOWED, cost, deviations, pro
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)
 GAINS = pd.DataFrame({"prefill_tokens": 0, "num_decodes": [1, 64], "gain": [0.1, 0.7]})
 COPIES = pd.DataFrame({"num_blocks": [1, 2], "time_us": [4.0, 6.0]})
-MODELS = ("roofline", "windows", "linear", "linear of nothing", "profiled", "padded", "gains", "deviations")
+MODELS = ("roofline", "windows", "linear", "linear of nothing", "profiled", "padded", "gains", "deviations", "drafting")
 
 
 @cache
@@ -40,6 +41,8 @@ def model(name: str) -> CostModel:
             return cost(profile(token_buckets=BUCKETS, padded_heads=True, mean_over_median=1.07))
         case "gains":
             return cost(with_tables(profile(token_buckets=BUCKETS, padded_steps="all"), uneven=GAINS))
+        case "drafting":
+            return DraftingCost(model("padded"), 3, model("roofline"), 500)
     return cost(with_tables(profile(mean_over_median=1.07), deviations=deviations()))
 
 

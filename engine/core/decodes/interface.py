@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import abc
 from typing import Protocol
 
+from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import BlockGrowth
+from engine.core.plan import BlockGrowth, Drafts
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
@@ -22,12 +23,14 @@ class Decodes(Protocol):
         fresh: those that joined since the last decode step.
         findable: those that may yet fill blocks which others can find.
         tokens_per_decode: tokens that each computes in a step: 1, and one more per speculative draft.
+        drafts: what became of the drafts of the steps that passed last; None without speculation.
     """
 
     sequences: dict[Sequence, None]
     fresh: dict[Sequence, None]
     findable: dict[Sequence, None]
     tokens_per_decode: int
+    drafts: Drafts | None
 
     def join(self, sequence: Sequence) -> None: ...
 
@@ -60,8 +63,9 @@ class Decodes(Protocol):
     def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
         """Decode steps, or fewer, until `sequence` has `num_tokens` tokens."""
 
-    def advance(self, num_steps: int) -> list[Sequence]:
-        """Let `num_steps` decode steps pass and take out the sequences that end with them."""
+    def advance(self, num_steps: int, verified: Verified | None = None) -> list[Sequence]:
+        """Let `num_steps` decode steps pass and take out the sequences that end with them; `verified` tells how many
+        tokens each gained where the calendar does not know it."""
 
     def check_integrity(self) -> None:
         """Prove that timers and sums say what the sequences say; raises AssertionError."""

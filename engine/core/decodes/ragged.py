@@ -6,10 +6,13 @@ tokens after k steps, cum[k]. With `t` the decode clock and `L` the length at th
 
     it ends when the clock reaches      t + the first k with L + cum[k] >= end_length
     the context of its step k is        L + cum[k]
-    before step k it needs room for     min(L + cum[k] + num_drafts, end_length) tokens
+    step k verifies                     min(num_drafts, end_length - 1 - L - cum[k]) drafts
+    before step k it needs room for     L + cum[k] + these drafts
+    step k fills a block                if L + cum[k] reaches a multiple of block_size that L + cum[k - 1] did not
 
-The sums of the contexts and of their squares are kept for every step to come: joining adds a slice, leaving takes the
-rest of it back. So a step costs nothing per sequence here either.
+A block can be found only when all tokens in it are verified. What step k is to gain decides nothing before it has run:
+a real engine, which does not know it, makes the same plans (`unforeseen.py`). The sums over all sequences (contexts,
+their squares, drafts, accepted drafts) are kept for every step to come, so that a step costs nothing per sequence.
 """
 
 from __future__ import annotations
@@ -23,8 +26,10 @@ from numpy.typing import NDArray
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import can_be_found
+from engine.core.decodes.step_sums import StepSums
+from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import BlockGrowth
+from engine.core.plan import BlockGrowth, Drafts
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
@@ -32,8 +37,9 @@ Trajectory = abc.Callable[[Sequence], NDArray[np.int64]]
 """Tokens that a sequence gains with its next 0, 1, 2, ... decode steps: int64[k], from 0 on, strictly ascending, up to
 at least what it has left to generate."""
 
-_FIRST_ROOM = 1024  # steps
 _NOTHING_DUE: dict[Sequence, int] = {}
+_NOBODY: dict[Sequence, None] = {}
+_CONTEXTS, _SQUARES, _DRAFTED, _ACCEPTED = range(4)  # rows of the sums
 
 
 class _Position:
@@ -52,16 +58,17 @@ class _Position:
 
 
 class _Entry(NamedTuple):
-    """What is kept of a sequence; contexts int64[steps], one for each step until it ends."""
+    """What is kept of a sequence; parts int64[4, steps], its part of the sums of each step until it ends."""
 
     position: _Position
-    contexts: NDArray[np.int64]
+    parts: NDArray[np.int64]
     growth_steps: list[int]  # clock values
+    fill_steps: list[int]
 
     @property
     def end(self) -> int:
         """The clock value at which the sequence ends."""
-        return self.position.joined + len(self.contexts)
+        return self.position.joined + self.parts.shape[1]
 
 
 class RaggedDecodes:
@@ -73,16 +80,17 @@ class RaggedDecodes:
         self.fresh: dict[Sequence, None] = {}
         self.findable: dict[Sequence, None] = {}
         self.tokens_per_decode = 1 + num_drafts
+        self.drafts: Drafts | None = None
         self._block_size = block_size
         self._num_drafts = num_drafts
         self._trajectory = trajectory
         self._entries: dict[Sequence, _Entry] = {}
         self._growth: dict[int, dict[Sequence, int]] = {}  # clock value -> blocks that each sequence needs then
         self._grown = -1  # clock value up to which these blocks were taken
+        self._fills: dict[int, dict[Sequence, None]] = {}  # clock value -> findable sequences that fill a block then
         self._finish: dict[int, dict[Sequence, None]] = {}
         self._finish_steps: list[int] = []  # heap of the keys of _finish
-        self._first_step = 0  # clock value of the first column of _sums
-        self._sums = np.zeros((2, _FIRST_ROOM), np.int64)  # S1 and S2 of each step
+        self._sums = StepSums(4)
 
     def join(self, sequence: Sequence) -> None:
         length, left = sequence.num_tokens, sequence.end_length - sequence.num_tokens
@@ -90,21 +98,29 @@ class RaggedDecodes:
         num_steps = int(gained.searchsorted(left))
         assert num_steps < len(gained), "the trajectory ends before the sequence does"
         position = _Position(self.clock, gained)
-        contexts = length + gained[:num_steps]
+        parts = np.empty((4, num_steps), np.int64)
+        parts[_CONTEXTS] = length + gained[:num_steps]
+        parts[_SQUARES] = parts[_CONTEXTS] ** 2
+        parts[_DRAFTED] = np.minimum(self._num_drafts, sequence.end_length - 1 - parts[_CONTEXTS])
+        parts[_ACCEPTED] = np.diff(gained[: num_steps + 1]) - 1
         sequence.start_decoding(position)
         self.sequences[sequence] = None
         self.fresh[sequence] = None
+        fills: list[int] = []
         if can_be_found(sequence):
             self.findable[sequence] = None
-        growth = self._plan_growth(sequence, contexts)
-        entry = self._entries[sequence] = _Entry(position, contexts, [*growth])
+            fills = self._plan_fills(parts[_CONTEXTS])
+        growth = self._plan_growth(sequence, parts[_CONTEXTS] + parts[_DRAFTED])
+        entry = self._entries[sequence] = _Entry(position, parts, [*growth], fills)
         for step, count in growth.items():
             self._growth.setdefault(step, {})[sequence] = count
+        for step in fills:
+            self._fills.setdefault(step, {})[sequence] = None
         if entry.end not in self._finish:
             self._finish[entry.end] = {}
             heapq.heappush(self._finish_steps, entry.end)
         self._finish[entry.end][sequence] = None
-        self._add_to_sums(entry, sign=1)
+        self._sums.add(self.clock.step, parts, sign=1)
 
     def remove(self, sequence: Sequence) -> None:
         entry = self._entries.pop(sequence)
@@ -114,8 +130,11 @@ class RaggedDecodes:
         for step in entry.growth_steps:
             if step >= self.clock.step and step in self._growth:
                 self._growth[step].pop(sequence, None)
+        for step in entry.fill_steps:
+            if step in self._fills:
+                self._fills[step].pop(sequence, None)
         del self._finish[entry.end][sequence]
-        self._add_to_sums(entry, sign=-1)
+        self._sums.add(self.clock.step, entry.parts[:, self.clock.step - entry.position.joined :], sign=-1)
 
     def next_event(self) -> int:
         while not self._finish[self._finish_steps[0]]:
@@ -125,8 +144,7 @@ class RaggedDecodes:
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
         if not self.sequences:
             return StepWork(chunks, 0, 0, 0, num_copied_blocks, self.tokens_per_decode)
-        now = self.clock.step - self._first_step
-        contexts, squared = self._sums[:, now : now + self.next_event()].copy()
+        contexts, squared, *_ = self._sums.at(self.clock.step, self.next_event())
         return StepWork(
             chunks, len(self.sequences), int(contexts[0]), int(squared[0]), num_copied_blocks, self.tokens_per_decode,
             later_contexts=contexts, later_squared_contexts=squared,
@@ -161,18 +179,17 @@ class RaggedDecodes:
         return limit
 
     def filling(self, ahead: int) -> abc.Iterable[tuple[Sequence, int]]:
-        """Looked at when a sequence needs its next block, or would if it went on: with drafts that is before the last
-        one is full, so a block may be registered one block later than it could be."""
-        findable = self.findable
-        ending = self._finish.get(self.clock.step + ahead + 1, ())
-        return [(s, self._length(s, ahead)) for s in (*self._due(ahead + 1), *ending) if s in findable]
+        return [(s, self._length(s, ahead)) for s in self._fills.get(self.clock.step + ahead, _NOBODY)]
 
     def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
         return -(-(num_tokens - sequence.num_tokens) // self.tokens_per_decode)
 
-    def advance(self, num_steps: int) -> list[Sequence]:
-        for step in range(self.clock.step, self.clock.step + num_steps):
+    def advance(self, num_steps: int, verified: Verified | None = None) -> list[Sequence]:
+        now = self.clock.step
+        for step in range(now, now + num_steps):
             self._growth.pop(step, None)
+            self._fills.pop(step - 1, None)  # those of the last step may be asked for once more
+        self.drafts = Drafts(*self._sums.at(now, num_steps)[_DRAFTED:])
         self.clock.step += num_steps
         self.fresh.clear()
         finished = list(self._finish.get(self.clock.step, ()))
@@ -192,34 +209,18 @@ class RaggedDecodes:
             return sequence.num_tokens - 1
         return sequence.num_tokens - position.step + int(position.gained[index])
 
-    def _plan_growth(self, sequence: Sequence, contexts: NDArray[np.int64]) -> dict[int, int]:
-        """Clock values at which the sequence needs more blocks, and how many."""
-        room = np.minimum(contexts + self._num_drafts, sequence.end_length)
+    def _plan_fills(self, contexts: NDArray[np.int64]) -> list[int]:
+        """Clock values at which a sequence fills a block, that before it joins included."""
+        num_full = np.concatenate([[contexts[0] - 2, contexts[0] - 1], contexts]) // self._block_size
+        return (self.clock.step - 1 + np.flatnonzero(np.diff(num_full))).tolist()
+
+    def _plan_growth(self, sequence: Sequence, room: NDArray[np.int64]) -> dict[int, int]:
+        """Clock values at which the sequence needs more blocks, and how many; `room` in tokens, before each step."""
         num_blocks = -(-room // self._block_size)
         num_blocks = np.maximum(num_blocks, len(sequence.block_table))
         more = np.diff(num_blocks, prepend=len(sequence.block_table))
         steps = np.flatnonzero(more > 0)
         return dict(zip((self.clock.step + steps).tolist(), more[steps].tolist(), strict=True))
-
-    def _add_to_sums(self, entry: _Entry, sign: int) -> None:
-        """Add the contexts of an entry to the sums of all steps from now on, or take them away."""
-        now = self.clock.step
-        contexts = entry.contexts[now - entry.position.joined :]
-        if not len(contexts):
-            return
-        self._make_room(now + len(contexts))
-        start = now - self._first_step
-        self._sums[0, start : start + len(contexts)] += sign * contexts
-        self._sums[1, start : start + len(contexts)] += sign * contexts**2
-
-    def _make_room(self, end: int) -> None:
-        """Let the sums reach to the clock value `end`; steps that have passed are dropped."""
-        if end - self._first_step <= self._sums.shape[1]:
-            return
-        kept = self._sums[:, self.clock.step - self._first_step :]
-        self._sums = np.zeros((2, 2 * max(end - self.clock.step, kept.shape[1])), np.int64)
-        self._sums[:, : kept.shape[1]] = kept
-        self._first_step = self.clock.step
 
     def check_integrity(self) -> None:
         """Prove that timers and sums say what the sequences say; raises AssertionError."""
@@ -234,5 +235,5 @@ class RaggedDecodes:
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
             steps = [step for step in entry.growth_steps if step > self._grown]
             due = sum(self._growth[step][sequence] for step in steps)
-            room = min(int(entry.contexts[-1]) + self._num_drafts, sequence.end_length)
+            room = int(entry.parts[_CONTEXTS, -1] + entry.parts[_DRAFTED, -1])
             assert (len(sequence.block_table) + due) * self._block_size >= room, "a block timer is lost"

@@ -17,8 +17,9 @@ from functools import partial
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import can_be_found
+from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import BlockGrowth
+from engine.core.plan import BlockGrowth, Drafts
 from engine.core.sequence import Sequence
 from engine.core.work import ChunkWork, StepWork
 
@@ -33,6 +34,7 @@ class UniformDecodes:
     """Sequences that decode one token per step, in the order they joined."""
 
     tokens_per_decode = 1
+    drafts: Drafts | None = None
 
     def __init__(self, block_size: int) -> None:
         self.clock = DecodeClock()
@@ -130,7 +132,7 @@ class UniformDecodes:
     def steps_until(self, sequence: Sequence, num_tokens: int) -> int:
         return num_tokens - sequence.num_tokens
 
-    def advance(self, num_steps: int) -> list[Sequence]:
+    def advance(self, num_steps: int, verified: Verified | None = None) -> list[Sequence]:
         self.clock.step += num_steps
         growth = num_steps * len(self.sequences)
         self._num_squared_context_tokens += num_steps * (2 * self._num_context_tokens + growth)

@@ -54,11 +54,9 @@ class BlockManager:
         self.offload = offload
         self._recomputes_last_block = full_hit == "recompute_block"
         self.index = PrefixIndex() if offload is None else offload.index
-        evict, self.settle = self.index.remove, self.index.settle
-        if offload is not None:
-            evict, self.settle = offload.evict, offload.settle
-        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=evict)
-        self.take = self.pool.take
+        cache = offload or self.index
+        self.pool = BlockPool(num_blocks, has_one_queue=eviction == "lru", evict=cache.remove)
+        self.take, self.settle = self.pool.take, cache.settle
         self.moves: list[Transfer] = [] if offload is None else offload.moves  # of tiers, not in a plan yet
 
     @property

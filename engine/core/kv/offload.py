@@ -59,7 +59,7 @@ class Offload:
 
     # -- down -----------------------------------------------------------------------------------------------------
 
-    def evict(self, blocks: list[int], hashes: list[int]) -> None:
+    def remove(self, blocks: list[int], hashes: list[int]) -> None:
         """The device's pool hands out `blocks`, which `hashes` found: their content goes to the first tier.
 
         The tail of a sequence goes before its head, so that it is evicted first there too.

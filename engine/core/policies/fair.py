@@ -51,7 +51,8 @@ class Fair(BasePolicy):
         return view.has_seat and (view.head_fits or len(self._queue.heaps) > 1)
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        if planner.running.num_seats < planner.limits.max_num_seqs and len(self._queue.heaps) > 1:
+        has_seat = planner.running.num_seats < planner.limits.max_num_seqs
+        if self._queue.has_newcomers or (has_seat and len(self._queue.heaps) > 1):
             self._queue.turn()
         super().compose(planner, draft)
 

@@ -48,11 +48,14 @@ def test_two_requests_by_hand() -> None:
         "num_steps": 3,
         "mean_batch_tokens": 36 / 3,
         "mean_decode_batch_size": 1.0,
+        "drafted_tokens": 0,
+        "mean_tokens_per_decode": 1.0,
         "window_start_s": 1.0,
         "window_end_s": 4.0,
     }
     assert {name: summary[name] for name in expected} == pytest.approx(expected)
     assert summary["request_goodput"] is None, "no SLO was given"
+    assert summary["draft_acceptance_rate"] is None, "nothing was drafted"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,16 @@ def test_a_tier_without_room_for_a_block_is_refused(tmp_path: Path) -> None:
         run(config(*RUN, *TIERS, "tiers.disk.gib=1e-8"), tmp_path)
 
 
+def test_the_real_engine_takes_the_tiers_of_the_configuration() -> None:
+    pytest.importorskip("torch")
+    from harness.runs.real import resolve_real
+
+    overrides = ["tiers.host.gib=2", "tiers.offload=true", "tiers.overlap=false", "tiers.host.eviction=fifo"]
+    engine = resolve_real(config("engine=cpu", "model=tiny", "tiers=host", *overrides)).engine
+    assert engine.host_kv_gib == 2 and engine.offload_options == OffloadOptions(overlap=False, host_eviction="fifo")
+
+
+@pytest.mark.slow
 def test_the_real_engine_finds_prefixes_in_host_memory(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     prompts = ["trace=shared_prefix", "trace.num_requests=16", "trace.num_prefixes=4", "trace.prefix_tokens=64"]

@@ -51,6 +51,17 @@ def test_a_replay_leaves_the_tables_of_a_simulation(tmp_path: Path) -> None:
     assert tables["real"].requests["replay_lag"].between(0, 5).all()
 
 
+def test_drafts_are_recorded(tmp_path: Path) -> None:
+    lengths = ["trace=synthetic", "trace.num_requests=4", "trace/lengths@trace.prompt=constant"]
+    lengths += ["trace/lengths@trace.output=constant", "trace.prompt.value=20", "trace.output.value=60"]
+    lookup = ["speculation=ngram", "speculation.prompt_lookup_min=1", "arrival=all_at_once", "max_num_seqs=8"]
+    summary = run(config(*lengths, *lookup, *TINY), tmp_path)
+    steps = read_results(tmp_path)[0].steps
+    assert summary["total_output_tokens"] == 240
+    assert steps["num_decode_seqs"].sum() + steps["num_accepted_tokens"].sum() == 4 * 59
+    assert 0 < summary["accepted_tokens"] <= summary["drafted_tokens"] == steps["num_drafted_tokens"].sum()
+
+
 def test_the_warm_up_computes_a_decode_beside_a_prompt(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     plans: list[tuple[int, int]] = []
     execute = LLMEngine.execute

@@ -13,6 +13,11 @@ import simpy
 
 torch = pytest.importorskip("torch")
 
+from numpy.typing import NDArray  # noqa: E402
+
+from engine.core.decodes.interface import Decodes  # noqa: E402
+from engine.core.decodes.ragged import RaggedDecodes  # noqa: E402
+from engine.core.decodes.uniform import UniformDecodes  # noqa: E402
 from engine.core.hashing import extend_hashes  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
@@ -25,6 +30,7 @@ from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
 from engine.runner.kv_cache import GIB  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.speculation import NgramOptions  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
 from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
 from harness.workload.arrivals import OpenLoop  # noqa: E402
@@ -60,6 +66,7 @@ class LoggingRecorder(Recorder):
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
         self.parents: dict[int, list[list[int]]] = defaultdict(list)
+        self.num_tokens: dict[int, list[int]] = {}  # how many each request knows after each of its steps
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         super().on_issued(issued, now_ns)
@@ -70,6 +77,9 @@ class LoggingRecorder(Recorder):
     def on_report(self, report: StepReport) -> None:
         super().on_report(report)
         self.durations.append(report.end_ns - report.start_ns)
+        for new in report.outputs:
+            known = self.num_tokens.setdefault(new.sequence.request_id, [new.sequence.request.num_prompt_tokens])
+            known.append(known[-1] + len(new.token_ids))
         self.requests |= {request.request_id: request for request in report.outcome.finished}
 
 
@@ -119,12 +129,17 @@ def make_trace() -> Trace:
 
 
 def run_real(
-    trace: Trace, options: SchedulerOptions, num_blocks: int, lookahead: int, offload: OffloadOptions | None = None
+    trace: Trace,
+    options: SchedulerOptions,
+    num_blocks: int,
+    lookahead: int,
+    offload: OffloadOptions | None = None,
+    speculation: NgramOptions | None = None,
 ) -> LoggingRecorder:
     config = EngineConfig(block_size=BLOCK_SIZE, num_blocks=num_blocks, max_lookahead_steps=lookahead,
                           load_format="random", host_kv_gib=HOST_BLOCKS * BLOCK_BYTES / GIB, host_gb_per_s=GB_PER_S,
                           offload=offload is not None, overlap=offload is None or offload.overlap,
-                          **LIMITS, **asdict(options))  # fmt: skip
+                          speculation=speculation, **LIMITS, **asdict(options))  # fmt: skip
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder()
@@ -151,12 +166,22 @@ def run_twin(
     num_blocks: int,
     lookahead: int,
     offload: OffloadOptions | None = None,
+    num_drafts: int | None = None,
 ) -> Recorder:
-    """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans."""
+    """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans, and
+    drafts that are accepted as they were there."""
     env = simpy.Environment(initial_time=0)
+
+    def gained(sequence: Sequence) -> NDArray[np.int64]:
+        known = np.array(real.num_tokens[sequence.request_id])
+        return known[known >= sequence.num_tokens] - sequence.num_tokens
+
+    def make_decodes(block_size: int) -> Decodes:
+        return UniformDecodes(block_size) if num_drafts is None else RaggedDecodes(block_size, num_drafts, gained)
+
     scheduler = make_scheduler(
         options, num_blocks=num_blocks, block_size=BLOCK_SIZE, max_model_len=512, num_host_blocks=HOST_BLOCKS,
-        offload=offload, transfer_block_us=BLOCK_BYTES / (GB_PER_S * 1e3), **LIMITS,
+        offload=offload, transfer_block_us=BLOCK_BYTES / (GB_PER_S * 1e3), make_decodes=make_decodes, **LIMITS,
     )  # fmt: skip
 
     def make(order: int, arrival_ns: int) -> Request:
@@ -218,7 +243,7 @@ def test_the_simulator_repeats_what_preemptions_keep(mode: str) -> None:
     assert (measured.steps["transfer_time"] > 0).equals(measured.steps["num_blocks_out"] > 0)
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     torch.set_num_threads(1)
     trace, options, offload = make_trace(), SchedulerOptions(), OffloadOptions(overlap=overlap)
@@ -272,3 +297,20 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     pd.testing.assert_frame_equal(measured.requests[columns], twin.requests[columns], check_exact=True)
     assert measured.steps["num_saved_blocks"].sum() > 0 and not any(real.parents.values())
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
+
+
+@pytest.mark.parametrize(("name", "num_blocks"), [("mixed", 40), ("prefill_first", 400), ("vllm", 40)])
+def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int) -> None:
+    """The simulation is told what each step accepts, the engine learns it when the step has run: they plan alike."""
+    torch.set_num_threads(1)
+    trace = make_trace()
+    real = run_real(trace, OPTIONS[name], num_blocks, 1, speculation=NgramOptions(3, 1, 3))
+    twin = run_twin(real, OPTIONS[name], num_blocks, 1, num_drafts=3).tables(trace, [])
+    measured = real.tables(trace, [])
+    columns = [*DECISIONS, "num_accepted_tokens"]
+    pd.testing.assert_frame_equal(measured.steps[columns], twin.steps[columns], check_exact=True)
+    others = [c for c in measured.requests if c != "replay_lag"]
+    pd.testing.assert_frame_equal(measured.requests[others], twin.requests[others], check_exact=True)
+    drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
+    assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
+    assert measured.steps["num_accepted_tokens"].sum() > 50
