@@ -15,6 +15,7 @@ from engine.engine_config import EngineConfig, KVDtype  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.runner import kv_cache  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.speculation import NgramOptions  # noqa: E402
 from experiments.kv_error import measure  # noqa: E402
 from harness.runs.system import resolve  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
@@ -51,6 +52,7 @@ def test_tokens_do_not_depend_on_how_the_work_is_cut_up(dtype: KVDtype, monkeypa
     cuts: list[dict[str, Any]] = [
         {"num_blocks": 64, "max_num_batched_tokens": 9},
         {"cuda_graphs": True, "block_size": 1, "num_blocks": 1600},
+        {"speculation": NgramOptions()},
         {"num_blocks": 40, "watermark": 0.0, "preemption": "swap", "host_kv_gib": 2e-3, "offload": True},
     ]
     for settings in cuts:
