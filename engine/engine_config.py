@@ -13,6 +13,7 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conf
 from engine.speculation import NgramOptions
 
 Quantized = Literal["none", "fp8", "fp8_block"]
+KVDtype = Literal["auto", "fp8", "int8", "int4"]
 
 _Device = Literal["cpu", "cuda"]
 _Dtype = Literal["float32", "bfloat16", "float16"]
@@ -26,7 +27,7 @@ class ExecutionOptions:
     Attributes:
         attention_backend: `auto` takes the fastest backend that runs on the device.
         kv_cache_dtype: dtype of the KV cache. `auto` keeps the model's dtype; `fp8` is 8 bits (e4m3), with a scale per
-            KV head.
+            KV head; `int8` and `int4` have a float16 scale per token and KV head.
         cuda_graphs: whether decode steps run as CUDA graphs. `auto` uses graphs where the device and the attention
             backend allow them, and `false` never does. `true` raises ModelError on a GPU whose attention backend cannot
             be captured; on the CPU it runs decode steps in the same padded batches, without capturing them.
@@ -35,7 +36,7 @@ class ExecutionOptions:
     """
 
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_dtype: KVDtype = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
     max_lookahead_steps: int = 8
     worker_timeout_s: float = 600.0
@@ -43,6 +44,8 @@ class ExecutionOptions:
     def __post_init__(self) -> None:
         if not 0 < self.worker_timeout_s <= _LONGEST_TIMEOUT_S:
             raise ValueError(f"worker_timeout_s={self.worker_timeout_s}: must be in (0, {_LONGEST_TIMEOUT_S}]")
+        if self.kv_cache_dtype not in get_args(KVDtype):
+            raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r}: choose one of {', '.join(get_args(KVDtype))}")
         if self.max_lookahead_steps < 1:
             raise ValueError(f"max_lookahead_steps={self.max_lookahead_steps}: must be an integer >= 1")
 

@@ -83,7 +83,7 @@ def _variants(model: ModelShape) -> Iterator[ModelShape]:
     if model.quantization.name == "none":
         model = replace(model, quantization=QUANTIZATIONS["fp8"])
         yield model
-    yield replace(model, kv_dtype_bytes=1)
+    yield replace(model, kv_dtype="fp8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ import torch
 
 from kernels.attention_metadata import AttentionBackend, AttentionMetadata
 from kernels.flash_attention import MAX_HEAD_DIM, FlashBackend, flash_unavailable
+from kernels.kv_integers import LARGEST
 from kernels.kv_store import FP8_DTYPE
 from kernels.runtime import HAS_TRITON
 from kernels.torch_attention import TorchBackend
@@ -38,11 +39,13 @@ def available_backends(
     """
     is_fp8 = kv_dtype == FP8_DTYPE
     no_flash = (
-        "flash-attn 2 reads no float8 cache" if is_fp8 else flash_unavailable(device, dtype, head_dim, block_size)
+        f"flash-attn 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
+        if is_fp8 or kv_dtype in LARGEST
+        else flash_unavailable(device, dtype, head_dim, block_size)
     )
     return {
         "flash": no_flash,
-        "triton": _triton_unavailable(device, dtype, head_dim, is_fp8),
+        "triton": _triton_unavailable(device, dtype, head_dim, kv_dtype),
         "torch": None,
     }
 
@@ -76,7 +79,9 @@ def select_backend(
     return backends[chosen]()
 
 
-def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, is_fp8: bool) -> str | None:
+def _triton_unavailable(
+    device: torch.device, dtype: torch.dtype, head_dim: int, kv_dtype: torch.dtype | None
+) -> str | None:
     if not HAS_TRITON:
         return "triton is not installed"
     if device.type != "cuda":
@@ -85,6 +90,9 @@ def _triton_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int,
         return f"needs float32, float16 or bfloat16, not {dtype}"
     if head_dim > MAX_HEAD_DIM:
         return f"needs a head_dim up to {MAX_HEAD_DIM}, not {head_dim}"
+    if kv_dtype in LARGEST and head_dim % 4:
+        return f"needs a head_dim that is a multiple of 4 for a cache of integers, not {head_dim}"
+    is_fp8 = kv_dtype == FP8_DTYPE
     if torch.cuda.get_device_capability(device) < (8, 9 if is_fp8 else 0):
         return f"needs compute capability {'8.9 or later for a float8 cache' if is_fp8 else '8.0 or later'}"
     return None

@@ -16,6 +16,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kernels.kv_integers import BITS, load_integers
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
 MIN_SPLIT_TOKENS = 128
@@ -41,11 +42,11 @@ def decode_config(head_dim: int, group_size: int, element_size: int, quantized: 
     """Choices that give tiles of 16 KB of K and of V: several programs fit on a multiprocessor, none spills registers.
 
     head_dim: 1..256; group_size: query heads per KV head; element_size: bytes of an element of q, the dtype of the
-    matrix products; quantized: whether the cache is in float8.
+    matrix products; quantized: whether the cache is in float8 or integers.
     """
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * element_size
-    block_n = min(max(16384 // row_bytes, 16), 64 if quantized else 128)  # converting float8 takes registers
+    block_n = min(max(16384 // row_bytes, 16), 64 if quantized else 128)  # converting takes registers
     warps = 8 if row_bytes > 512 or quantized else 4
     return DecodeConfig(block_n, block_d, max(16, next_power_of_2(group_size)), num_warps=warps, num_stages=3)
 
@@ -94,6 +95,7 @@ def decode_kernel(
     min_split: constexpr,
     one_split: constexpr,
     quantized: constexpr,
+    bits: constexpr,
     interpreted: constexpr,
 ) -> None:
     """One program computes one split of one sequence for one KV head; qk_scale is the softmax scale times log2(e)."""
@@ -130,18 +132,27 @@ def decode_kernel(
         inside = positions < end
         blocks = tl.load(table_ptr + positions // block_size, mask=inside, other=0).to(tl.int64)
         slots = blocks * block_size + positions % block_size
-        offsets = slots[:, None] * token_stride + head_offsets[None, :]
-        mask = inside[:, None] & (dim < head_dim)[None, :]
-        k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
-        v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
-        if interpreted or quantized:
+        if bits > 0:
+            rows = slots * kv_heads + kv_head
+            k, k_scales = load_integers(k_cache_ptr, rows, dim, inside, head_dim, bits)
+            v, v_scales = load_integers(v_cache_ptr, rows, dim, inside, head_dim, bits)
+        else:
+            offsets = slots[:, None] * token_stride + head_offsets[None, :]
+            mask = inside[:, None] & (dim < head_dim)[None, :]
+            k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
+            v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
+        if interpreted or quantized or bits > 0:
             k, v = k.to(q.dtype), v.to(q.dtype)
         scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
+        if bits > 0:
+            scores *= k_scales[None, :]
         scores = tl.where(inside[None, :], scores, float("-inf"))
         new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
         weights = tl.exp2(scores - new_maximum[:, None])
         shrink = tl.exp2(maximum - new_maximum)
         total = total * shrink + tl.sum(weights, axis=1)
+        if bits > 0:
+            weights *= v_scales[None, :]
         acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
         maximum = new_maximum
 
@@ -220,7 +231,7 @@ def decode_attention(
 
     q, out: [B, heads, head_dim], last two dimensions contiguous, any stride between rows.
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
-    float8 with kv_scales (`kernels.kv_store`).
+    float8 with kv_scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
     context_lens: int32[B]; 0 marks a padded row, whose output is zeros. block_tables: int32[B, max_blocks].
     max_context: upper bound of context_lens. splits: splits of each context; None takes `num_splits`.
     Launches without synchronising, so it can be captured in a CUDA graph.
@@ -229,9 +240,10 @@ def decode_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
+    bits = BITS.get(k_cache.dtype, 0)
     kv_heads, group_size = k_cache.shape[2], heads // k_cache.shape[2]
     splits = num_splits(batch, kv_heads, max_context, _num_sms(q.device)) if splits is None else splits
-    config = decode_config(head_dim, group_size, q.element_size(), kv_scales is not None)
+    config = decode_config(head_dim, group_size, q.element_size(), kv_scales is not None or bits > 0)
     partial, log_sum = out, out
     if splits > 1:
         partial = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=q.device)
@@ -261,6 +273,7 @@ def decode_attention(
         min_split=MIN_SPLIT_TOKENS,
         one_split=splits == 1,
         quantized=kv_scales is not None,
+        bits=bits,
         interpreted=INTERPRETED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,

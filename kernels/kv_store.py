@@ -4,7 +4,8 @@ A slot is the place of one token: `block_id * block_size + offset`, its row in a
 `[num_blocks * block_size, ...]`.
 
 A float8 cache (e4m3, largest number 448) holds `x / scale`. There is one scale for the keys and one for the values of
-each KV head: kv_scales, float32[2, kv_heads], contiguous, keys first. A cache without scales holds x itself.
+each KV head: kv_scales, float32[2, kv_heads], contiguous, keys first. A cache of integers holds its own scales
+(`kernels.kv_integers`). Any other cache holds x itself.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.kv_integers import LARGEST, dequantize_integers, quantize_integers, store_integers_triton
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
 FP8_DTYPE = torch.float8_e4m3fn
@@ -24,7 +26,8 @@ def store_kv(
     """Store row t of `k` and `v` in slot `slot_mapping[t]` of the caches, in place.
 
     k, v: [T, kv_heads, head_dim], last two dimensions contiguous; any dtype, cast to the cache's.
-    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous.
+    k_cache, v_cache: [num_blocks, block_size, kv_heads, row width], contiguous; the row width is head_dim, but for
+    integers (`kernels.kv_integers`).
     slot_mapping: int64[T], each slot at most once; -1 marks padding, which is not stored.
     kv_scales: scales of a float8 cache; scaled values beyond ±448 are clamped.
     """
@@ -45,7 +48,9 @@ def store_kv_reference(
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
     for i, (new, cache) in enumerate(((k, k_cache), (v, v_cache))):
         rows = cache.view(-1, cache.shape[2], cache.shape[3])
-        if kv_scales is None:
+        if cache.dtype in LARGEST:
+            rows.index_copy_(0, slot_mapping, quantize_integers(new, cache.dtype))
+        elif kv_scales is None:
             rows.index_copy_(0, slot_mapping, new.to(cache.dtype))
         else:  # as bytes: torch has no index_copy_ for float8 on the CPU
             rows.view(torch.uint8).index_copy_(0, slot_mapping, quantize(new, kv_scales[i]).view(torch.uint8))
@@ -59,6 +64,13 @@ def quantize(x: Tensor, scales: Tensor) -> Tensor:
 def dequantize(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """`x * scales` in `dtype`: the inverse of `quantize`, except for rounding and clamping."""
     return (x.float() * scales.unsqueeze(-1)).to(dtype)
+
+
+def read_rows(rows: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Rows of a cache, [..., kv_heads, row width], as keys or values in `dtype`; the same tensor if they are those."""
+    if rows.dtype in LARGEST:
+        return dequantize_integers(rows, dtype)
+    return rows if scales is None else dequantize(rows, scales, dtype)
 
 
 @triton.jit
@@ -100,6 +112,9 @@ def store_kv_triton(
 ) -> None:
     """Triton version of `store_kv`."""
     if slot_mapping.shape[0] == 0:
+        return
+    if k_cache.dtype in LARGEST:
+        store_integers_triton(k, v, k_cache, v_cache, slot_mapping)
         return
     width = k.shape[1] * k.shape[2]
     block = next_power_of_2(width)

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kv_store import dequantize
+from kernels.kv_integers import BITS, load_integers
+from kernels.kv_store import read_rows
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
@@ -29,11 +30,12 @@ class PrefillConfig:
     num_stages: int
 
 
-def prefill_config(head_dim: int, max_seqlen_q: int, element_size: int) -> PrefillConfig:
-    """Choices for a head_dim (1..256), the longest chunk in tokens, and the bytes of an element of q."""
+def prefill_config(head_dim: int, max_seqlen_q: int, element_size: int, of_integers: bool = False) -> PrefillConfig:
+    """Choices for a head_dim (1..256), the longest chunk in tokens, the bytes of an element of q, and whether the cache
+    has integers, whose conversion takes registers."""
     block_d = max(16, next_power_of_2(head_dim))
     row_bytes = block_d * element_size
-    block_m, block_n, warps, stages = 128, 64, 8, 3
+    block_m, block_n, warps, stages = 128, 32 if of_integers else 64, 8, 3
     if row_bytes > 512:
         block_m, block_n, warps, stages = 32, 16, 8, 2
     elif row_bytes > 256 or element_size > 2:
@@ -55,15 +57,16 @@ def attend_block(
     first: Value,
     context: Value,
     visible: Value,
-    head_offsets: Value,
+    kv_head: Value,
     dim: Value,
     qk_scale: Value,
-    token_stride: constexpr,
+    kv_heads: constexpr,
     head_dim: constexpr,
     block_size: constexpr,
     block_n: constexpr,
     masked: constexpr,
     quantized: constexpr,
+    bits: constexpr,
     interpreted: constexpr,
 ) -> Value:
     """Add keys first to first + block_n - 1 to the online softmax, and return its new (acc, total, maximum).
@@ -74,19 +77,28 @@ def attend_block(
     inside = positions < context
     blocks = tl.load(table_ptr + positions // block_size, mask=inside, other=0).to(tl.int64)
     slots = blocks * block_size + positions % block_size
-    offsets = slots[:, None] * token_stride + head_offsets[None, :]
-    mask = inside[:, None] & (dim < head_dim)[None, :]
-    k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
-    v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
-    if interpreted or quantized:
+    if bits > 0:
+        rows = slots * kv_heads + kv_head
+        k, k_scales = load_integers(k_cache_ptr, rows, dim, inside, head_dim, bits)
+        v, v_scales = load_integers(v_cache_ptr, rows, dim, inside, head_dim, bits)
+    else:
+        offsets = slots[:, None] * (kv_heads * head_dim) + (kv_head * head_dim + dim)[None, :]
+        mask = inside[:, None] & (dim < head_dim)[None, :]
+        k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
+        v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
+    if interpreted or quantized or bits > 0:
         k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
+    if bits > 0:
+        scores *= k_scales[None, :]
     if masked:
         scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
     weights = tl.exp2(scores - new_maximum[:, None])
     shrink = tl.exp2(maximum - new_maximum)
     total = total * shrink + tl.sum(weights, axis=1)
+    if bits > 0:
+        weights *= v_scales[None, :]
     acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
     return acc, total, new_maximum
 
@@ -113,6 +125,7 @@ def prefill_kernel(
     block_n: constexpr,
     block_d: constexpr,
     quantized: constexpr,
+    bits: constexpr,
     interpreted: constexpr,
 ) -> None:
     """One program computes block_m tokens of one chunk for one head.
@@ -138,8 +151,7 @@ def prefill_kernel(
     if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
         qk_scale *= tl.load(kv_scales_ptr + head // group_size)
     table_ptr = block_tables_ptr + row * table_stride
-    token_stride: constexpr = kv_heads * head_dim
-    head_offsets = (head // group_size) * head_dim + dim
+    kv_head = head // group_size
     visible = cached + queries + 1
     maximum = tl.full([block_m], float("-inf"), tl.float32)
     total = tl.zeros([block_m], tl.float32)
@@ -149,13 +161,13 @@ def prefill_kernel(
     last = tl.minimum(cached + tile + block_m, context)
     for first in range(0, shared, block_n):
         acc, total, maximum = attend_block(
-            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, head_offsets, dim,
-            qk_scale, token_stride, head_dim, block_size, block_n, False, quantized, interpreted,
+            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, kv_head, dim,
+            qk_scale, kv_heads, head_dim, block_size, block_n, False, quantized, bits, interpreted,
         )  # fmt: skip
     for first in range(shared, last, block_n):
         acc, total, maximum = attend_block(
-            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, head_offsets, dim,
-            qk_scale, token_stride, head_dim, block_size, block_n, True, quantized, interpreted,
+            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, kv_head, dim,
+            qk_scale, kv_heads, head_dim, block_size, block_n, True, quantized, bits, interpreted,
         )  # fmt: skip
     if quantized:
         acc *= tl.load(kv_scales_ptr + kv_heads + head // group_size)
@@ -183,7 +195,7 @@ def prefill_attention(
     q, out: [T, heads, head_dim], the chunks' tokens one after the other; last two dimensions contiguous, any stride
     between tokens.
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
-    float8 with kv_scales (`kernels.kv_store`).
+    float8 with kv_scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
     cu_seqlens_q: int32[n + 1]; context_lens: int32[n]; block_tables: int32[n, max_blocks].
     max_seqlen_q: tokens of the longest chunk. Launches without synchronising.
     """
@@ -191,7 +203,8 @@ def prefill_attention(
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
     if num_rows == 0 or q.shape[0] == 0:
         return out
-    config = prefill_config(head_dim, max_seqlen_q, q.element_size())
+    bits = BITS.get(k_cache.dtype, 0)
+    config = prefill_config(head_dim, max_seqlen_q, q.element_size(), bits > 0)
     prefill_kernel[(ceil_div(max_seqlen_q, config.block_m), heads, num_rows)](
         q,
         k_cache,
@@ -213,6 +226,7 @@ def prefill_attention(
         block_n=config.block_n,
         block_d=config.block_d,
         quantized=kv_scales is not None,
+        bits=bits,
         interpreted=INTERPRETED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
@@ -232,8 +246,9 @@ def prefill_attention_reference(
     kv_scales: Tensor | None = None,
 ) -> None:
     """PyTorch version of `prefill_attention`, one sequence after the other."""
-    block_size, kv_heads, head_dim = k_cache.shape[1:]
-    group_size = q.shape[1] // kv_heads
+    block_size, kv_heads, row_width = k_cache.shape[1:]
+    group_size, head_dim = q.shape[1] // kv_heads, q.shape[2]
+    scales_of_both = (None, None) if kv_scales is None else kv_scales
     bounds = cu_seqlens_q.tolist()
     for row, context in enumerate(context_lens.tolist()):
         start, end = bounds[row], bounds[row + 1]
@@ -242,15 +257,12 @@ def prefill_attention_reference(
             continue
         blocks = block_tables[row, : ceil_div(context, block_size)].long()
         keys, values = (
-            cache.index_select(0, blocks).view(-1, kv_heads, 1, head_dim)[:context] for cache in (k_cache, v_cache)
+            read_rows(cache.index_select(0, blocks).view(-1, kv_heads, row_width)[:context], scales, q.dtype)
+            for cache, scales in zip((k_cache, v_cache), scales_of_both, strict=True)
         )
-        if kv_scales is not None:
-            keys, values = (
-                dequantize(x, scales[:, None], q.dtype) for x, scales in zip((keys, values), kv_scales, strict=True)
-            )
         # `expand` repeats each KV head for its query heads without copying it.
         shape = (context, kv_heads, group_size, head_dim)
-        keys, values = (x.expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
+        keys, values = (x.unsqueeze(2).expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
         queries = q[start:end].view(count, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)
         mask = None if count == context else _causal_mask(count, context, q.device)
         attended = functional.scaled_dot_product_attention(

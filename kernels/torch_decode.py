@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kv_store import dequantize
+from kernels.kv_store import read_rows
 from kernels.runtime import ceil_div
 
 MAX_TILE_BYTES = 3 << 20
@@ -136,7 +136,7 @@ def torch_decode_attention(
 ) -> None:
     """Attention of q [B, heads, head_dim] over the contexts of `plan`, written to out [B, heads, head_dim]."""
     for group in plan.groups:
-        count, kv_heads, head_dim = group.rows.shape[0], k_cache.shape[2], k_cache.shape[3]
+        count, kv_heads, head_dim = group.rows.shape[0], k_cache.shape[2], q.shape[2]
         scales = (None, None) if kv_scales is None else kv_scales
         keys, values = (
             _gather(name, cache, group, plan.piece_tokens, scratch, each, q.dtype)
@@ -164,11 +164,10 @@ def _gather(
     dtype: torch.dtype,
 ) -> Tensor:
     """A group's keys or values, [n, kv_heads, length, head_dim]: a view of a scratch buffer, new if dequantised."""
-    kv_heads, head_dim = cache.shape[2:]
-    pieces = cache.view(-1, piece_tokens * kv_heads * head_dim)
+    kv_heads, row_width = cache.shape[2:]
+    pieces = cache.view(-1, piece_tokens * kv_heads * row_width)
     buffer = scratch.get(name, group.pieces.shape[0] * pieces.shape[1], cache)
     torch.index_select(pieces, 0, group.pieces, out=buffer.view(-1, pieces.shape[1]))
-    if scales is not None:
-        buffer = dequantize(buffer.view(-1, kv_heads, head_dim), scales, dtype)
-    buffer.view(-1, kv_heads * head_dim).index_fill_(0, group.stale, 0.0)
-    return buffer.view(-1, group.length, kv_heads, head_dim).transpose(1, 2)
+    rows = read_rows(buffer.view(-1, kv_heads, row_width), scales, dtype)
+    rows.index_fill_(0, group.stale, 0.0)
+    return rows.view(-1, group.length, kv_heads, rows.shape[2]).transpose(1, 2)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from engine.engine_config import KVDtype
 from simulator.quantization import NONE, Quantization
+
+_SCALE_BYTES = 2  # of int8 and int4 in the KV cache
 
 
 @dataclass(frozen=True)
@@ -13,7 +16,7 @@ class ModelShape:
 
     `num_experts == 0` means a dense MLP of `intermediate_size`; otherwise each layer has `num_experts` MLPs of
     `moe_intermediate_size` of which a token uses `num_experts_per_token`. Weights and activations take `dtype_bytes`
-    per element, the KV cache `kv_dtype_bytes`, if that is given; `dtype` names the arithmetic ("bf16" or "fp32").
+    per element, the KV cache as `kv_dtype` says; `dtype` names the arithmetic ("bf16" or "fp32").
     `learned_positions` is the length of a table of position embeddings, 0 without one. `num_sliding_layers` layers
     attend to the last `sliding_window` tokens only, the others to all. `qk_norm` says whether heads of query and key
     are normed. `quantization` is the format of the weights of attention's projections and of the MLPs. Biases are left
@@ -36,15 +39,27 @@ class ModelShape:
     num_experts_per_token: int = 0
     moe_intermediate_size: int = 0
     learned_positions: int = 0
-    kv_dtype_bytes: int | None = None
+    kv_dtype: KVDtype = "auto"
     sliding_window: int = 0
     num_sliding_layers: int = 0
     qk_norm: bool = False
     quantization: Quantization = NONE
 
     @property
-    def kv_element_bytes(self) -> int:
-        return self.kv_dtype_bytes or self.dtype_bytes
+    def kv_row_bytes(self) -> int:
+        """Bytes of the key (or value) of one token in one KV head.
+
+        A row of int8 or int4 ends in the float16 scale of its elements. Two elements of int4 take a byte. The scales of
+        fp8 are one per head for all tokens, and are not counted.
+        """
+        bits = {"auto": 8 * self.dtype_bytes, "fp8": 8, "int8": 8, "int4": 4}[self.kv_dtype]
+        return -(-self.head_dim * bits // 8) + (_SCALE_BYTES if self.kv_dtype in ("int8", "int4") else 0)
+
+    @property
+    def priced_kv_dtypes(self) -> tuple[KVDtype, ...]:
+        """KV dtypes whose measured times price this model, best first: for int8 and int4, which databases of operator
+        times lack, also those of fp8, and else of the model's dtype."""
+        return (self.kv_dtype, "fp8", "auto") if self.kv_dtype in ("int8", "int4") else (self.kv_dtype,)
 
     @property
     def weight_format(self) -> str:
@@ -67,10 +82,10 @@ class ModelShape:
 
     def kv_bytes_per_token(self, tensor_parallel_size: int = 1, num_layers: int | None = None) -> int:
         """Bytes of K and V of one token in `num_layers` layers (None: all) on one rank:
-        2·layers·kv_heads/TP·head_dim·bytes."""
+        2·layers·kv_heads/TP·kv_row_bytes."""
         num_layers = self.num_layers if num_layers is None else num_layers
         heads = self.kv_heads_per_rank(tensor_parallel_size)
-        return 2 * num_layers * heads * self.head_dim * self.kv_element_bytes
+        return 2 * num_layers * heads * self.kv_row_bytes
 
     @property
     def rotary_table_bytes(self) -> int:

@@ -53,7 +53,7 @@ class KVPool:
         """One line for the log: the number of blocks and the formula it comes from."""
         line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
         layers = "layers without window" if self.window_bytes else "layers"
-        each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·head_dim·bytes"
+        each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·(head_dim·bytes + scale)"
         each += ", of model and drafter" if self.has_drafter else ""
         if not self.usable_bytes:
             return f"{line}, as configured; {each}"

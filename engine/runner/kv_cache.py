@@ -14,6 +14,7 @@ from engine.engine_config import EngineConfig
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from kernels.attention import AttentionMetadata
+from kernels.kv_integers import INT4_DTYPE, INT8_DTYPE, row_width
 from kernels.kv_store import FP8_DTYPE
 from kernels.sampler import sample
 
@@ -27,13 +28,16 @@ class OutOfMemoryError(RuntimeError):
 def cache_dtype(config: EngineConfig, model: ModelConfig) -> torch.dtype:
     """Dtype of the cached keys and values."""
     dtype: torch.dtype = getattr(torch, config.dtype or model.dtype)
-    return dtype if config.kv_cache_dtype == "auto" else FP8_DTYPE
+    return {"auto": dtype, "fp8": FP8_DTYPE, "int8": INT8_DTYPE, "int4": INT4_DTYPE}[config.kv_cache_dtype]
 
 
 def block_bytes(model: ModelConfig, block_size: int, tensor_parallel_size: int, dtype: torch.dtype) -> int:
-    """Bytes of one KV block on one rank: 2·layers·block_size·kv_heads/TP·head_dim·bytes, kv_heads/TP at least 1."""
+    """Bytes of one KV block on one rank: 2·layers·block_size·kv_heads/TP·row_width·bytes, kv_heads/TP at least 1.
+
+    The row width is head_dim, but for integers (`kernels.kv_integers`).
+    """
     kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
-    return 2 * model.num_layers * block_size * kv_heads * model.head_dim * dtype.itemsize
+    return 2 * model.num_layers * block_size * kv_heads * row_width(model.head_dim, dtype) * dtype.itemsize
 
 
 def num_host_blocks(config: EngineConfig, model: ModelConfig) -> int:
@@ -62,9 +66,9 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """A zeroed cache, [layers, 2, num_blocks, block_size, kv_heads, head_dim]."""
+    """A zeroed cache, [layers, 2, num_blocks, block_size, kv_heads, row width]."""
     kv_heads = max(1, model.num_kv_heads // tensor_parallel_size)
-    shape = (model.num_layers, 2, num_blocks, block_size, kv_heads, model.head_dim)
+    shape = (model.num_layers, 2, num_blocks, block_size, kv_heads, row_width(model.head_dim, dtype))
     if device.type == "cpu" and hasattr(mmap, "MADV_HUGEPAGE"):
         return _on_huge_pages(math.prod(shape) * dtype.itemsize).view(dtype).view(shape)
     return torch.zeros(shape, dtype=dtype, device=device)

@@ -63,7 +63,10 @@ def measure_scales(model: CausalLM, max_model_len: int, block_size: int, seed: i
     try:
         # The layers run one after the other, so they can share one layer's cache.
         model(
-            ids, torch.arange(count, device=weight.device), cache.expand(len(layers), *shape), _prompt(ids, block_size)
+            ids,
+            torch.arange(count, device=weight.device),
+            cache.expand(len(layers), *shape),
+            whole_prompt(ids, block_size),
         )
     finally:
         for layer, backend in zip(layers, measuring, strict=True):
@@ -73,7 +76,7 @@ def measure_scales(model: CausalLM, max_model_len: int, block_size: int, seed: i
         layer.kv_scales = (backend.largest * (_HEADROOM / FP8_MAX)).clamp_(min=torch.finfo(torch.float32).tiny)
 
 
-def _prompt(ids: Tensor, block_size: int) -> AttentionMetadata:
+def whole_prompt(ids: Tensor, block_size: int) -> AttentionMetadata:
     """Attention metadata of one prompt in the first blocks of a cache."""
     count, device = ids.shape[0], ids.device
     empty = torch.zeros(0, dtype=torch.int32, device=device)

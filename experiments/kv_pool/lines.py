@@ -67,7 +67,7 @@ def shape(name: str, quantization: str, dtype: str, kv_cache_dtype: str) -> Mode
         tie_word_embeddings=known.get("tied", False),
         dtype="fp32" if is_single else "bf16",
         dtype_bytes=4 if is_single else 2,
-        kv_dtype_bytes=1 if kv_cache_dtype == "fp8" else None,
+        kv_dtype="fp8" if kv_cache_dtype == "fp8" else "auto",
         quantization=QUANTIZATIONS[quantization],
         **dict(zip(_SIZES, known["sizes"], strict=True)),
     )

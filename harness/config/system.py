@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from engine.core.scheduler_options import SchedulerOptions
-from engine.engine_config import ExecutionOptions
+from engine.engine_config import ExecutionOptions, KVDtype
 from harness.config.base import (
     ConfigModel,
     Text,
@@ -24,7 +24,8 @@ class SimEngine(ConfigModel):
     Attributes:
         compress: advance runs of identical decode steps as one event: the same results as step by step, faster.
         cache_outputs: blocks of generated tokens enter the prefix cache, as in the real engine; slower.
-        kv_cache_dtype: of keys and values: auto (the model's), or 8 bits (fp8).
+        kv_cache_dtype: of keys and values: auto (the model's), 8 bits (fp8, int8) or 4 bits (int4) per element; int8
+            and int4 have a scale of 16 bits per token, KV head and key or value.
         max_lookahead_steps: decode steps between two looks at the queue, as in the real engine that is simulated.
         memory_account: what is held beside weights and KV blocks: as in vLLM 0.17 to 0.20 (vllm), 0.9 to 0.16
             (vllm_0.9), whose sampler sorts all logits, or an early one (vllm_v0).
@@ -33,7 +34,7 @@ class SimEngine(ConfigModel):
     kind: Literal["sim"] = "sim"
     compress: bool = True
     cache_outputs: bool = False
-    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    kv_cache_dtype: KVDtype = "auto"
     max_lookahead_steps: Annotated[int, within("max_lookahead_steps")] = 1
     memory_account: Literal["vllm", "vllm_0.9", "vllm_v0"] = "vllm"
 

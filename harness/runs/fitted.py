@@ -164,8 +164,8 @@ def _plain(name: str, value: Any) -> Any:
     if name == "dtype":
         dtype = str(value).removeprefix("torch.")
         return _DTYPES.get(dtype, dtype)
-    if name == "kv_cache_dtype":  # fp8_e4m3 and fp8_e5m2 take as much memory as fp8; any other value is the model's own
-        return str(value).startswith("fp8")
+    if name == "kv_cache_dtype":  # such as fp8_e4m3 or int8_per_token_head; any other value is the model's own
+        return next((dtype for dtype in ("fp8", "int8", "int4") if str(value).startswith(dtype)), "auto")
     if name == "quantization":  # a log of vLLM calls both fp8
         return str(value).removesuffix("_block")
     return value

@@ -17,7 +17,7 @@ from harness.results.environment import command_line, cpu_model, environment, sl
 from harness.runs.real import Setup, resolve_real
 from harness.runs.recorder import Recorder
 from harness.runs.system import model_shape
-from simulator.profile.checks import check_fits
+from simulator.profile.checks import check_fits, kv_dtype_of
 from simulator.profile.files import load_profile
 from simulator.profile.profile import ProfileError
 from simulator.profiler.run import PARTIAL, Job, Outcome, ProfilingError, device_name, profile_machine
@@ -92,7 +92,10 @@ def _check_overwrite(config: RunConfig, folder: Path) -> None:
         return
     try:
         shape = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
-        check_fits(load_profile(folder), shape, config.tensor_parallel_size)
+        profile = load_profile(folder)
+        check_fits(profile, shape, config.tensor_parallel_size)
+        if (kv_dtype := kv_dtype_of(profile)) != shape.kv_dtype:
+            raise ProfileError(f"profiled with engine.kv_cache_dtype={kv_dtype}")
     except ProfileError as error:
         raise ConfigError(
             f"profile.out={str(folder)!r}: holds another profile ({error}); choose another folder or "

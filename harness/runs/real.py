@@ -105,7 +105,7 @@ class RealEngine:
         return (
             f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
             f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = "
-            f"2·layers·block_size·kv_heads/TP·head_dim·bytes; attention backend {self._executor.backend_name}"
+            f"2·layers·block_size·kv_heads/TP·(head_dim·bytes + scale); attention backend {self._executor.backend_name}"
         )
 
     def run(self) -> None:

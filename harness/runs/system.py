@@ -10,6 +10,7 @@ from typing import Any
 
 from engine.core.kv.contiguous import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
+from engine.engine_config import KVDtype
 from harness.config import (
     ContiguousAllocator,
     CostConfig,
@@ -282,12 +283,12 @@ def _check_arithmetic(system: System) -> None:
         raise ConfigError(str(error)) from None
 
 
-def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: str) -> ModelShape:
+def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: KVDtype) -> ModelShape:
     """A model of the configuration, with weights of a format, as the simulator sees it."""
     fields = model.model_dump() | {
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
-        "kv_dtype_bytes": 1 if kv_cache_dtype == "fp8" else None,
+        "kv_dtype": kv_cache_dtype,
         "quantization": QUANTIZATIONS[weight_format],
     }
     return ModelShape(**fields)

@@ -176,7 +176,7 @@ class RooflineCost:
         model = self._model
         kv_heads = model.kv_heads_per_rank(self._tp)
         rotary = 2 * (model.num_attention_heads // self._tp + kv_heads) * model.head_dim
-        store = 2 * kv_heads * model.head_dim * (1 + model.kv_element_bytes / model.dtype_bytes)
+        store = 2 * kv_heads * (model.head_dim + model.kv_row_bytes / model.dtype_bytes)
         width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
         elements = 8 * model.hidden_size + rotary + store + 3 * width / self._tp
         return num_tokens * elements * model.dtype_bytes / self._bytes_per_ns

@@ -36,13 +36,14 @@ def find_profile(system: str, model: ModelShape, tensor_parallel_size: int, max_
     path = FOLDER / f"{system}.zip"
     if not path.is_file():
         return None
-    prefix = entry_name(model, tensor_parallel_size)
+    prefixes = [entry_name(replace(model, kv_dtype=dtype), tensor_parallel_size) for dtype in model.priced_kv_dtypes]
     try:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
-            members = [name for name in archive.namelist() if name.startswith(prefix)]
-            if not members:
+            names = archive.namelist()
+            prefix = next((each for each in prefixes if any(name.startswith(each) for name in names)), None)
+            if prefix is None:
                 return None
-            archive.extractall(folder, members)
+            archive.extractall(folder, [name for name in names if name.startswith(prefix)])
             profile = load_profile(Path(folder) / prefix)
     except (zipfile.BadZipFile, OSError) as error:
         raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
@@ -55,8 +56,7 @@ def find_profile(system: str, model: ModelShape, tensor_parallel_size: int, max_
 
 def entry_name(model: ModelShape, tensor_parallel_size: int) -> str:
     """The folder of a profile in its archive."""
-    kv_dtype = "fp8" if model.kv_element_bytes == 1 else "auto"
-    return f"{base_name(model.name)}/{model.quantization.name}-{kv_dtype}/tp{tensor_parallel_size}/"
+    return f"{base_name(model.name)}/{model.quantization.name}-{model.kv_dtype}/tp{tensor_parallel_size}/"
 
 
 def write_archive(path: Path, profiles: dict[str, Profile], notice: str) -> None:

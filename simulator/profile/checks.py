@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
+from engine.engine_config import KVDtype
 from simulator.hardware import Device, ModelShape
 from simulator.profile.profile import Profile, ProfileError
 
@@ -16,12 +19,9 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
         ProfileError: it cannot; the message says what it was measured for.
     """
     meta = profile.meta
-    kv_bytes = 1 if meta.source.get("kv_cache_dtype") == "fp8" else model.dtype_bytes
-    if kv_bytes != model.kv_element_bytes:
-        raise ProfileError(
-            f"profiled with a KV cache of {8 * kv_bytes} bits; this run has {8 * model.kv_element_bytes} "
-            "(engine.kv_cache_dtype)"
-        )
+    kv_dtype = kv_dtype_of(profile)
+    if kv_dtype not in model.priced_kv_dtypes:
+        raise ProfileError(f"profiled with engine.kv_cache_dtype={kv_dtype}, this run has {model.kv_dtype}")
     quantization = meta.source.get("quantization", "none")
     if quantization != model.quantization.name:
         raise ProfileError(f"profiled with quantization={quantization}, this run has {model.quantization.name}")
@@ -52,11 +52,23 @@ def check_units(profile: Profile, model: ModelShape, device: Device) -> None:
         raise ProfileError(f"{what}, which is impossible: time_us must be in microseconds, and device the one profiled")
 
 
+def kv_dtype_of(profile: Profile) -> KVDtype:
+    """Dtype of the KV cache that the kernels ran with; that of the model where the profile names none."""
+    told = profile.meta.source.get("kv_cache_dtype")
+    return next((dtype for dtype in get_args(KVDtype) if dtype == told), "auto")
+
+
 def differences(profile: Profile, model: ModelShape, device: Device, block_size: int) -> list[str]:
     """In what a run differs from what was profiled, a line each."""
     meta, found = profile.meta, []
     if meta.block_size not in (None, block_size):
         found.append(f"the profile's kernels ran with block_size={meta.block_size}, this run has {block_size}")
+    kv_dtype = kv_dtype_of(profile)
+    if kv_dtype != model.kv_dtype:
+        found.append(
+            f"attention over a KV cache in {model.kv_dtype} takes as long as measured with kv_cache_dtype={kv_dtype}: "
+            "the profile has no times of its own for it"
+        )
     share, what = _share_of_peak(profile, model, device)
     if _is_other_gpu(meta.device, device.name):
         found.append(f"step times are of {meta.device}, memory and links of {device.name}")

@@ -268,11 +268,7 @@ MUTANTS = [
 
 FOR_A_COMMIT = (
     "a second holder is not counted",
-    "a hit is not counted as stale",
-    "a full hit writes a shared block",
-    "forks write what they share",
     "growth comes one step late",
-    "ragged sums forget who left",
     "an ended one keeps its blocks",
     "recomputed tokens are counted from the start",
 )

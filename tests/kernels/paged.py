@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata
+from kernels.kv_integers import dequantize_integers, quantize_integers
 from kernels.kv_store import dequantize, quantize
 
 
@@ -127,6 +128,20 @@ def in_float8(case: Case) -> tuple[Case, Tensor, Tensor]:
     k, v = (dequantize(quantize(x, scales[i]), scales[i], torch.float32) for i, x in enumerate((case.k, case.v)))
     expected = naive_attention(replace(case, k=k, v=v, k_cache=caches[0], v_cache=caches[1]))
     return replace(case, k_cache=k_cache, v_cache=v_cache), scales, expected
+
+
+def in_integers(case: Case, dtype: torch.dtype) -> tuple[Case, Tensor]:
+    """(the case with a cache of integers, the expected attention over the quantised values); q is float32.
+
+    Unwritten slots hold a scale that is not a number.
+    """
+    tensors = (case.k_cache, case.v_cache, case.k, case.v)
+    rows = [quantize_integers(x.nan_to_num(0.0), dtype) for x in tensors]
+    k_cache, v_cache, k, v = (dequantize_integers(x, torch.float32) for x in rows)
+    expected = naive_attention(replace(case, k=k, v=v, k_cache=k_cache, v_cache=v_cache))
+    for cache in rows[:2]:
+        cache.view(torch.uint8)[case.k_cache[..., 0].isnan()] = 0x7F
+    return replace(case, k_cache=rows[0], v_cache=rows[1]), expected
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -18,6 +18,7 @@ from kernels import (  # noqa: E402
     decode_attention,
     decode_step,
     fp8_linear,
+    kv_integers,
     kv_store,
     moe,
     norm,
@@ -34,6 +35,7 @@ CAPABILITIES = [80, 90, 100]
 FP8_CAPABILITIES = [90, 100]  # sm_80 has no conversion to and from e4m3
 # Shared memory that a program may use: 163 KB on sm_80, 227 KB on sm_90 and sm_100.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
+BITS = {"i8": 8, "u8": 4}  # of the elements of a cache of integers
 ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
 
@@ -57,7 +59,7 @@ def compile_decode(
     constants = {"kv_heads": 4, "group_size": group, "head_dim": head_dim, "block_size": block_size}
     constants |= {"block_n": config.block_n, "block_d": config.block_d, "block_g": config.block_g}
     constants |= {"min_split": decode_attention.MIN_SPLIT_TOKENS, "one_split": one_split, "interpreted": False}
-    constants |= {"quantized": cache is not None}
+    constants |= {"quantized": cache == "fp8e4nv", "bits": BITS.get(cache or "", 0)}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     return compile_kernel(decode_attention.decode_kernel, types, constants, capability, folder, **options)
 
@@ -88,20 +90,29 @@ def test_decode_of_a_float8_cache_does_not_spill(
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("cache", BITS)
+def test_decode_of_a_cache_of_integers_does_not_spill(tmp_path: Path, capability: int, cache: str) -> None:
+    usage = compile_decode(capability, tmp_path, "bf16", 128, 16, 7, False, cache)
+    assert usage.stack == 0, usage
+    assert usage.shared <= 56 * 1024, usage
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
 @pytest.mark.parametrize(
-    ("head_dim", "cache"), [(64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv")]
+    ("head_dim", "cache"),
+    [(64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv"), (128, "i8"), (128, "u8")],
 )
 def test_prefill(tmp_path: Path, capability: int, head_dim: int, cache: str) -> None:
     if cache == "fp8e4nv" and capability not in FP8_CAPABILITIES:
         pytest.skip("no conversion from e4m3 there")
-    config = prefill_attention.prefill_config(head_dim, 2048, 2)
+    config = prefill_attention.prefill_config(head_dim, 2048, 2, cache in BITS)
     types = dict.fromkeys(("q_ptr", "out_ptr"), BF16) | {"kv_scales_ptr": F32}
     types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
     types |= {"cu_seqlens_ptr": I32, "context_lens_ptr": I32, "block_tables_ptr": I32, "qk_scale": "fp32"}
     types |= {"q_stride": "i32", "out_stride": "i32", "table_stride": "i32"}
     constants = {"kv_heads": 4, "group_size": 4, "head_dim": head_dim, "block_size": 16, "interpreted": False}
     constants |= {"block_m": config.block_m, "block_n": config.block_n, "block_d": config.block_d}
-    constants |= {"quantized": cache != "bf16"}
+    constants |= {"quantized": cache == "fp8e4nv", "bits": BITS.get(cache, 0)}
     options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
     usage = compile_kernel(prefill_attention.prefill_kernel, types, constants, capability, tmp_path, **options)
     # Triton 3.6 limits this kernel to 128 registers on sm_100, and spills up to ten of them.
@@ -128,6 +139,17 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         | {"k_stride": "i32", "v_stride": "i32", "kv_scales_ptr": F32},
         {"width": 1024, "head_dim": 128, "block": 1024, "quantized": True, "fp8_max": kv_store.FP8_MAX},
     ),
+    **{
+        f"store_{cache}": (
+            kv_integers.store_integers_kernel,
+            dict.fromkeys(("k_ptr", "v_ptr"), BF16)
+            | dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
+            | {"slots_ptr": I64, "k_stride": "i32", "v_stride": "i32"},
+            {"head_dim": 128, "bits": bits, "block": 16 * bits, "largest": 127.0 if bits == 8 else 7.0}
+            | {"smallest_scale": kv_integers.SMALLEST_SCALE, "largest_scale": kv_integers.LARGEST_SCALE},
+        )
+        for cache, bits in BITS.items()
+    },
     "rms_norm": (
         norm.rms_norm_kernel,
         {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "num_rows": "i32", "heads": "i32"}

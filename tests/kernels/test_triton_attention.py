@@ -10,10 +10,11 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from kernels.decode_attention import decode_attention, num_splits  # noqa: E402
+from kernels.kv_integers import INT4_DTYPE, INT8_DTYPE
 from kernels.kv_store import store_kv_reference  # noqa: E402
 from kernels.prefill_attention import prefill_attention  # noqa: E402
 from kernels.triton_attention import TritonBackend  # noqa: E402
-from tests.kernels.paged import Case, Shape, in_float8, make_case, naive_attention, tolerance  # noqa: E402
+from tests.kernels.paged import Case, Shape, in_float8, in_integers, make_case, naive_attention, tolerance  # noqa: E402
 
 BF16 = torch.bfloat16
 SHAPES = [
@@ -96,6 +97,16 @@ def test_float8_cache(triton_device: str, shape: Shape) -> None:
             meta.max_decode_context, out[first:], splits, scales,
         )  # fmt: skip
         torch.testing.assert_close(out.cpu(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [INT8_DTYPE, INT4_DTYPE], ids=str)
+@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 12)], ids=str)
+def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype) -> None:
+    """Chunks and decodes over keys and values of which the step's own are stored by the kernel too."""
+    case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device), dtype)
+    out = torch.full_like(case.q, torch.nan)
+    TritonBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)
+    torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
 def test_splits_fill_the_device_and_stay_bounded() -> None:

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels import activation, decode_step, kv_store, moe, norm, rotary, runtime, sampler  # noqa: E402
+from kernels import activation, decode_step, kv_integers, kv_store, moe, norm, rotary, runtime, sampler  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -107,6 +107,23 @@ def test_store_kv_in_float8(triton_device: str, dtype: torch.dtype) -> None:
         assert int(written.sum()) > 850 and not got.float()[~written].any()
         assert (got.float() != expected.float())[written].float().mean() <= allowed
     assert caches[0].view(21, 3, 96)[[3, 0, 20]].float().abs().amax(2)[:, 2].tolist() == [448.0] * 3
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", [torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize("head_dim", [12, 96, 128])
+def test_store_kv_in_integers(triton_device: str, dtype: torch.dtype, stored: torch.dtype, head_dim: int) -> None:
+    k, v = (torch.randn(5, 3, head_dim, device=triton_device).to(dtype) * 10.0**i for i in (-6, 3))
+    k[1], v[1, :, 5] = 0.0, 1e9
+    slots = torch.tensor([3, 7, -1, 0, 20], device=triton_device)
+    width = kv_integers.row_width(head_dim, stored)
+    caches = [torch.zeros(3, 7, 3, width, device=triton_device, dtype=stored) for _ in range(4)]
+    kv_store.store_kv_triton(k, v, caches[0], caches[1], slots)
+    kv_store.store_kv_reference(k, v, caches[2], caches[3], slots)
+    for got, expected in zip(caches[:2], caches[2:], strict=True):
+        assert torch.equal(got[..., -2:], expected[..., -2:])
+        # Compiled division may differ in the last bit, and so may an integer that is next to the middle of two.
+        assert (got != expected).float().mean() <= 0.002
 
 
 @pytest.mark.parametrize("rows", [1, 5, 300])

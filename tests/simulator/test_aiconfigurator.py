@@ -20,6 +20,7 @@ from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
 from simulator.profile import archive
+from simulator.profile.checks import differences, kv_dtype_of
 from simulator.profile.profile import ProfileError
 from simulator.quantization import QUANTIZATIONS
 from tests.simulator.builders import H100, QWEN
@@ -72,6 +73,25 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def compiled(root: Path, system: str = "made_up", **changes: Any) -> Any:
     return compile_profile(Path(f"{root}:{system}"), replace(MODEL, **changes), 1, 64, H100)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_attention_in_8_or_else_16_bits_prices_a_kv_cache_of_integers(root: Path, dtype: Any, tmp_path: Path) -> None:
+    profile, plain = compiled(root, kv_dtype=dtype), compiled(root)
+    assert kv_dtype_of(profile) == "auto"  # the database has no attention over fp8
+    pd.testing.assert_frame_equal(profile.tables["attention"], plain.tables["attention"])
+    narrow = replace(MODEL, kv_dtype=dtype)
+    told = set(differences(profile, narrow, H100, 16)) - set(differences(plain, MODEL, H100, 16))
+    assert len(told) == 1 and f"{dtype} takes as long as measured with kv_cache_dtype=auto" in told.pop()
+    halved = replace(plain, meta=replace(plain.meta, source={**plain.meta.source, "kv_cache_dtype": "fp8"}))
+    eight_bits = archive.entry_name(replace(MODEL, kv_dtype="fp8"), 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(archive, "FOLDER", tmp_path)
+        entries = {archive.entry_name(MODEL, 1): plain}
+        for kv_dtype, more in (("auto", {}), ("fp8", {eight_bits: halved})):
+            archive.write_archive(tmp_path / "made_up.zip", entries | more, "from nowhere")
+            found = archive.find_profile("made_up", narrow, 1, 8)
+            assert found is not None and kv_dtype_of(found) == kv_dtype
 
 
 @settings(max_examples=50, deadline=None)
@@ -185,7 +205,7 @@ def test_an_archive_gives_back_its_profiles_and_no_other(root: Path, tmp_path: P
         pd.testing.assert_frame_equal(found.tables[name], table.round(3), check_dtype=False)
     others: list[tuple[str, dict[str, Any], int]] = [
         ("made_up", {}, 2), ("nowhere", {}, 1), ("made_up", {"name": "x/other"}, 1), ("made_up", {"num_layers": 3}, 1),
-        ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype_bytes": 1}, 1),
+        ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype": "fp8"}, 1),
     ]  # fmt: skip
     for system, changes, ranks in others:
         assert archive.find_profile(system, replace(MODEL, **changes), ranks, 8) is None

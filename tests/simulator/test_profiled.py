@@ -217,11 +217,11 @@ def test_a_profile_of_something_else_is_refused() -> None:
         cost(profile(num_layers=5))
     with pytest.raises(ProfileError, match="with hidden_size=32; test has hidden_size=64"):
         cost(profile(shape={"hidden_size": 32, "num_layers": 3}))
-    with pytest.raises(ProfileError, match="with a KV cache of 8 bits; this run has 16"):
+    with pytest.raises(ProfileError, match="with engine.kv_cache_dtype=fp8, this run has auto"):
         cost(profile(source={"kv_cache_dtype": "fp8"}))
-    narrow = replace(MODEL, kv_dtype_bytes=1)
+    narrow = replace(MODEL, kv_dtype="fp8")
     for source in ({}, {"kv_cache_dtype": "auto"}):
-        with pytest.raises(ProfileError, match="with a KV cache of 16 bits; this run has 8"):
+        with pytest.raises(ProfileError, match="with engine.kv_cache_dtype=auto, this run has fp8"):
             check_fits(profile(source=source), narrow, 1)
     check_fits(profile(source={"kv_cache_dtype": "fp8"}), narrow, 1)
     shared = profile(model="a/twin", shape={"hidden_size": 64, "num_layers": 3})

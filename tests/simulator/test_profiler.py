@@ -14,9 +14,10 @@ torch = pytest.importorskip("torch")
 
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from engine.engine_config import EngineConfig  # noqa: E402
+from engine.engine_config import EngineConfig, KVDtype  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
+from kernels.kv_integers import dequantize_integers  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
 from simulator.profile.files import load_profile  # noqa: E402
 from simulator.profiler import families  # noqa: E402
@@ -233,6 +234,15 @@ def test_each_layer_has_its_own_attention_among_the_operators() -> None:
     assert [name for name in names if name not in {"attention 0", "attention 1"}] == without
     ends = [i for i, name in enumerate(names) if name == "down_proj"]
     assert [names[i + 1] for i in ends] == ["attention 0", "attention 1"]
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int4"])
+def test_a_cache_of_integers_is_filled_with_normal_numbers(dtype: KVDtype) -> None:
+    rank = Rank(replace(ENGINE, kv_cache_dtype=dtype), small_model(), None)
+    cache = rank.allocate(64).kv_cache
+    Operators(rank.model, cache, 16, 4, temperature=0.0, seed=0)
+    numbers = dequantize_integers(cache, torch.float32)
+    assert float(numbers.std()) == pytest.approx(1, abs=0.05) and bool(numbers.any(-1).all())
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])

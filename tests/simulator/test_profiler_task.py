@@ -20,8 +20,8 @@ from tests.simulator.builders import OPERATORS  # noqa: E402
 TINY = ("task=profile", "engine=cpu", "model=tiny", "progress=false")
 
 
-def other_profile(folder: Path) -> None:
-    """A profile of a model with one layer."""
+def other_profile(folder: Path, num_layers: int = 1, **source: str) -> None:
+    """A profile of a model with one layer, or another number."""
     tables = {
         "tokens": pd.DataFrame({"operator": list(OPERATORS), "num_tokens": 1, "time_us": 1.0}),
         "sequences": pd.DataFrame({"operator": ["lm_head", "sampler"], "num_sequences": 1, "time_us": 1.0}),
@@ -33,7 +33,7 @@ def other_profile(folder: Path) -> None:
         ),
     }  # fmt: skip
     calls = dict.fromkeys((*OPERATORS, "lm_head", "sampler"), 1)
-    save_profile(Profile(ProfileMeta("cpu", "tiny", 1, 1, calls), tables), folder)
+    save_profile(Profile(ProfileMeta("cpu", "tiny", 1, num_layers, calls, source=source), tables), folder)
 
 
 @pytest.fixture
@@ -86,6 +86,16 @@ def test_weights_that_are_not_there_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="^engine=cpu: .*nowhere"):
         profiling.profile(wanted, tmp_path)
     assert not (tmp_path / "p").exists()
+
+
+def test_a_profile_that_could_price_another_kv_dtype_is_not_overwritten_by_it(tmp_path: Path, jobs: list[Job]) -> None:
+    other_profile(tmp_path / "p", 4, kv_cache_dtype="fp8")
+    wanted = config(*TINY, f"profile.out={tmp_path / 'p'}", "engine.kv_cache_dtype=int4")
+    with pytest.raises(ConfigError, match="holds another profile .profiled with engine.kv_cache_dtype=fp8."):
+        profiling.profile(wanted, tmp_path)
+    assert not jobs
+    with pytest.raises(ConfigError, match="measured nothing"):
+        profiling.profile(config(*TINY, f"profile.out={tmp_path / 'p'}", "engine.kv_cache_dtype=fp8"), tmp_path)
 
 
 def test_another_profile_is_not_overwritten_unasked(tmp_path: Path, jobs: list[Job]) -> None:

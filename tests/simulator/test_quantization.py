@@ -79,7 +79,7 @@ def test_fewer_bytes_leave_a_larger_pool_by_just_these(model: ModelShape, ranks:
         saved += plain.activation_bytes - pool.activation_bytes  # kernels of MXFP4 keep no buffers of experts
         assert abs((pool.num_blocks - plain.num_blocks) * pool.block_bytes - saved) <= pool.block_bytes
         halved = size_kv_pool(
-            replace(in_format(model, name), kv_dtype_bytes=1), device, tensor_parallel_size=ranks, **limits
+            replace(in_format(model, name), kv_dtype="fp8"), device, tensor_parallel_size=ranks, **limits
         )
         assert halved.weight_bytes == pool.weight_bytes and halved.num_blocks in range(
             2 * pool.num_blocks, 2 * pool.num_blocks + 2

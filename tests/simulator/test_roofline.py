@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.work import ChunkWork, StepWork
+from engine.engine_config import KVDtype
 from simulator.costs.roofline import RooflineCost
 from simulator.hardware import Device, ModelShape
 from simulator.memory import ACCOUNTS, GIB, DeviceTooSmallError, size_kv_pool
@@ -153,7 +154,7 @@ def test_a_window_is_no_more_work_than_whole_contexts() -> None:
 
 def test_a_kv_cache_in_8_bits_takes_half() -> None:
     llama = load_model("llama-3.1-8b")
-    narrow = replace(llama, kv_dtype_bytes=1)
+    narrow = replace(llama, kv_dtype="fp8")
     assert 2 * narrow.kv_bytes_per_token() == llama.kv_bytes_per_token()
     assert narrow.weight_bytes() == llama.weight_bytes()
     decodes = summed([], 64, 64 * 4096)
@@ -161,6 +162,21 @@ def test_a_kv_cache_in_8_bits_takes_half() -> None:
     moved_tokens = 64 * 4096 + 64  # read, and written
     kv_ns = moved_tokens * llama.kv_bytes_per_token() / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9
     assert wide - half == pytest.approx(kv_ns / 2, abs=1)
+
+
+@pytest.mark.parametrize(("dtype", "row_bytes"), [("auto", 256), ("fp8", 128), ("int8", 130), ("int4", 66)])
+def test_an_integer_kv_cache_takes_its_elements_and_a_scale_per_token_and_head(dtype: KVDtype, row_bytes: int) -> None:
+    llama = load_model("llama-3.1-8b")
+    model = replace(llama, kv_dtype=dtype)
+    assert model.head_dim == 128 and model.kv_bytes_per_token() == 2 * 32 * 8 * row_bytes
+    assert replace(model, head_dim=129).kv_row_bytes == {"auto": 258, "fp8": 129, "int8": 131, "int4": 67}[dtype]
+    limits = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192, "max_num_seqs": 256, "block_size": 16}
+    wide_pool, pool = (size_kv_pool(each, H100, tensor_parallel_size=1, **limits) for each in (llama, model))  # type: ignore[arg-type]
+    assert pool.num_blocks == pytest.approx(wide_pool.num_blocks * 256 / row_bytes, abs=4)
+    decodes = summed([], 64, 64 * 4096)
+    wide, narrow = (RooflineCost(each, H100).step_ns(decodes) for each in (llama, model))
+    moved = (64 * 4096 + 64) * (llama.kv_bytes_per_token() - model.kv_bytes_per_token())
+    assert wide - narrow == pytest.approx(moved / (H100.memory_bandwidth * H100.memory_efficiency) * 1e9, abs=1)
 
 
 def test_kv_heads_are_replicated_beyond_their_number() -> None:

@@ -19,12 +19,14 @@ and the tables of the profile are made from
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
+from engine.engine_config import KVDtype
 from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
@@ -68,10 +70,11 @@ def compile_profile(
     server = Server("+".join(each for each in chosen if each != _SEPARATE_NORMS), most_fused)
     operators, calls = _operators(database, gemms, model, tensor_parallel_size, server)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
+    attention_table, kv_dtype = _attention_table(attention, model, tensor_parallel_size)
     tables = {
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
-        "attention": _attention_table(attention, model, tensor_parallel_size),
+        "attention": attention_table,
         "steps": steps_table(),
     }
     num_dropped = gemms.num_dropped + attention.num_dropped
@@ -97,7 +100,7 @@ def compile_profile(
             "versions": dict(sorted(database.versions.items())),
             "quantization": model.quantization.name,
             **({"server": chosen} if chosen else {}),
-            "kv_cache_dtype": "fp8" if model.kv_element_bytes == 1 else "auto",
+            "kv_cache_dtype": kv_dtype,
             "num_outliers": num_dropped,
             "licence": "Apache-2.0, Copyright NVIDIA CORPORATION & AFFILIATES",
         },
@@ -156,12 +159,21 @@ def _sequence_operators(
     return curves, dict.fromkeys(curves, 1)
 
 
-def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> pd.DataFrame:
-    """One layer's attention, the mean over layers where some have a sliding window."""
+def _attention_table(attention: Attention, model: ModelShape, ranks: int) -> tuple[pd.DataFrame, KVDtype]:
+    """One layer's attention, the mean over layers where some have a sliding window, and the KV dtype that it was
+    measured with: the first of `priced_kv_dtypes` that the database has."""
+    *preferred, last = model.priced_kv_dtypes
+    for kv_dtype in preferred:
+        with suppress(ProfileError):
+            return _attention_with(attention, model, ranks, kv_dtype), kv_dtype
+    return _attention_with(attention, model, ranks, last), last
+
+
+def _attention_with(attention: Attention, model: ModelShape, ranks: int, kv_dtype: KVDtype) -> pd.DataFrame:
     heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
-    kv_dtype = "fp8" if model.kv_element_bytes == 1 else "bfloat16"
+    stored = "bfloat16" if kv_dtype == "auto" else kv_dtype
     share = model.num_sliding_layers / model.num_layers
-    shape = AttentionShape(heads, kv_heads, model.head_dim, kv_dtype, model.sliding_window, share)
+    shape = AttentionShape(heads, kv_heads, model.head_dim, stored, model.sliding_window, share)
     decodes, chunks = attention.decodes(shape), attention.chunks(shape)
     return pd.concat(
         [

@@ -72,7 +72,7 @@ def elementwise_work(model: ModelShape, tensor_parallel_size: int) -> tuple[int,
     heads, kv_heads = model.num_attention_heads // tensor_parallel_size, model.kv_heads_per_rank(tensor_parallel_size)
     turned = 2 * (heads + kv_heads) * model.head_dim
     elements = 2 * 4 * model.hidden_size + (2 * turned if model.qk_norm else turned)
-    stored = 2 * kv_heads * model.head_dim * (model.dtype_bytes + model.kv_element_bytes)
+    stored = 2 * kv_heads * (model.head_dim * model.dtype_bytes + model.kv_row_bytes)
     activated = 0 if model.num_experts else 3 * model.intermediate_size // tensor_parallel_size
     num_kernels = (4 if model.num_experts else 5) + (2 if model.qk_norm else 0)
     return num_kernels, (elements + activated) * model.dtype_bytes + stored

@@ -1,0 +1,97 @@
+"""How far do next-token distributions move with the KV cache in fp8, int8 and int4, instead of in full precision?
+
+    python -m experiments.kv_error [--prompts 8] [--tokens 256]
+
+The tiny model with random weights computes prompts of random tokens, whose attention reads keys and values from the
+cache. For every position, the distribution of the next token is compared with that over a cache in float32:
+
+    kl_nats       Kullback-Leibler divergence from full precision, mean over positions
+    top1          share of positions with the same most likely token
+    logit_error   root mean square of the differences of logits, over the standard deviation of the logits
+
+Weights are random (standard deviation 0.1, so that distributions differ between positions). The figures show the
+arithmetic of the formats, and bound those of a trained model neither from above nor from below: its keys have channels
+that are much larger than the others, and its distributions are sharper. Results go to
+experiments/results/kv_error.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import replace
+from typing import Any, get_args
+
+import torch
+from torch import Tensor
+
+from engine.engine_config import EngineConfig, KVDtype
+from engine.models.model_config import ModelConfig
+from engine.runner import kv_cache
+from engine.runner.executor import Rank
+from engine.runner.kv_quantization import whole_prompt
+from experiments import RESULTS, composed, provenance
+
+SPREAD = 0.1
+
+
+@torch.inference_mode()
+def prompt_logits(model_config: ModelConfig, kv_dtype: KVDtype, prompts: list[Tensor]) -> Tensor:
+    """float32[tokens, vocabulary]: the logits of all positions of the prompts, one prompt after the other."""
+    config = EngineConfig(kv_cache_dtype=kv_dtype, load_format="random", max_model_len=max(map(len, prompts)))
+    model = Rank(config, model_config, None).model
+    size, dtype = config.block_size, kv_cache.cache_dtype(config, model_config)
+    found = []
+    for ids in prompts:
+        blocks = -(-len(ids) // size)
+        cache = kv_cache.allocate(model_config, blocks, size, 1, dtype, torch.device("cpu"))
+        hidden = model(ids, torch.arange(len(ids)), cache, whole_prompt(ids, size))
+        found.append(model.compute_logits(hidden).float())
+    return torch.cat(found)
+
+
+def distances(exact: Tensor, other: Tensor) -> dict[str, float]:
+    """How far `other` logits are from `exact` ones, [tokens, vocabulary]."""
+    logs = exact.log_softmax(-1), other.log_softmax(-1)
+    divergences = (logs[0].exp() * (logs[0] - logs[1])).sum(-1)
+    return {
+        "kl_nats": float(divergences.mean()),
+        "top1": float((exact.argmax(-1) == other.argmax(-1)).float().mean()),
+        "logit_error": float((exact - other).square().mean().sqrt() / exact.std()),
+    }
+
+
+def measure(model_config: ModelConfig, num_prompts: int, num_tokens: int) -> dict[str, dict[str, Any]]:
+    """Distances from full precision, and the bytes of a block of 16 tokens, by KV dtype."""
+    generator = torch.Generator().manual_seed(0)
+    prompts = list(torch.randint(0, model_config.vocab_size, (num_prompts, num_tokens), generator=generator))
+    exact = prompt_logits(model_config, "auto", prompts)
+    found: dict[str, dict[str, Any]] = {}
+    for kv_dtype in get_args(KVDtype):
+        stored = kv_cache.cache_dtype(EngineConfig(kv_cache_dtype=kv_dtype), model_config)
+        found[kv_dtype] = {"block_bytes": kv_cache.block_bytes(model_config, 16, 1, stored)}
+        if kv_dtype != "auto":
+            found[kv_dtype] |= distances(exact, prompt_logits(model_config, kv_dtype, prompts))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=256)
+    arguments = parser.parse_args()
+    shape = composed("model=tiny").model.model_dump()
+    model_config = replace(ModelConfig.from_shape(shape), initializer_range=SPREAD)
+    found = measure(model_config, arguments.prompts, arguments.tokens)
+    for name, values in found.items():
+        print(f"{name:5}", "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
+    document = {
+        **provenance("experiments.kv_error"),
+        "model": f"tiny, random weights with a standard deviation of {SPREAD}: the arithmetic only",
+        "kv_cache_dtype": found,
+    }
+    (RESULTS / "kv_error.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Keys and values in 8 or 4 bits: integers, and one float16 scale for each token and KV head.
+
+The dtype of a cache says its format, and a row is the key (or value) of one token in one KV head:
+
+    int8    head_dim integers from -127 to 127                                  | scale      head_dim + 2 bytes
+    uint8   head_dim / 2 bytes: byte i has element i in its low four bits and   | scale      head_dim / 2 + 2 bytes
+            element i + head_dim / 2 in its high ones, as integers + 8
+
+Integers are from -7 to 7 in 4 bits. The scale maps the largest absolute element of the row to the largest integer. As
+it lies in the row, every copy of a block carries it along, and the row depends on no other token. Elements beyond the
+largest scale times the largest integer (65504 * 7 in 4 bits) are clamped to that.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
+
+INT8_DTYPE = torch.int8
+INT4_DTYPE = torch.uint8
+BITS = {INT8_DTYPE: 8, INT4_DTYPE: 4}
+LARGEST = {INT8_DTYPE: 127, INT4_DTYPE: 7}
+SCALE_BYTES = 2
+SMALLEST_SCALE = 2.0**-14  # the smallest normal float16
+LARGEST_SCALE = 65504.0
+OFFSET = 8  # of integers of 4 bits
+
+
+def row_width(head_dim: int, dtype: torch.dtype) -> int:
+    """Elements of `dtype` that a row takes in a cache of this dtype."""
+    if dtype not in LARGEST:
+        return head_dim
+    return head_dim // (2 if dtype == INT4_DTYPE else 1) + SCALE_BYTES
+
+
+def head_dim_of(cache: Tensor) -> int:
+    """Elements of a key in a cache [..., row width]: the inverse of `row_width`."""
+    width = cache.shape[-1]
+    if cache.dtype not in LARGEST:
+        return width
+    return (width - SCALE_BYTES) * (2 if cache.dtype == INT4_DTYPE else 1)
+
+
+def quantize_integers(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """`x [..., head_dim]` as rows of a cache of `dtype`, [..., row width]."""
+    x, largest = x.float(), LARGEST[dtype]
+    scales = (x.abs().amax(-1, keepdim=True) / largest).clamp_(SMALLEST_SCALE, LARGEST_SCALE).to(torch.float16)
+    codes = (x / scales.float()).round_().clamp_(-largest, largest).to(torch.int8)
+    if dtype == INT4_DTYPE:
+        low, high = (codes + OFFSET).view(torch.uint8).chunk(2, -1)
+        codes = low | (high << 4)
+    return torch.cat((codes, scales.view(dtype)), -1)
+
+
+def dequantize_integers(rows: Tensor, dtype: torch.dtype) -> Tensor:
+    """Rows of a cache in `dtype`: the inverse of `quantize_integers`, except for rounding."""
+    codes, scales = rows[..., :-SCALE_BYTES], rows[..., -SCALE_BYTES:]
+    if rows.dtype == INT4_DTYPE:
+        codes = torch.cat((codes & 15, codes >> 4), -1).view(torch.int8) - OFFSET
+    scales = scales.clone(memory_format=torch.contiguous_format).view(torch.float16)
+    return (codes.float() * scales.float()).to(dtype)
+
+
+@triton.jit
+def load_integers(
+    cache_ptr: Value, rows: Value, dim: Value, inside: Value, head_dim: constexpr, bits: constexpr
+) -> Value:
+    """(integers [n, d], scales float32[n]) of the rows of a cache where `inside`; `dim` from head_dim on is padding."""
+    num_bytes: constexpr = head_dim * bits // 8
+    starts = cache_ptr + rows * (num_bytes + 2)
+    mask = inside[:, None] & (dim < head_dim)[None, :]
+    if bits == 8:
+        codes = tl.load(starts[:, None] + dim[None, :], mask=mask, other=0)
+    else:
+        packed = tl.load(starts[:, None] + (dim % num_bytes)[None, :], mask=mask, other=0).to(tl.int32)
+        codes = ((packed >> (dim // num_bytes * 4)[None, :]) & 15) - 8
+    scale_ptrs = (starts + num_bytes).to(tl.pointer_type(tl.float16))
+    return codes, tl.load(scale_ptrs, mask=inside, other=0.0).to(tl.float32)
+
+
+@triton.jit
+def round_to_integers(x: Value, scale: Value, largest: constexpr) -> Value:
+    """x / scale as int32, halves to even, clamped to `largest`."""
+    x = tl.minimum(tl.maximum(x / scale, -largest), largest)
+    return ((x + 12582912.0) - 12582912.0).to(tl.int32)  # from 1.5 * 2^23 on, float32 has integers only
+
+
+@triton.jit
+def store_row(
+    x_ptr: Value,
+    row_ptr: Value,
+    head_dim: constexpr,
+    bits: constexpr,
+    block: constexpr,
+    largest: constexpr,
+    smallest_scale: constexpr,
+    largest_scale: constexpr,
+) -> None:
+    """Quantise one row of head_dim elements."""
+    num_bytes: constexpr = head_dim * bits // 8
+    places = tl.arange(0, block)
+    mask = places < num_bytes
+    low = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
+    top = tl.max(tl.abs(low), axis=0)
+    if bits == 4:
+        high = tl.load(x_ptr + num_bytes + places, mask=mask, other=0.0).to(tl.float32)
+        top = tl.maximum(top, tl.max(tl.abs(high), axis=0))
+    rounded = tl.minimum(tl.maximum(top / largest, smallest_scale), largest_scale).to(tl.float16)
+    scale = rounded.to(tl.float32)
+    codes = round_to_integers(low, scale, largest)
+    if bits == 4:
+        codes = (codes + 8) | ((round_to_integers(high, scale, largest) + 8) << 4)
+    tl.store(row_ptr + places, codes.to(row_ptr.dtype.element_ty), mask=mask)
+    tl.store((row_ptr + num_bytes).to(tl.pointer_type(tl.float16)), rounded)
+
+
+@triton.jit
+def store_integers_kernel(
+    k_ptr: Value,
+    v_ptr: Value,
+    k_cache_ptr: Value,
+    v_cache_ptr: Value,
+    slots_ptr: Value,
+    k_stride: Value,
+    v_stride: Value,
+    head_dim: constexpr,
+    bits: constexpr,
+    block: constexpr,
+    largest: constexpr,
+    smallest_scale: constexpr,
+    largest_scale: constexpr,
+) -> None:
+    """One program stores k and v of one token in one KV head."""
+    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    slot = tl.load(slots_ptr + token)
+    if slot >= 0:
+        place = (slot * tl.num_programs(1) + head) * (head_dim * bits // 8 + 2)
+        k_row, v_row = k_ptr + token * k_stride + head * head_dim, v_ptr + token * v_stride + head * head_dim
+        store_row(k_row, k_cache_ptr + place, head_dim, bits, block, largest, smallest_scale, largest_scale)
+        store_row(v_row, v_cache_ptr + place, head_dim, bits, block, largest, smallest_scale, largest_scale)
+
+
+def store_integers_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """`kernels.kv_store.store_kv` for a cache of integers; head_dim must be a multiple of 4."""
+    tokens, kv_heads, head_dim = k.shape
+    bits = BITS[k_cache.dtype]
+    store_integers_kernel[(tokens, kv_heads)](
+        k,
+        v,
+        k_cache,
+        v_cache,
+        slot_mapping,
+        k.stride(0),
+        v.stride(0),
+        head_dim=head_dim,
+        bits=bits,
+        block=next_power_of_2(head_dim * bits // 8),
+        largest=float(LARGEST[k_cache.dtype]),
+        smallest_scale=SMALLEST_SCALE,
+        largest_scale=LARGEST_SCALE,
+        num_warps=1,
+    )
