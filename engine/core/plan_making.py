@@ -31,16 +31,22 @@ def make_plan(
         chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
     num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
     work = decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
+    ending = running.ending if len(lanes) == 1 else [sequence for each in lanes for sequence in each.ending]
+    pool = blocks.pool
+    num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
+    if ending:
+        num_used, num_saved = blocks.num_used_blocks(ending), blocks.num_saved_blocks(ending)
     has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
     if has_others or isinstance(blocks, ContiguousManager):
-        slots: tuple[int, int, int] = count_slots(lanes, draft, blocks, waiting)
+        num_tokens, num_reserved, num_external = count_slots(lanes, draft, blocks, waiting)
     else:  # all that runs takes part, so that all blocks which are shared are full
-        num_tokens = work.num_context_tokens - blocks.pool.num_extra_references * blocks.block_size
-        if chunks:
-            num_tokens += sum([chunk[0] + chunk[1] for chunk in chunks])
-        slots = num_tokens, num_to_compute(draft.prefills, blocks.block_size) if chunks else 0, 0
-    ending = running.ending if len(lanes) == 1 else [sequence for each in lanes for sequence in each.ending]
-    num_used_blocks = blocks.num_used_blocks(ending)
+        num_tokens, num_reserved = work.num_context_tokens - num_saved * blocks.block_size, 0
+        is_cut = False
+        for start, num_chunk_tokens, is_last in chunks:
+            num_tokens += start + num_chunk_tokens
+            is_cut = is_cut or not is_last
+        if is_cut:
+            num_reserved = num_to_compute(draft.prefills, blocks.block_size)
     fields = (
         lane,
         draft.prefills,
@@ -58,8 +64,10 @@ def make_plan(
         1,
         num_running - len(running.ending),
         len(waiting),
-        num_used_blocks,
-        blocks.num_saved_blocks(ending),
-        *slots,
+        num_used,
+        num_saved,
+        num_tokens,
+        num_reserved,
+        num_external,
     )
     return make_step_plan(fields)

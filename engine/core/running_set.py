@@ -16,7 +16,7 @@ from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import keep_prefix
 from engine.core.kv.lower_tiers import swap_out
-from engine.core.kv.prefix_match import PrefixMatch
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.preemption import Keeps
 from engine.core.sequence import Request, Sequence, SequenceStatus
@@ -80,7 +80,8 @@ class RunningSet:
     def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
         """Admit a sequence that has its first blocks, those of `match` computed."""
         self._admit(sequence, SequenceStatus.PREFILLING, now)
-        match.count_for(sequence, self._blocks.block_size)
+        if match is not NO_MATCH:
+            match.count_for(sequence, self._blocks.block_size)
         self.prefilling[sequence] = None
 
     def park(self, sequence: Sequence, now: int) -> None:

@@ -102,7 +102,7 @@ class StepPlanner(GivingWay):
                 if not self._parking.swap_in(draft, sequence):
                     return
                 continue
-            match = self._match(sequence)
+            match = self._blocks.match(sequence) if self._offload is None else self._match(sequence)
             is_parked = self._offload is not None and self._offload.must_wait(match)
             if is_parked and self._parking.load(draft, sequence, match, budget):
                 continue
@@ -199,7 +199,8 @@ class StepPlanner(GivingWay):
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        if draft.prefills and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
+        pads = limits.max_padding is not None and draft.prefills
+        if pads and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
             return 0
         is_beam = sequence.request.num_common_blocks is not None
         checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens

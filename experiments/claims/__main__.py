@@ -31,8 +31,8 @@ from harness.results.environment import environment
 from harness.results.files import write_whole
 
 NAMES = (
-    "waste", "batching", "prefix_caching", "sharing", "block_size", "preemption", "gqa", "priority", "chunk_size",
-    "async_scheduling", "speculation", "offload",
+    "waste", "batching", "prefix_caching", "sharing", "block_size", "preemption", "gqa", "kv_quantization",
+    "priority", "chunk_size", "async_scheduling", "speculation", "offload",
 )  # fmt: skip
 STORE = RESULTS / "claims.json"
 

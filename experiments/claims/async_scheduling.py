@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, Lab
 from harness.plots.style import COLORS, head, panels
 
@@ -56,7 +57,7 @@ def draw(data: Data) -> Figure:
         grid[0][0].bar_label(bars, [f"{gain:+.0f} %" for gain in gains], fontsize=7.5)
     grid[0][0].set_xticks([place + 0.27 for place in range(len(_MODELS))], _MODELS)
     grid[0][0].set_ylabel("gain, %")
-    grid[0][0].legend()
+    legend_above(grid[0][0], columns=3)
     head(grid[0][0], "H100", "SIMULATED")
     return figure
 

@@ -8,6 +8,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.plots.style import COLORS, head, panels
 
@@ -82,7 +83,7 @@ def draw(data: Data) -> Figure:
         left.bar(places, speeds, 0.38, color=COLORS[index], label="continuous" if policy == "mixed" else policy)
     left.set_xticks([place + 0.2 for place in range(len(_SEATS))], [f"{seats} seats" for seats in _SEATS])
     left.set_ylabel("output tokens/s")
-    left.legend()
+    legend_above(left)
     head(left, "H100", "SIMULATED")
     for index, policy in enumerate(_POLICIES):
         rows = {row["way"]: row["tokens_per_s"] for row in data["tiny"] if row["policy"] == policy}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.plots.style import COLORS, head, panels
 
@@ -80,7 +81,7 @@ def draw(data: Data) -> Figure:
         running = [row["running"] for row in data["tiny"] if row["kv_heads"] == heads]
         grid[0][2].bar([0.4 * index, 1 + 0.4 * index], running, 0.38, color=COLORS[index], label=f"{heads} KV heads")
     grid[0][2].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
-    grid[0][2].legend()
+    legend_above(grid[0][2])
     head(grid[0][2], "Tiny model, CPU", "equal bytes of KV cache")
     return figure
 

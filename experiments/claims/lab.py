@@ -55,7 +55,8 @@ class Lab:
         self._num_runs += 1
         folder = self.scratch / str(self._num_runs)
         folder.mkdir()
-        with contextlib.redirect_stdout(io.StringIO()):
+        silent = io.StringIO()
+        with contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
             execute(composed("plots=false", "progress=false", *overrides), folder)
         result, summary = read_results(folder)
         return Outcome(summary, result.requests, result.steps)

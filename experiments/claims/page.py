@@ -17,7 +17,8 @@ _HEAD = """# Claims about LLM serving, tried
 Each row is a claim of the literature, what we measured, and where it stops to hold. "Simulated" is Qwen3-8B on one
 H100 unless the text says otherwise; "tiny" is a model of 3.7 million random weights in the real engine on a CPU, beside
 its simulation. Latencies of a tiny model on a CPU say nothing about a GPU; what both share is the scheduler and
-the block manager.
+the block manager. A profile of the same kind of machine prices the tiny model, and its speed differs by
+up to 2 between hours: compare ratios and counts, not times.
 
     python -m experiments.claims                  # remakes all of this page; needs torch
     python -m experiments.claims <name>           # one claim

@@ -8,6 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.drawing import legend_above
 from experiments.claims.lab import Lab
 from harness.plots.style import COLORS, head, panels
 
@@ -81,7 +82,7 @@ def draw(data: Data) -> Figure:
             [0.4 * index, 1 + 0.4 * index], times, 0.38, color=COLORS[index], label="on" if cached else "off"
         )
     grid[0][2].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
-    grid[0][2].legend()
+    legend_above(grid[0][2])
     head(grid[0][2], "Tiny model, CPU", "4 system prompts")
     return figure
 

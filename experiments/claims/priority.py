@@ -9,6 +9,7 @@ from experiments.claims.lab import TINY_TRAFFIC, Lab, Outcome
 from harness.plots.style import COLORS, head, log_axis, panels
 
 _POLICIES = ("mixed", "priority")
+_RATES = (8, 12, 16, 20)
 _CLASSES = "trace.priority_shares=[0.1,0.9]"
 
 
@@ -17,7 +18,7 @@ def measure(lab: Lab) -> Data:
     lengths = ("trace=synthetic", "trace.prompt.mean=600", "trace.prompt.std=600", "trace.output.mean=300", _CLASSES)
     for policy in _POLICIES:
         queue = ["scheduler.queue=fcfs"] if policy == "mixed" else []
-        for rate in (20, 30, 40):
+        for rate in _RATES:
             load = (f"arrival.rate={rate}", "trace.num_requests=3000", "max_num_seqs=128")
             outcome = lab.simulate(*lengths, *load, f"scheduler={policy}", *queue)
             data["h100"].append({"policy": policy, "rate": rate, **_by_class(outcome)})
@@ -38,11 +39,11 @@ def _by_class(outcome: Outcome) -> dict[str, float]:
 
 
 def judge(data: Data) -> Verdict:
-    top = {row["policy"]: row for row in data["h100"] if row["rate"] == 40}
+    top = {row["policy"]: row for row in data["h100"] if row["rate"] == _RATES[-1]}
     tiny = {(row["way"], row["policy"]): row for row in data["tiny"]}
     return Verdict(
         "yes",
-        "A tenth of the requests is urgent, 40 requests/s, simulated: their p99 TTFT falls from "
+        f"A tenth of the requests is urgent, {_RATES[-1]} requests/s, simulated: their p99 TTFT falls from "
         f"{top['mixed']['urgent_p99_ms']:,.0f} to {top['priority']['urgent_p99_ms']:,.0f} ms, that of the others goes "
         f"from {top['mixed']['others_p99_ms']:,.0f} to {top['priority']['others_p99_ms']:,.0f} ms, the throughput "
         f"from {top['mixed']['tokens_per_s']:,.0f} to {top['priority']['tokens_per_s']:,.0f} tokens/s. Tiny: urgent "
@@ -57,7 +58,7 @@ def judge(data: Data) -> Verdict:
 def draw(data: Data) -> Figure:
     figure, grid = panels(
         "Priority classes",
-        "p99 TTFT of urgent requests (a tenth) and of the others, first come first served (grey) and by priority",
+        "p99 TTFT of urgent requests (a tenth) and of the others, first come first served and by priority",
         1,
         2,
         (8.0, 3.2),

@@ -162,6 +162,8 @@ class Recorder:
         first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
         finish = request.finish_time
         counts = _counts(request)
+        first = request.sequences[0]
+        tiers = first.cached_by_tier
         self._requests.frombytes(
             _PACK_REQUEST(
                 request.request_id,
@@ -171,10 +173,10 @@ class Recorder:
                 UNSET if first_token is None else first_token,
                 UNSET if finish is None else finish,
                 counts[0],
-                request.sequences[0].num_cached_tokens,
+                first.num_cached_tokens,
                 *counts[1:],
-                request.sequences[0].cached_by_tier.get(HOST, 0),
-                request.sequences[0].cached_by_tier.get(DISK, 0),
+                tiers.get(HOST, 0) if tiers else 0,
+                tiers.get(DISK, 0) if tiers else 0,
             )
         )
 

@@ -94,7 +94,7 @@ MUTANTS = [
     Mutant("holes count as useless though the head fits", "kv/contiguous.py",
            "if self.blocks_needed(head, NO_MATCH, 0) <= self._ranges.largest:", "if False:"),
     Mutant("shared slots count for each holder", "plan_making.py",
-           " - blocks.pool.num_extra_references * blocks.block_size", ""),
+           " - num_saved * blocks.block_size", ""),
     Mutant("forks count what they share twice", "slots.py",
            "            num_unfilled += blocks.block_size - num_filled\n", "            pass\n"),
     # -- forks and the host tier --------------------------------------------------------------------------------------

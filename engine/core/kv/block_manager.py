@@ -90,7 +90,7 @@ class BlockManager:
         """Find the longest cached prefix of the known tokens of a waiting sequence."""
         num_kept = len(sequence.block_table)
         nothing = PrefixMatch([], num_kept * self.block_size, 0, False, num_kept) if num_kept else NO_MATCH
-        if not sequence.request.reads_prefix_cache:
+        if not sequence.has_content or not sequence.request.reads_prefix_cache:
             return nothing
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
@@ -241,7 +241,8 @@ class BlockManager:
     def drop(self, sequence: Sequence) -> None:
         """Free all that `sequence` holds, on the device and in the host tier."""
         self.release(sequence)
-        self.drop_host_blocks(sequence)
+        if sequence.host_blocks is not None:
+            self.drop_host_blocks(sequence)
 
     def drop_host_blocks(self, sequence: Sequence) -> None:
         """Free what `sequence` holds in the host tier, if anything."""

@@ -1,0 +1,89 @@
+"""The KV cache in 8 and in 4 bits."""
+
+from __future__ import annotations
+
+import json
+
+from matplotlib.figure import Figure
+
+from experiments import RESULTS
+from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.drawing import legend_above
+from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
+from harness.plots.style import COLORS, head, panels
+
+_LABELS = {"auto": "model's", "fp8": "fp8", "int8": "int8", "int4": "int4"}
+_TINY_BYTES = 3 << 20  # of the KV pool
+
+
+def measure(lab: Lab) -> Data:
+    errors = json.loads((RESULTS / "kv_error.json").read_text())["kv_cache_dtype"]
+    data: Data = {"h100": [], "tiny": [], "errors": errors}
+    for dtype in _LABELS:
+        cache = (f"engine.kv_cache_dtype={dtype}", "gpu_memory_utilization=0.35", "max_num_seqs=1024")
+        summary = lab.simulate(*BACKLOG, "trace.num_requests=4000", *cache, "cost=roofline").summary
+        data["h100"].append({"dtype": dtype, "pool_tokens": summary["num_blocks"] * summary["block_size"],
+                             "running": summary["mean_running"],
+                             "tokens_per_s": summary["output_throughput"]})  # fmt: skip
+        num_blocks = _TINY_BYTES // errors[dtype]["block_bytes"]
+        load = (*TINY_TRAFFIC, "trace.num_requests=96", "arrival=all_at_once", f"num_blocks={num_blocks}")
+        for way, run, cost in (("simulated", lab.predict, ["cost=roofline"]), ("measured", lab.serve, [])):
+            running = run(*load, f"engine.kv_cache_dtype={dtype}", *cost).summary["mean_running"]
+            data["tiny"].append({"dtype": dtype, "way": way, "running": running})
+    return data
+
+
+def judge(data: Data) -> Verdict:
+    rows = {row["dtype"]: row for row in data["h100"]}
+    tiny = {(row["way"], row["dtype"]): row["running"] for row in data["tiny"]}
+    pools = ", ".join(f"{row['pool_tokens']:,} ({_LABELS[name]})" for name, row in rows.items())
+    running = ", ".join(f"{row['running']:.0f}" for row in rows.values())
+    speeds = ", ".join(f"{row['tokens_per_s']:,.0f}" for row in rows.values())
+    return Verdict(
+        "partly",
+        f"Pools of equal memory (an H100 of which 35 % may be used) hold {pools} tokens; a backlog of ShareGPT "
+        f"lengths keeps {running} sequences running, at {speeds} tokens/s (simulated, roofline). Tiny, pools of 3 "
+        f"MiB: {tiny['measured', 'auto']:.1f}, {tiny['measured', 'int8']:.1f} and {tiny['measured', 'int4']:.1f} run "
+        f"with float32, int8 and int4 measured, {tiny['simulated', 'auto']:.1f}, {tiny['simulated', 'int8']:.1f} and "
+        f"{tiny['simulated', 'int4']:.1f} simulated. Of next tokens with random weights, "
+        f"{data['errors']['fp8']['top1']:.0%} (fp8), {data['errors']['int8']['top1']:.0%} (int8) and "
+        f"{data['errors']['int4']['top1']:.0%} (int4) stay the most likely ones.",
+        "Scales take a part: int4 with one float16 per token and head takes 0.26 of 16 bits, not 0.25. Beyond the "
+        "seats or the load a larger pool brings nothing. The error of random weights shows the arithmetic, and says "
+        "nothing about trained models.",
+    )
+
+
+def draw(data: Data) -> Figure:
+    figure, grid = panels(
+        "The KV cache in fewer bits",
+        "Sequences that run at the same time in pools of equal memory: Qwen3-8B on an H100 of which 35 % may be used, "
+        "SIMULATED; 3 MiB for a tiny model on a CPU",
+        1,
+        3,
+        (8.6, 2.8),
+    )
+    labels = list(_LABELS.values())
+    for axes, key, title in zip(grid[0], ("running", "tokens_per_s"), ("Running", "Output tokens/s"), strict=False):
+        axes.bar(range(len(labels)), [row[key] for row in data["h100"]], 0.6, color=COLORS[0])
+        axes.set_xticks(range(len(labels)), labels)
+        head(axes, f"{title}, H100", "SIMULATED")
+    for index, way in enumerate(("simulated", "measured")):
+        running = [row["running"] for row in data["tiny"] if row["way"] == way]
+        places = [place + 0.4 * index for place in range(len(labels))]
+        grid[0][2].bar(places, running, 0.38, color=COLORS[index], label=way.upper())
+    grid[0][2].set_xticks([place + 0.2 for place in range(len(labels))], labels)
+    legend_above(grid[0][2])
+    head(grid[0][2], "Running, tiny model")
+    return figure
+
+
+CLAIM = Claim(
+    "A KV cache of 8 or 4 bits doubles or quadruples the batch",
+    "Keys and values in 8 bits take half of the memory and in 4 bits a quarter, at little loss, so that more "
+    "sequences run.",
+    "Sheng et al., FlexGen, ICML 2023; Hooper et al., KVQuant, NeurIPS 2024",
+    measure,
+    judge,
+    draw,
+)
