@@ -25,7 +25,7 @@ from typing import Any
 from experiments import RESULTS, ROOT
 from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
-from experiments.claims.page import FIGURES, write_page
+from experiments.claims.page import FIGURES, PAGE, page
 from harness.plots.style import save
 from harness.results.environment import environment
 from harness.results.files import write_whole
@@ -62,7 +62,8 @@ def main() -> None:
     known = {name: claim for name, claim in claims.items() if name in stored}
     for name, claim in known.items():
         save(claim.draw(stored[name]["data"]), FIGURES / f"{name}.png")
-    write_page(known, stored)
+    text = page(known, stored)
+    write_whole(PAGE, lambda path: path.write_text(text, encoding="utf-8"))
 
 
 def claim_of(name: str) -> Claim:

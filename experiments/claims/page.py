@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.claims.claim import Claim
-from harness.results.files import write_whole
 
 FIGURES = Path("docs/claims")
 PAGE = Path("experiments/claims/README.md")
@@ -28,18 +27,17 @@ up to 2 between hours: compare ratios and counts, not times.
 """
 
 
-def write_page(claims: Mapping[str, Claim], stored: Mapping[str, Any]) -> None:
-    """Write the page of `claims`, of which `stored` has the data by name."""
+def page(claims: Mapping[str, Claim], stored: Mapping[str, Any]) -> str:
+    """The page of `claims`, of which `stored` has the data by name."""
     rows, details = [], []
     for name, claim in claims.items():
         verdict = claim.judge(stored[name]["data"])
         rows.append(f"| [{claim.title}](#{name}) | {verdict.holds} | {verdict.measured} | {verdict.until} |\n")
-        cpu = stored[name]["environment"].get("cpu")
+        cpu = stored[name]["environment"]["cpu_model"]
         details.append(
             f"\n## {name}\n\n**Claim.** {claim.says}\n\n**Source.** {claim.source}\n\n"
             f"**Measured.** {verdict.measured}\n\n"
             f"**Holds: {verdict.holds}.** {verdict.until}\n\n![{claim.title}](../../{FIGURES}/{name}.png)\n\n"
             f"`python -m experiments.claims {name}`, {stored[name]['date']}, {cpu}, {stored[name]['seconds']} s.\n"
         )
-    text = _HEAD + "".join(rows) + "".join(details)
-    write_whole(PAGE, lambda path: path.write_text(text, encoding="utf-8"))
+    return _HEAD + "".join(rows) + "".join(details)
