@@ -56,10 +56,10 @@ def judge(data: Data) -> Verdict:
         f"{tiny['simulated', 1]['hit_rate']:.0%} simulated."
     )
     return Verdict(
-        "yes",
+        "partly",
         " ".join(parts),
-        "What the traffic repeats bounds the hits; beyond that memory brings nothing. A hit from a slow tier is "
-        "worth less than computing a short prompt again.",
+        "Hits rise before latency falls: a step waits for all blocks that leave the device, so a tier that seldom hits "
+        "costs more than it brings. What the traffic repeats bounds the hits; beyond that memory brings nothing.",
     )
 
 
