@@ -94,6 +94,8 @@ class PrefixIndex:
 
     def enter(self, hashes: Iterable[int]) -> None:
         """Enter all blocks of the runs that begin with one of `hashes`."""
+        if not self._runs:
+            return
         for block_hash in hashes:
             if (run := self._runs.pop(block_hash, None)) is not None:
                 del self._run_at[run.blocks[run.length - 1]]
