@@ -1,7 +1,8 @@
 """Configuration of the memories behind the device's that KV blocks can move to."""
 
-from typing import Annotated, Literal
+from typing import Annotated
 
+from engine.core.kv.tier import TierEviction
 from harness.config.base import ConfigModel, within
 
 
@@ -18,7 +19,7 @@ class HostTierConfig(ConfigModel):
 
     gib: Annotated[float, within("tier_gib")] = 0.0
     gb_per_s: Annotated[float, within("tier_gb_per_s")] = 25.0
-    eviction: Literal["lru", "fifo"] = "lru"
+    eviction: TierEviction = "lru"
 
 
 class DiskTierConfig(ConfigModel):
@@ -32,7 +33,7 @@ class DiskTierConfig(ConfigModel):
 
     gib: Annotated[float, within("tier_gib")] = 0.0
     gb_per_s: Annotated[float, within("tier_gb_per_s")] = 5.0
-    eviction: Literal["lru", "fifo"] = "lru"
+    eviction: TierEviction = "lru"
 
 
 class OffloadConfig(ConfigModel):

@@ -115,48 +115,46 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         return _ratio(done[1] - done[0], end - start_s)
 
     used, running, waiting = column("num_used_blocks"), column("num_running"), column("num_waiting")
-    saved = column("num_saved_blocks")
+    mean_used, mean_saved = time_mean(used), time_mean(column("num_saved_blocks"))
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
     drafted, accepted = (int(column(f"num_{name}_tokens")[inside].sum()) for name in ("drafted", "accepted"))
-    num_steps = int(inside.sum())
-    sequences = int(decodes.sum() + column("num_prefill_seqs")[inside].sum())
+    num_steps, num_decodes = int(inside.sum()), int(decodes.sum())
+    sequences = num_decodes + int(column("num_prefill_seqs")[inside].sum())
     return {
         "num_steps": num_steps,
         "mean_batch_size": _ratio(sequences, num_steps),
-        "mean_batch_tokens": _ratio(int(prefill_tokens.sum() + decodes.sum()) + drafted, num_steps),
-        "mean_decode_batch_size": _ratio(int(decodes.sum()), int((decodes > 0).sum())),
+        "mean_batch_tokens": _ratio(int(prefill_tokens.sum()) + num_decodes + drafted, num_steps),
+        "mean_decode_batch_size": _ratio(num_decodes, int((decodes > 0).sum())),
         "drafted_tokens": drafted,
         "accepted_tokens": accepted,
         "draft_acceptance_rate": _ratio(accepted, drafted),
-        "mean_tokens_per_decode": _ratio(int(decodes.sum()) + accepted, int(decodes.sum())),
-        "mean_kv_cache_usage": _ratio(time_mean(used), result.num_blocks),
+        "mean_tokens_per_decode": _ratio(num_decodes + accepted, num_decodes),
+        "mean_kv_cache_usage": _ratio(mean_used, result.num_blocks),
         "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
-        "mean_saved_blocks": time_mean(saved),
-        "saved_block_share": _ratio(time_mean(saved), time_mean(used) + time_mean(saved)),
+        "mean_saved_blocks": mean_saved,
+        "saved_block_share": _ratio(mean_saved, mean_used + mean_saved),
         **_slot_shares(result, column, time_mean),
         "mean_running": time_mean(running),
         "max_running": int(running[inside].max(initial=0)),
         "mean_waiting": time_mean(waiting),
         "max_waiting": int(waiting[inside].max(initial=0)),
-        **_transfers(result, inside),
+        **_transfers(result.steps[inside], result.meta.get("kv_block_bytes", math.nan)),
     }
 
 
-def _transfers(result: RunResult, inside: Bools) -> dict[str, float]:
-    """What was copied between device, host and disk in the steps `inside`; what comes from the disk does so by way of
-    the host."""
+def _transfers(steps: pd.DataFrame, block_bytes: float) -> dict[str, float]:
+    """What these steps copied between device, host and disk; what comes from the disk does so by way of the host."""
     columns = {
         "to_host": "num_blocks_out",
         "from_host": "num_blocks_in",
         "to_disk": "num_blocks_to_disk",
         "from_disk": "num_blocks_from_disk",
     }
-    blocks = {link: _total(result.steps[inside], column) for link, column in columns.items()}
-    block_bytes = result.meta.get("kv_block_bytes", math.nan)
+    blocks = {link: _total(steps, column) for link, column in columns.items()}
     return {
         **{f"blocks_{link}": count for link, count in blocks.items()},
         **{f"bytes_{link}": count * block_bytes for link, count in blocks.items()},
-        "transfer_wait_s": float(_floats(result.steps, "transfer_time")[inside].sum()),
+        "transfer_wait_s": float(_floats(steps, "transfer_time").sum()),
     }
 
 

@@ -79,8 +79,8 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
             hits += f" · {percent(summary[f'{tier}_hit_rate'])} from the {tier}"
     yield "Cache hits", hits
     hit = f"{summary['preempted_requests']:,} requests hit · {summary['recomputed_tokens']:,} tokens recomputed"
-    kinds = [f" · {summary[f'{kind}_preemptions']:,} {kind}" for kind in ("swapped", "partial")]
-    kept = "".join(text for text in kinds if not text.startswith(" · 0 "))
+    by_kind = {kind: summary[f"{kind}_preemptions"] for kind in ("swapped", "partial")}
+    kept = "".join(f" · {count:,} {kind}" for kind, count in by_kind.items() if count)
     yield "Preemptions", f"{summary['preemptions']:,} · {hit}{kept}" if summary["preemptions"] else "none"
     if summary["blocks_to_host"] or summary["blocks_from_host"]:
         moved = f"{summary['blocks_to_host']:,} blocks out · {summary['blocks_from_host']:,} back"

@@ -14,7 +14,7 @@ from engine.core.sequence import Request
 from engine.engine_config import EngineConfig, ExecutionOptions, Quantized
 from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig, ModelError
-from engine.runner.kv_cache import GIB, OutOfMemoryError, block_bytes, cache_dtype
+from engine.runner.kv_cache import GIB, OutOfMemoryError
 from engine.runner.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
 from engine.speculation import NgramOptions
@@ -64,7 +64,6 @@ class RealEngine:
     def __init__(self, setup: Setup, trace: Trace, arrivals: Arrivals) -> None:
         if setup.num_threads is not None:
             torch.set_num_threads(setup.num_threads)
-        self._model_config = setup.model
         try:
             self._executor = make_executor(setup.engine, setup.model, setup.weights)
         except (ModelError, OutOfMemoryError, BackendUnavailableError, WorkerError) as error:
@@ -98,10 +97,7 @@ class RealEngine:
 
     def describe(self) -> str:
         """The KV pool and the attention backend, for the log."""
-        settings = self._engine.config
-        size = settings.block_size
-        dtype = cache_dtype(settings, self._model_config)
-        each = block_bytes(self._model_config, size, settings.tensor_parallel_size, dtype)
+        size, each = self._engine.config.block_size, self._executor.block_bytes
         return (
             f"KV pool: {self.num_blocks:,} blocks x {size} tokens = {self.num_blocks * size:,} tokens, "
             f"{self.num_blocks * each / GIB:.2f} GiB; {each:,} bytes per block = "
