@@ -234,11 +234,13 @@ CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discrimin
 
 
 class SloConfig(ConfigModel):
-    """Service-level objectives in milliseconds; a request is good when it meets every one given."""
+    """Service-level objectives in milliseconds. A request is good when it meets every one given; a run meets them when
+    `percentile` percent of its requests are within each."""
 
     ttft_ms: Annotated[float, within("latency_ms")] | None = None
     tpot_ms: Annotated[float, within("latency_ms")] | None = None
     e2el_ms: Annotated[float, within("latency_ms")] | None = None
+    percentile: Annotated[float, Field(gt=0, le=100)] = 99.0
 
 
 class MetricsConfig(ConfigModel):
