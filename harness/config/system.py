@@ -124,6 +124,10 @@ class ModelConfig(ConfigModel):
     qk_norm: bool = False
     quantization: WeightFormat = "none"
 
+    def shares_out(self, size: int) -> bool:
+        """Whether `size` ranks can share its KV heads; ranks beyond their number hold copies."""
+        return self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
+
     @property
     def dtype_bytes(self) -> int:
         """Bytes of one weight or KV-cache element."""
