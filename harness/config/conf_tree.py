@@ -1,6 +1,6 @@
 """The configuration tree as data: every group, its options, and their keys with defaults and explanations.
 
-A key is explained by the docstring of its class in the schema, or else by the comment beside it or above it in the file.
+A key is explained by the docstring of its class in the schema, or else by the comment beside or above it in the file.
 """
 
 import re
@@ -20,7 +20,7 @@ from harness.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 _PRESETS = "experiment"  # this group sets the keys of others
-_LINE = re.compile(r"( *)([\w-]+):(?: +(?!#)(.*?))?(?: +# (.*))?")
+_LINE = re.compile(r"( *)([\w-]+):(?: +([^#\s].*?))?(?: +# (.*))?")
 
 
 @dataclass(frozen=True)
@@ -136,23 +136,22 @@ def _included(folders: Sequence[Path], group: str, name: str, option: str | None
 
 
 def _file_keys(path: Path) -> Iterator[Key]:
-    """The keys that the file itself states, with the comments beside and above them."""
-    parents: list[tuple[int, str]] = []
+    """The keys that the file itself states, with the comments beside and above them, or of the key they are in."""
+    parents: list[tuple[int, str, str]] = []  # indentation, name and comment
     above: list[str] = []
     for line in path.read_text(encoding="utf-8").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
             text = line.strip()
-            above = [*above, text.removeprefix("# ")] if text.startswith("# ") else []
-            above = [] if text.startswith(("# Choose ", "# @")) else above
+            is_comment = text.startswith("# ") and not text.startswith(("# Choose ", "# @"))
+            above = [*above, text.removeprefix("# ")] if is_comment else []
             continue
         indent, name, value, beside = match.groups()
         parents = [parent for parent in parents if parent[0] < len(indent)]
-        parents.append((len(indent), name))
-        full = ".".join(name for _, name in parents)
+        comment = " ".join([*above, beside or ""]).strip() or (parents[-1][2] if parents else "")
+        parents.append((len(indent), name, comment))
         if value is not None and parents[0][1] not in ("defaults", "hydra"):
-            comment = " ".join([*above, beside or ""]).strip()
-            yield Key(full, value, comment, comment)
+            yield Key(".".join(name for _, name, _ in parents), value, comment, comment)
         above = []
 
 
@@ -170,8 +169,8 @@ def _schema_text(models: Sequence[type[BaseModel]], path: Sequence[str]) -> str:
         field = model.model_fields.get(path[0])
         if field is not None and len(path) == 1:
             return attribute_texts(model).get(path[0], "")
-        if field is not None and (text := _schema_text(models_in(field.annotation), path[1:])):
-            return text
+        if field is not None:
+            return _schema_text(models_in(field.annotation), path[1:]) or attribute_texts(model).get(path[0], "")
     return ""
 
 

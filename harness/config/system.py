@@ -172,8 +172,8 @@ class DeviceConfig(ConfigModel):
         name: of the hardware.
         memory_bytes: memory of the device, as the driver reports it.
         memory_bandwidth: bytes/s, of the datasheet.
-        flops: dense operations/s by format: bf16 (also prices float16) and fp32; fp8, int8 and fp4 only where the device
-            and vLLM's kernels for it have them.
+        flops: dense operations/s by format: bf16 (also prices float16) and fp32; fp8, int8 and fp4 only where the
+            device and vLLM's kernels for it have them.
         memory_efficiency: share of the memory bandwidth that kernels reach.
         flops_efficiency: share of the datasheet's operations/s that kernels reach.
         link_bandwidth: bytes/s to the other devices, in one direction.
@@ -262,7 +262,11 @@ class SloConfig(ConfigModel):
 
 
 class MetricsConfig(ConfigModel):
-    """Percentiles to report (0 to 100), and seconds cut at the start (`warmup`) and the end (`drain`) of a run."""
+    """What the summary reports, and of which requests.
+
+    Attributes:
+        percentiles: of the latencies to report, each 0 to 100.
+    """
 
     percentiles: Annotated[tuple[Annotated[float, Field(ge=0, le=100)], ...], Field(strict=False, min_length=1)] = (
         50.0,
