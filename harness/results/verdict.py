@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 
-from harness.results.columns import floats, nan_max, nan_min
+from harness.results.columns import floats
 from harness.results.demand import offered_load
 from harness.results.tables import RunResult
 
