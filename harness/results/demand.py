@@ -95,7 +95,8 @@ def _full_decodes(result: RunResult, full: Any, durations: Floats, share: float,
     growth = factors[_CONTEXTS] / factors[_DECODES]
     blocks = ratio((used * durations).sum(), (running * durations).sum()) * growth
     in_pool = _POOL_USE * result.num_blocks / blocks if blocks > 0 else math.inf
-    seats = (result.meta.get("config") or {}).get("max_num_seqs") or math.inf
+    configured = (result.meta.get("config") or {}).get("max_num_seqs")
+    seats = configured if isinstance(configured, int) else math.inf  # unknown of foreign results
     limit = min(seats, in_pool)
     decodes = floats(steps, "num_decode_seqs")
     seen = full & (decodes > 0)
