@@ -31,6 +31,7 @@ from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 
 LOADS = {0.8: "stable", 1.1: "overloaded"}
+LONG_RUN = 60_000  # requests
 INTERVALS = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p50", "p99"))
 _PROFILE = "cost.profile=simulator/profiles/amd-epyc/tiny/tp1"
 _TINY = ("model=tiny", "device=laptop-cpu", _PROFILE, "max_num_batched_tokens=1024")
@@ -139,7 +140,7 @@ def main() -> None:
     rows = []
     for case in options.cases:
         rate = capacity(case)
-        long = configured(case, 60_000, 2, (*CASES[case][1], f"arrival.rate={rate * min(LOADS):.6g}"))
+        long = configured(case, LONG_RUN, 2, (*CASES[case][1], f"arrival.rate={rate * min(LOADS):.6g}"))
         long_run = summarize(served(long), long.metrics)
         for num_requests in map(int, options.requests.split(",")):
             for load in LOADS:

@@ -13,6 +13,8 @@ MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public tr
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 SequenceCount = Annotated[int, within("max_num_seqs")]
 RequestCount = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
+AUTO_REQUESTS: Literal["auto"] = "auto"  # as many as metrics.interval needs
+DrawnCount = RequestCount | Literal["auto"]
 
 
 class ConstantLengths(ConfigModel):
@@ -136,7 +138,8 @@ class ShareGptTrace(EveryTrace):
         path: JSON file with texts, or CSV file of lengths; null draws lengths.
         turns: first exchanges only (first), or whole conversations (multi).
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
-        num_requests: number of requests to draw without a path; null draws 2000.
+        num_requests: number of requests to draw without a path; null draws 2000, auto as many as metrics.interval
+            needs.
         limit: requests to keep, from the start; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
@@ -145,7 +148,7 @@ class ShareGptTrace(EveryTrace):
     path: Text | None = None
     turns: Literal["first", "multi"] = "first"
     tokenizer: Text | None = None
-    num_requests: RequestCount | None = None
+    num_requests: DrawnCount | None = None
     limit: PositiveInt | None = None
     on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
@@ -192,7 +195,7 @@ class SyntheticTrace(DrawnClasses):
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    num_requests: RequestCount
+    num_requests: DrawnCount
     prompt: LengthsConfig
     output: LengthsConfig
 
@@ -208,7 +211,7 @@ class SharedPrefixTrace(DrawnClasses):
     """
 
     kind: Literal["shared_prefix"] = "shared_prefix"
-    num_requests: RequestCount
+    num_requests: DrawnCount
     num_prefixes: RequestCount
     prefix_tokens: Annotated[int, Field(ge=16, le=MAX_TOKENS)]
     zipf_exponent: NonNegativeFloat = 0.0

@@ -19,6 +19,7 @@ from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
+from harness.runs.auto_length import decide, first_requests, is_open, with_most_requests
 from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
@@ -96,21 +97,55 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
             engine, the tables up to then have been written, marked incomplete.
     """
-    drawn = getattr(config.trace, "num_requests", None)
-    if drawn is not None:
-        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
-    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
-    served = serve(config, trace, arrivals, output_dir, console)
+    served = (
+        _serve_until_known(config, output_dir, console) if is_open(config) else _serve_once(config, output_dir, console)
+    )
     print_summary(served.summary, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     served.check(output_dir)
     return served.summary
 
 
-def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
+def _serve_once(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    trace = _loaded(config)
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    return serve(config, trace, arrivals, output_dir, console)
+
+
+def _serve_until_known(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    """Ever longer runs of the same draws, until one knows its metric well enough; the last one's results stay."""
+    whole = _loaded(with_most_requests(config))
+    served: Served | None = None
+    for trace in first_requests(whole):
+        arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+        without_plots = config.model_copy(update={"plots": False})
+        is_first = served is None
+        served = serve(without_plots, trace, arrivals, output_dir, console, announce=is_first)
+        decision = decide(served.summary, config.metrics.interval)
+        is_last = decision.is_enough or served.failure is not None or len(trace.table) == len(whole.table)
+        console.print(decision.reason if is_last else f"{decision.reason}; going on", highlight=False)
+        if is_last:
+            break
+    assert served is not None, "there is always a first part"
+    _draw(config, served.result, served.summary, output_dir)
+    return served
+
+
+def _loaded(config: RunConfig) -> Trace:
+    drawn = getattr(config.trace, "num_requests", None)
+    if drawn is not None:
+        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
+    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
+
+
+def serve(
+    config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console, *, announce: bool = True
+) -> Served:
     """Serve `trace` and leave everything in `output_dir`; the tables of a run that ended early are marked incomplete.
+
+    Args:
+        announce: print what the KV pool and the step times come from.
 
     Raises:
         TwinServeError: the configuration cannot be used.
@@ -120,7 +155,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()):
+        for line in (engine.describe(), engine.step_times_from()) if announce else ():
             console.print(line, highlight=False, soft_wrap=True)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
@@ -180,11 +215,15 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
+    _draw(config, result, summary, output_dir)
+    return summary
+
+
+def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_dir: Path) -> None:
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
 
         write_run_plots(result, summary, output_dir)
-    return summary
 
 
 def collect(config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float) -> RunResult:
