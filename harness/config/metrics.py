@@ -1,8 +1,8 @@
 """Configuration of the metrics of a run: percentiles, service-level objectives, and how well they must be known."""
 
-from typing import Annotated, Self
+from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from harness.config.base import ConfigModel, within
 from harness.config.workload import MAX_REQUESTS
@@ -49,13 +49,3 @@ class MetricsConfig(ConfigModel):
     drain: Annotated[float, within("cut_s")] = 0.0
     slo: SloConfig = SloConfig()
     interval: IntervalConfig = IntervalConfig()
-
-    @model_validator(mode="after")
-    def _check_interval(self) -> Self:
-        statistic = self.interval.metric.partition("_")[0]
-        if statistic[0] == "p" and float(statistic[1:]) not in self.percentiles:
-            raise ValueError(
-                f"interval.metric={self.interval.metric}: {statistic[1:]} must be among percentiles="
-                f"{', '.join(f'{each:g}' for each in self.percentiles)}"
-            )
-        return self

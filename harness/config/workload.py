@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
 from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text, within
 from simulator.quantities import MAX_TOKENS as MAX_TOKENS
@@ -13,8 +13,13 @@ MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public tr
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 SequenceCount = Annotated[int, within("max_num_seqs")]
 RequestCount = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
-AUTO_REQUESTS: Literal["auto"] = "auto"  # as many as metrics.interval needs
-DrawnCount = RequestCount | Literal["auto"]
+AUTO_REQUESTS = "auto"  # as a number of requests to draw: as many as metrics.interval needs
+
+DrawnCount = Annotated[
+    RequestCount,
+    WrapValidator(lambda value, validate: AUTO_REQUESTS if value == AUTO_REQUESTS else validate(value)),
+    PlainSerializer(lambda value: value, return_type=Any),
+]
 
 
 class ConstantLengths(ConfigModel):

@@ -36,6 +36,16 @@ def with_most_requests(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"trace": trace})
 
 
+def reporting_the_metric(config: RunConfig) -> RunConfig:
+    """The configuration with the percentile of the metric among those reported, and without plots."""
+    metrics = config.metrics
+    statistic = metrics.interval.metric.partition("_")[0]
+    if statistic.startswith("p"):
+        percentiles = tuple(dict.fromkeys((*metrics.percentiles, float(statistic[1:]))))
+        metrics = metrics.model_copy(update={"percentiles": percentiles})
+    return config.model_copy(update={"metrics": metrics, "plots": False})
+
+
 def first_requests(trace: Trace) -> Iterator[Trace]:
     """The first 1,000 requests of a trace, then twice as many each time, at last all."""
     num_requests = _FIRST

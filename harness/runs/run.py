@@ -19,7 +19,7 @@ from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
-from harness.runs.auto_length import decide, first_requests, is_open, with_most_requests
+from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
 from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
@@ -119,9 +119,8 @@ def _serve_until_known(config: RunConfig, output_dir: Path, console: Console) ->
     served: Served | None = None
     for trace in first_requests(whole):
         arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-        without_plots = config.model_copy(update={"plots": False})
-        is_first = served is None
-        served = serve(without_plots, trace, arrivals, output_dir, console, announce=is_first)
+        part = reporting_the_metric(config)
+        served = serve(part, trace, arrivals, output_dir, console, announce=served is None)
         decision = decide(served.summary, config.metrics.interval)
         is_last = decision.is_enough or served.failure is not None or len(trace.table) == len(whole.table)
         console.print(decision.reason if is_last else f"{decision.reason}; going on", highlight=False)

@@ -71,6 +71,12 @@ def test_other_tasks_ask_for_a_number() -> None:
         load_trace(composed("trace.num_requests=auto").trace, seed=0)
 
 
-def test_a_percentile_that_is_not_reported_cannot_be_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"interval\.metric=p98_ttft: 98 must be among percentiles"):
-        composed("metrics.interval.metric=p98_ttft")
+def test_the_percentile_asked_for_is_reported(tmp_path: Path) -> None:
+    overrides = ("metrics.interval.metric=p98_ttft", "metrics.percentiles=[50]", "metrics.interval.max_requests=1000")
+    summary = run(composed(*TINY, *overrides), tmp_path)
+    assert summary["p98_ttft_ms"] > summary["p50_ttft_ms"] and "p99_ttft_ms" not in summary
+
+
+def test_a_metric_that_does_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.interval\.metric"):
+        composed("metrics.interval.metric=p99_itl")
