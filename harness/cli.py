@@ -58,6 +58,9 @@ def launch(main: Callable[[], None]) -> int:
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
+            sys.argv[1:] = [
+                "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
+            ]
             flags = _flags()
             if flags.help:
                 _print_help(flags)
