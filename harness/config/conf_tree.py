@@ -104,10 +104,7 @@ def _option(folders: Sequence[Path], group: str, path: Path) -> Option:
         settings = explained_settings(policy)
         keys |= {f"options.{name}": Key(f"options.{name}", _show(value), text) for name, value, text in settings}
     prefix = f"{group}." if "/" not in group else ""
-    found = [
-        replace(key, name=prefix + key.name, text=_schema_text(models, key.name.split(".")) or key.text)
-        for key in keys.values()
-    ]
+    found = [replace(key, name=prefix + key.name, text=_text(key, models)) for key in keys.values()]
     return Option(path.stem, _comment(path), tuple(found))
 
 
@@ -163,6 +160,12 @@ def _key_groups(main: Path) -> list[Group]:
     return [Group(name, None, (), tuple(keys)) for name, keys in groups.items()]
 
 
+def _text(key: Key, models: Sequence[type[BaseModel]]) -> str:
+    """What the schema says about the key, or else what is said where it stands, or else about the key it is in."""
+    path = key.name.split(".")
+    return _schema_text(models, path) or key.text or _schema_text(models, path[:1])
+
+
 def _schema_text(models: Sequence[type[BaseModel]], path: Sequence[str]) -> str:
     """What the schema's docstrings say about a key; empty where they say nothing."""
     for model in models:
@@ -170,7 +173,7 @@ def _schema_text(models: Sequence[type[BaseModel]], path: Sequence[str]) -> str:
         if field is not None and len(path) == 1:
             return attribute_texts(model).get(path[0], "")
         if field is not None:
-            return _schema_text(models_in(field.annotation), path[1:]) or attribute_texts(model).get(path[0], "")
+            return _schema_text(models_in(field.annotation), path[1:])
     return ""
 
 
