@@ -19,7 +19,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
-from harness.config import RunConfig, help_text, parse, to_yaml
+from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
@@ -53,6 +53,7 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
             _check_flags()
+            _import_vllm()
             main()
         return 0
     except KeyboardInterrupt:
@@ -193,6 +194,14 @@ def _one_line(text: str) -> str:
 
 def _first_line(text: str) -> str:
     return text.strip().splitlines()[0]
+
+
+def _import_vllm() -> None:
+    """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
+    folder = get_args_parser().parse_known_args()[0].config_dir
+    sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], [Path(folder)] if folder else [])
+    for note in notes:
+        print(f"{vllm_import.KEY}: {note}", file=sys.stderr)
 
 
 def _check_flags() -> None:

@@ -26,6 +26,7 @@ Examples:
   python run.py model=tiny device=laptop-cpu arrival.rate=2
   python run.py trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
   python run.py arrival=closed_loop arrival.concurrency=64 scheduler=prefill_first
+  python run.py import_vllm="vllm serve Qwen/Qwen3-8B --max-num-seqs 128"     predict a server of vLLM 0.19
   python run.py -m block_size=16,64,256 max_num_seqs=32,128,512
   python run.py -m block_size=16,64,256 hydra/launcher=joblib hydra.launcher.n_jobs=4
   python run.py -m block_size=16,64,256 hydra.sweep.dir=multirun/a      again: finished jobs are skipped
