@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 from omegaconf import DictConfig, OmegaConf
 
 from engine.documents import DocumentError, read_yaml
+from harness.config.conf_tree import CONF
 from harness.config.schema import nearest
 from harness.config.vllm_flags import SAME_SIZES
 from harness.config.vllm_line import KEY as KEY
 from harness.config.vllm_line import read_line
 from harness.errors import ConfigError
 
-_CONF = Path(__file__).resolve().parents[2] / "conf"
 _LARGE_BYTES = 70 * 2**30  # from here on vLLM takes the larger defaults, but not for the A100
 # Formats that vLLM quantises weights to while it loads them, or that name a checkpoint's; None: the checkpoint's own.
 _QUANTIZATIONS = {
@@ -54,11 +54,11 @@ def overrides(command: str) -> list[str]:
     return translate(command).overrides
 
 
-def expand(arguments: Sequence[str], folders: Iterable[Path] = ()) -> Translation:
+def expand(arguments: Sequence[str], folders: Sequence[Path] = (CONF,)) -> Translation:
     """The arguments of run.py with `import_vllm=...` replaced by overrides, which yield to all that is given beside it.
 
     Args:
-        folders: of more configuration options, whose models are known by name too.
+        folders: configuration trees, whose models are known by their names on Hugging Face.
 
     Raises:
         ConfigError: as of `overrides`.
@@ -75,7 +75,7 @@ def expand(arguments: Sequence[str], folders: Iterable[Path] = ()) -> Translatio
     return Translation([*others[:at], *imported, *others[at:]], notes)
 
 
-def translate(command: str, given: Iterable[str] = (), folders: Iterable[Path] = ()) -> Translation:
+def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] = (CONF,)) -> Translation:
     """Overrides and notes for a command line; keys in `given` are left to whoever gives them.
 
     Raises:
@@ -88,13 +88,13 @@ def translate(command: str, given: Iterable[str] = (), folders: Iterable[Path] =
     if line.values.get("--max-model-len", "").lower() in _FITTING:
         notes.append("--max-model-len auto: the model's own limit, whatever fits into memory")
     if "model" not in given:
-        made |= _model(line.model, [_CONF, *folders])
+        made |= _model(line.model, folders)
     made["scheduler"] = "vllm"
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
     if config := line.values.get("--speculative-config"):
-        made |= _speculation(config, [_CONF, *folders], notes)
+        made |= _speculation(config, folders, notes)
     groups = given & {"model", "speculation"}
     kept = {key: v for key, v in made.items() if key not in given and key.partition(".")[0] not in groups}
     return Translation([f"{key}={_quoted(value)}" for key, value in kept.items()], notes)

@@ -110,7 +110,7 @@ def test_models_are_found_by_their_names(tmp_path: Path) -> None:
     assert of(f'vllm serve "{folder}" --max-num-seqs 8').model.num_layers == 2
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "own.yaml").write_text("name: me/own\n")
-    assert "model=own" in translate("vllm serve me/own", (), [tmp_path]).overrides
+    assert "model=own" in translate("vllm serve me/own", (), [CONF, tmp_path]).overrides
 
 
 @pytest.mark.parametrize(
