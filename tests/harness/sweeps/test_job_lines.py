@@ -33,13 +33,14 @@ def test_piped_there_is_one_plain_line_per_job(capsys: pytest.CaptureFixture[str
 
 
 def test_in_a_terminal_lines_and_bar_fit_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", Terminal())
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     with shown(1000, 300, with_bar=True):
         for number in range(3):
             tell(JobLine(f"{'k' * 90}={number}", "done", result_text({**SUMMARY, "verdict": "overloaded"}), 12345.6))
-    text = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", sys.stdout.getvalue())  # type: ignore[attr-defined]
+    text = re.sub("\x1b\\[[0-9;?]*[a-zA-Z]", "", terminal.getvalue())
     lines = re.split("[\r\n]+", text)
     assert max(map(len, lines)) <= 80
     assert sum("=2 " in line for line in lines) == 1  # the end of a long name is there, which tells jobs apart

@@ -13,8 +13,8 @@ from harness.errors import ConfigError
 from harness.sweeps.naming import job_folder, names_of, number_of_jobs, split, width_of_names
 
 KEYS = ["block_size", "seed", "max_num_seqs", "arrival.rate", "scheduler", "trace.path"]
-VALUES = st.lists(st.integers(1, 99).map(str), min_size=1, max_size=3, unique=True)
-SWEEPS = st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1)
+VALUES = st.lists(st.integers(1, 99).map(str), min_size=1, max_size=2, unique=True)
+SWEEPS = st.dictionaries(st.sampled_from(KEYS), VALUES, min_size=1, max_size=4)
 
 
 def jobs_of(sweep: Mapping[str, list[str]], earlier: Mapping[str, Any] | None = None) -> dict[str, dict[str, str]]:
@@ -32,6 +32,7 @@ def record_of(sweep: Mapping[str, list[str]]) -> dict[str, Any]:
     return {"varied": sorted(varied), "fixed": {k: f"{k}={v[0]}" for k, v in sweep.items() if k not in varied}}
 
 
+@settings(deadline=None, max_examples=50)
 @given(SWEEPS)
 def test_only_what_varies_names_a_folder(sweep: dict[str, list[str]]) -> None:
     varied = {key for key, values in sweep.items() if len(values) > 1} or sweep.keys()
@@ -39,6 +40,7 @@ def test_only_what_varies_names_a_folder(sweep: dict[str, list[str]]) -> None:
         assert name == ",".join(f"{key}={job[key]}" for key in sorted(varied))
 
 
+@settings(deadline=None, max_examples=50)
 @given(SWEEPS, SWEEPS)
 def test_an_extended_sweep_finds_its_folders_and_shares_none_with_other_jobs(
     first: dict[str, list[str]], more: dict[str, list[str]]
@@ -54,6 +56,7 @@ def test_an_extended_sweep_finds_its_folders_and_shares_none_with_other_jobs(
         assert before.keys() <= after.keys()
 
 
+@settings(deadline=None, max_examples=50)
 @given(SWEEPS, st.sampled_from(KEYS), st.integers(100, 200).map(str))
 def test_another_fixed_value_has_folders_of_its_own(sweep: dict[str, list[str]], key: str, value: str) -> None:
     """Results of an earlier sweep in the folder are not replaced by those of another configuration."""
