@@ -13,7 +13,7 @@ _OPEN = ("poisson", "gamma", "constant", "trace")  # kinds of arrivals that have
 
 def verdict_of(load: Load, meta: Mapping[str, Any]) -> Verdict:
     """closed: arrivals wait for the system (closed loop, sessions) or all come at once, so that no rate is offered."""
-    if meta.get("arrival") not in _OPEN or not load.arrival_window_s > 0:
+    if not meta.get("open_loop", meta.get("arrival") in _OPEN) or not load.arrival_window_s > 0:
         return "closed"
     grown = load.queue_growth * load.arrival_window_s
     offered = load.offered_rate * load.arrival_window_s
