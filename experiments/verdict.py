@@ -87,9 +87,10 @@ class Score:
 def served(config: RunConfig) -> RunResult:
     """The result of a run of `config`, without its files."""
     trace = load_trace(config.trace, seed=config.seed, with_times=False)
-    engine = make_engine(config, trace, make_arrivals(trace, config.arrival, np.random.default_rng(config.seed)))
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    engine = make_engine(config, trace, arrivals)
     engine.run()
-    return collect(config, trace, engine, None, 0.0)
+    return collect(config, trace, arrivals, engine, None, 0.0)
 
 
 def configured(case: str, num_requests: int, seed: int, arrival: Sequence[str]) -> RunConfig:

@@ -25,7 +25,7 @@ from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
-from harness.workload.arrivals import make_arrivals
+from harness.workload.arrivals import OpenLoop, make_arrivals
 from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
@@ -120,7 +120,7 @@ def _serve_until_known(config: RunConfig, output_dir: Path, console: Console) ->
     for trace in first_requests(whole):
         arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
         part = reporting_the_metric(config)
-        served = serve(part, trace, arrivals, output_dir, console, announce=served is None)
+        served = serve(part, trace, arrivals, output_dir, console)
         decision = decide(served.summary, config.metrics.interval)
         is_last = decision.is_enough or served.failure is not None or len(trace.table) == len(whole.table)
         console.print(decision.reason if is_last else f"{decision.reason}; going on", highlight=False)
@@ -138,13 +138,8 @@ def _loaded(config: RunConfig) -> Trace:
     return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
 
 
-def serve(
-    config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console, *, announce: bool = True
-) -> Served:
+def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
     """Serve `trace` and leave everything in `output_dir`; the tables of a run that ended early are marked incomplete.
-
-    Args:
-        announce: print what the KV pool and the step times come from.
 
     Raises:
         TwinServeError: the configuration cannot be used.
@@ -154,15 +149,15 @@ def serve(
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()) if announce else ():
-            console.print(line, highlight=False, soft_wrap=True)
+        for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
+            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with bar, kept_for_tables():
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = collect(config, trace, engine, failure, time.perf_counter() - started)
+            result = collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -221,11 +216,20 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
 def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_dir: Path) -> None:
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
+        from harness.plots.own import write_own_figures
 
         write_run_plots(result, summary, output_dir)
+        write_own_figures(config.figures, result, summary, output_dir)
 
 
-def collect(config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float) -> RunResult:
+def collect(
+    config: RunConfig,
+    trace: Trace,
+    arrivals: Arrivals,
+    engine: Engine,
+    failure: BaseException | None,
+    wall_s: float,
+) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
         "engine": config.engine.kind,
@@ -240,6 +244,7 @@ def collect(config: RunConfig, trace: Trace, engine: Engine, failure: BaseExcept
         "trace_file": trace.stamp,
         "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
+        "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
