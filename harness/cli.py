@@ -28,6 +28,7 @@ from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
+from harness.results.perfetto import TRACE
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
@@ -133,7 +134,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE):
         (folder / stale).unlink(missing_ok=True)
 
 

@@ -18,6 +18,7 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
+    **{f"{group}/custom": [f"{group}.target=json:loads"] for group in ("trace", "arrival", "cost")},
     "experiment/shared_contexts": ["trace.path=x"],
     **{
         f"allocator/contiguous_{name}": ["scheduler.enable_prefix_caching=false"]

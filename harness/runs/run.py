@@ -17,6 +17,7 @@ from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
 from harness.results.metrics import summarize
+from harness.results.perfetto import write_trace
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
 from harness.runs.memory import check_memory, kept_for_tables
@@ -179,6 +180,8 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
+    if config.perfetto:
+        write_trace(result, output_dir, config.perfetto_window)
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
         from harness.plots.own import write_own_figures
