@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import re
 import sys
@@ -33,11 +34,14 @@ from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
 
+_VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
 def main() -> int:
     """The console command `twinserve`, and what run.py does: runs the command line, and returns the exit code."""
+    if not _VERBOSE.intersection(sys.argv):
+        logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
     return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
 
 
@@ -59,6 +63,9 @@ def launch(main: Callable[[], None]) -> int:
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
+            sys.argv[1:] = [
+                "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
+            ]
             flags = _flags()
             if flags.help:
                 _print_help(flags)
@@ -165,7 +172,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)})"
+        hint = (
+            "; text with = , ~ or spaces needs quotes of its own, such as results=['a=1']"
+            if "=" in error.override
+            else ""
+        )
+        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)}){hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"

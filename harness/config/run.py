@@ -55,6 +55,7 @@ class RunConfig(ConfigModel):
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
     progress: bool = True
+    verbose: bool = False
     plots: bool = True
     figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     perfetto: bool = False

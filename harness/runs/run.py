@@ -26,6 +26,7 @@ from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
 from harness.workload.arrivals import OpenLoop, make_arrivals
+from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
@@ -120,8 +121,8 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()):
-            console.print(line, highlight=False, soft_wrap=True)
+        for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
+            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with bar, kept_for_tables():
@@ -211,6 +212,7 @@ def _collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
+        "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
@@ -230,3 +232,9 @@ def _collect(
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+def _length_limit(config: RunConfig, engine: Engine) -> int:
+    """Tokens of prompt and output together that a sequence may have."""
+    longest = config.max_model_len or config.model.max_position_embeddings
+    return min(longest, engine.num_blocks * config.block_size)
