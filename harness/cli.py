@@ -35,6 +35,7 @@ from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
+_LAUNCHING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
@@ -203,11 +204,11 @@ def _odd_choice() -> str | None:
 
 
 def _is_users(error: Exception) -> bool:
-    """Whether the user can be the cause; Hydra also uses ValueError for misuse of its flags and groups."""
+    """Whether the user can be the cause; Hydra and its launchers also use other types for wrong flags and groups."""
     if isinstance(error, _USERS):
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
+    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in _LAUNCHING
 
 
 def _one_line(text: str) -> str:
