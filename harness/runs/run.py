@@ -17,6 +17,7 @@ from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
 from harness.results.metrics import summarize
+from harness.results.perfetto import write_trace
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
 from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
@@ -209,6 +210,8 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
+    if config.perfetto:
+        write_trace(result, output_dir, config.perfetto_window)
     _draw(config, result, summary, output_dir)
     return summary
 
