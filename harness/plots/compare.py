@@ -20,10 +20,11 @@ from matplotlib.ticker import FixedLocator, NullLocator
 from harness.config.plotting import PlotConfig
 from harness.plots.labels import parameter_label, parameter_title, short_name, value_label
 from harness.plots.metrics import Metric, has_data, headline_metrics, metric
-from harness.plots.placement import Name, name_ends
+from harness.plots.placement import Name, name_ends, wrapped_label
 from harness.plots.style import (
     COLORS,
     INK,
+    WIDTHS_IN,
     comparison_subtitle,
     fitting,
     head,
@@ -38,8 +39,8 @@ from harness.plots.style import (
 _MAX_LINES, _MAX_FACETS, _MAX_DOTS, _MAX_TICKS = len(COLORS), 12, 40, 7
 _NUM_METRICS = {"column": 3, "page": 6}
 _NUM_FACETED = {"column": 1, "page": 3}
-_DOT_METRICS = {"column": 2, "page": 5}
-_PANEL_IN, _ROW_IN = 2.1, 0.2
+_DOT_METRICS = {"column": (2, 4), "page": (5, 5)}  # in a row, and in all
+_PANEL_IN, _ROW_IN, _MAX_TICK_CHARACTERS = 2.1, 0.2, 28
 _X_NAMES = {
     "arrival.rate": "request rate, 1/s",
     "arrival.concurrency": "concurrency, requests in flight",
@@ -169,7 +170,8 @@ def _draw_curve(axes: Axes, part: pd.DataFrame, each: Metric, x: str, color: Any
         low, high = (each.values(rows, end)[order] for end in ("_low", "_high"))
         axes.vlines(at, low, high, color=color, linewidth=1, alpha=0.55)
         style = marker(bool(simulated), color)
-        axes.plot(at, values, "--" if simulated and mixed else "-", markersize=3.8, **style)
+        line = "" if not is_numeric(table[x]) else "--" if simulated and mixed else "-"
+        axes.plot(at, values, line, markersize=3.8, **style)
         if "verdict" in rows:
             over = (rows["verdict"] == "overloaded").to_numpy()[order]
             axes.plot(at[over], values[over], linestyle="", marker="x", color=color, markersize=7)
@@ -209,7 +211,10 @@ def _x_axis(axes: Axes, name: str, values: pd.Series[Any], plot: PlotConfig) -> 
     axes.set_xlabel(name)
     if not is_numeric(values):
         labels = sorted(map(value_label, values.unique()))
-        axes.set_xticks(range(len(labels)), [plot.name(label) for label in labels], rotation=30, ha="right")
+        names = [wrapped_label(plot.name(label)) for label in labels]
+        crowded = sum(map(len, names)) > _MAX_TICK_CHARACTERS
+        axes.set_xticks(range(len(names)), names, rotation=30 if crowded else 0, ha="right" if crowded else "center")
+        axes.set_xlim(-0.4, len(names) - 0.6)
         return
     distinct = np.unique(values.to_numpy(dtype=np.float64))
     wide = distinct.min() > 0 and distinct.max() >= 8 * distinct.min()
@@ -225,14 +230,15 @@ def _x_axis(axes: Axes, name: str, values: pd.Series[Any], plot: PlotConfig) -> 
 def _draw_dots(table: pd.DataFrame, shown: Sequence[Metric], plot: PlotConfig) -> Figure:
     """One row per configuration, best output throughput on top."""
     best = table.sort_values("output_throughput", ascending=False, na_position="last").head(_MAX_DOTS)
-    shown = shown[: len(plot.y) or None]
+    per_row, limit = _DOT_METRICS[plot.width]
+    shown = shown[: len(plot.y) or limit]
     notes = [f"rows: {parameter_title(table.attrs['parameters'])}"]
     if len(best) < len(table):
         notes.append(f"the {len(best)} rows with the highest output throughput")
-    columns = min(len(shown), _DOT_METRICS[plot.width])
+    columns = min(len(shown), per_row)
     rows = -(-len(shown) // columns)
     height = rows * (_ROW_IN * len(best) + 0.75)
-    width = {"column": 3.35, "page": 7.1}[plot.width]
+    width = WIDTHS_IN[plot.width]
     subtitle = comparison_subtitle(table, plot, *notes)
     figure, grid = panels("Configurations compared", subtitle, rows, columns, (width, height), sharey=True)
     labels = [plot.name(_row_label(row, table)) for row in best.to_dict("records")]

@@ -184,12 +184,14 @@ def _pairs(title: str, subtitle: str, count: int, plot: PlotConfig) -> tuple[Fig
 
 
 def _name_rows(grid: Sequence[tuple[Axes, Axes]], plot: PlotConfig) -> None:
-    for whole, tail in grid[:1] if plot.width == "page" else grid:
-        whole.set_ylabel("share within")
-        tail.set_ylabel("share beyond")
     if plot.width == "page":
-        for whole, _ in grid:
+        grid[0][0].set_ylabel("share within")
+        grid[0][1].set_ylabel("share beyond")
+    for whole, tail in grid:
+        if plot.width == "page":
             whole.set_xlabel("")
+        else:
+            head(tail, "share beyond")
 
 
 def _draw_pair(whole: Axes, tail: Axes, name: str, values: Gaps, limit_s: float | None) -> None:
@@ -202,7 +204,7 @@ def _draw_pair(whole: Axes, tail: Axes, name: str, values: Gaps, limit_s: float 
         slo_line(axes, "x", limit_s and limit_s * scale)
     for label, share, value in (("p50", 0.5, p50), ("p99", 0.99, p99)):
         for axes, at in ((whole, share), (tail, 1 - share)):
-            axes.plot([value * scale], [at], "o", color=COLORS[1], markersize=4, zorder=3)
+            axes.plot([value * scale], [at], "o", color=COLORS[1], markersize=4, zorder=3, clip_on=False)
         # below and to the right of a point on a rising curve, above and to the right on a falling one, is room
         for axes, at, below in ((whole, share, True), (tail, 1 - share, False)):
             axes.annotate(

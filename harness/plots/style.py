@@ -46,6 +46,7 @@ _STYLE: dict[Any, Any] = {
 }
 _DPI = 200
 _NARROW_IN = 4.5
+_LEGEND_CHARACTERS = 52  # in a row of a column
 WIDTHS_IN = {"column": 3.35, "page": 7.1}  # of a column and of a page of a paper
 
 
@@ -211,9 +212,10 @@ def color_legend(figure: Figure, colors: Mapping[str, Any], plot: PlotConfig) ->
         return
     handles = [Line2D([], [], color=color, linewidth=2, label=wrapped(name)) for name, color in colors.items()]
     below = plot.width == "column"
+    columns = max(1, min(3, _LEGEND_CHARACTERS // (max(map(len, colors)) + 4)))
     figure.legend(
         handles=handles, loc="outside lower center" if below else "outside right center", fontsize=7,
-        labelcolor="linecolor", handlelength=1, frameon=False, ncols=min(3, len(handles)) if below else 1,
+        labelcolor="linecolor", handlelength=1, frameon=False, ncols=columns if below else 1,
     )  # fmt: skip
 
 

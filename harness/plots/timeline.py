@@ -24,7 +24,7 @@ from harness.plots.style import (
     plain_numbers,
     run_subtitle,
 )
-from harness.results.metrics import step_integral
+from harness.results.engine_metrics import step_integral
 from harness.results.tables import Floats, RunResult, slot_uses
 
 _MAX_BINS = 240
