@@ -15,7 +15,7 @@ from harness.config.run import RunConfig
 from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
 from harness.errors import ConfigError
 
-_TASK_GROUPS = ("profile", "validation", "calibration", "retiming")
+_TASK_GROUPS = ("profile", "validation", "calibration", "retiming", "plot", "report")
 
 
 def parse(cfg: DictConfig) -> RunConfig:

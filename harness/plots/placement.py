@@ -95,7 +95,7 @@ def name_points(
         for name, place in ((name, place) for places in (_AROUND, _FARTHER) for name in choices for place in places):
             note = _annotate(axes, name, place, size)
             note.update_positions(renderer)
-            box = Text.get_window_extent(note, renderer)
+            box = Text.get_window_extent(note, renderer).padded(1)
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
             if inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)

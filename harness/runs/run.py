@@ -182,7 +182,7 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
 
-        write_run_plots(result, summary, output_dir)
+        write_run_plots(result, summary, output_dir, config.plot)
     return summary
 
 
