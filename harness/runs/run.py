@@ -25,6 +25,7 @@ from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
 from harness.workload.arrivals import make_arrivals
+from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
@@ -127,7 +128,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = _collect(config, trace, engine, failure, time.perf_counter() - started)
+            result = collect(config, trace, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -186,9 +187,7 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     return summary
 
 
-def _collect(
-    config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float
-) -> RunResult:
+def collect(config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
         "engine": config.engine.kind,
@@ -201,6 +200,7 @@ def _collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
+        "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
@@ -219,3 +219,9 @@ def _collect(
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+def _length_limit(config: RunConfig, engine: Engine) -> int:
+    """Tokens of prompt and output together that a sequence may have."""
+    longest = config.max_model_len or config.model.max_position_embeddings
+    return min(longest, engine.num_blocks * config.block_size)
