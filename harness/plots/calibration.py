@@ -35,7 +35,7 @@ def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
     _draw_constants(left, constants)
     _draw_errors(right, errors)
     whole = f"{objective.get('before', np.nan):.2%} before, {objective.get('after', np.nan):.2%} after"
-    head(left, "Constants")
+    head(left, "Constants", "before → after")
     head(right, "Errors", f"{whole} {objective.get('evaluations', '')} evaluations")
     return figure
 

@@ -52,9 +52,10 @@ def name_ends(axes: Axes, names: Sequence[Name], size: float) -> None:
     heights = np.array([(text.count("\n") + 1) * size * _LINE_PT / total_pt for text in texts])
     wanted = np.array([_height(axes, name) for name in shown])
     for name, text, at in zip(shown, texts, _spread(wanted, heights), strict=True):
-        line = {"arrowstyle": "-", "color": name.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2, "alpha": 0.6}
+        line: dict[str, Any] = {"arrowstyle": "-", "color": name.color, "linewidth": 0.6, "shrinkA": 1, "shrinkB": 2, "alpha": 0.6}
+        line["relpos"] = (0, 0.5)
         axes.annotate(
-            text, (name.x, name.y), (1.03, at), textcoords="axes fraction", color=name.color, size=size,
+            text, (name.x, name.y), (1.06, at), textcoords="axes fraction", color=name.color, size=size,
             va="center", linespacing=1.0, arrowprops=line, annotation_clip=False,
         )  # fmt: skip
 
