@@ -14,7 +14,8 @@ from harness.plots.labels import number
 from harness.plots.style import COLORS, GREY, INK, LIGHT, WIDTHS_IN, head, panels
 
 _ROW_IN = 0.24
-_BEFORE, _AFTER = {"color": COLORS[0], "markerfacecolor": "white"}, {"color": COLORS[1]}
+_BEFORE: dict[str, Any] = {"color": COLORS[0], "markerfacecolor": "white"}
+_AFTER: dict[str, Any] = {"color": COLORS[1]}
 
 
 def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
@@ -46,9 +47,7 @@ def _constants(document: Mapping[str, Any]) -> dict[str, tuple[float, float, flo
     start, limits = objective.get("start") or {}, objective.get("limits") or {}
     names = start or document["constants"]
     unknown = (np.nan, np.nan)
-    return {
-        name: (start.get(name, np.nan), document["constants"][name], *limits.get(name, unknown)) for name in names
-    }
+    return {name: (start.get(name, np.nan), document["constants"][name], *limits.get(name, unknown)) for name in names}
 
 
 def _errors(objective: Mapping[str, Any]) -> dict[str, tuple[float, float]]:

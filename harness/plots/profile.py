@@ -1,4 +1,4 @@
-"""The operator times of a profile by shape: linear layers, attention, logits, all-reduce and what steps take besides."""
+"""The operator times of a profile by shape: linear layers, attention, logits, all-reduce, and steps beyond them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ def draw_profile(profile: Profile, plot: PlotConfig) -> Figure:
     """Times in microseconds over the size of the work, a panel for each table that has rows."""
     panels = [panel for panel in _panels(profile) if panel[3]]
     meta = profile.meta
-    facts = [f"{meta.model} on {meta.device}", f"tensor_parallel_size {meta.tensor_parallel_size}", "median times of one call"]
+    facts = [
+        f"{meta.model} on {meta.device}",
+        f"tensor_parallel_size {meta.tensor_parallel_size}",
+        "median times of one call",
+    ]
     figure, axes = fitting("Operator times of a profile", " · ".join(facts), len(panels), plot, _PANEL_IN[plot.width])
     drawn = [_draw(panel, *content) for panel, content in zip(axes, panels, strict=True)]
     figure.draw_without_rendering()  # places the axes, on which the names depend
