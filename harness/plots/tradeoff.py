@@ -163,5 +163,6 @@ def _name_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str
         )
         for rows in rows_of[:_MAX_NAMED]
     ]
-    names += [names_at([row], value_label(table[load][row]), GREY) for row in map(int, np.flatnonzero(plane.front)) if load]
+    loads = table[load] if load else pd.Series(dtype=float)
+    names += [names_at([row], value_label(loads[row]), GREY) for row in np.flatnonzero(plane.front).tolist() if load]
     name_points(axes, names, [points[rows] for rows in rows_of], size=6.5)

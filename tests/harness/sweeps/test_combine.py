@@ -22,7 +22,7 @@ from harness.sweeps.comparison import write_comparison
 from harness.sweeps.comparison_table import print_comparison
 from harness.sweeps.parameters import Settings, find_swept
 from harness.sweeps.repeats import baseline_label, configurations, t_interval, with_differences
-from tests.harness.sweeps.test_report import store
+from tests.harness.made_up_results import store
 
 SCHEDULERS: dict[str, dict[str, Any]] = {
     "mixed": {"policy": "mixed", "watermark": 0.02, "async_scheduling": False, "options": {}},

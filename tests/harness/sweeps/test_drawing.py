@@ -11,7 +11,7 @@ from harness.errors import TwinServeError
 from harness.plots import style
 from harness.sweeps.drawing import draw
 from tests.harness.builders import ROOT, config
-from tests.harness.sweeps.test_report import store
+from tests.harness.made_up_results import store
 
 PROFILE = ROOT / "simulator/profiles/amd-epyc/tiny/tp1"
 

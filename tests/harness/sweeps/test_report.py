@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import math
@@ -19,13 +18,12 @@ from rich.console import Console
 
 from harness.config import MetricsConfig, SloConfig
 from harness.errors import TwinServeError
-from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.sweeps import comparison, sweep
 from harness.sweeps.combine import combine
 from harness.sweeps.comparison import write_comparison
-from tests.harness.made_up_results import META, ToyRequest, heavy_tailed_requests, run_toy_engine
+from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine, store
 
 
 def printed(summary: dict[str, Any], width: int = 80) -> str:
@@ -89,14 +87,6 @@ def test_summary_of_nearly_nothing_is_printed(requests: list[ToyRequest]) -> Non
     text = printed(summary)
     assert f"{summary['completed']} of {len(requests)} finished" in text
     assert "nan" not in text and "None" not in text and "–" in text
-
-
-def store(folder: Path, config: dict[str, Any], until_s: float = np.inf, **meta: Any) -> Path:
-    result = run_toy_engine(heavy_tailed_requests(40, 20), num_blocks=300, until_s=until_s)
-    merged = {**copy.deepcopy(META), **meta, "config": config}
-    result = replace(result, meta=merged, block_size=config.get("block_size", 16))
-    write_results(result, summarize(result, MetricsConfig()), folder)
-    return folder
 
 
 def fail(folder: Path, error: str) -> Path:
