@@ -184,7 +184,7 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
         from harness.plots.own import write_own_figures
 
-        write_run_plots(result, summary, output_dir)
+        write_run_plots(result, summary, output_dir, config.plot)
         write_own_figures(config.figures, result, summary, output_dir)
     return summary
 
