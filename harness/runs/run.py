@@ -120,8 +120,8 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()):
-            console.print(line, highlight=False, soft_wrap=True)
+        for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
+            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with bar, kept_for_tables():
@@ -182,8 +182,10 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     write_results(result, summary, output_dir)
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
+        from harness.plots.own import write_own_figures
 
         write_run_plots(result, summary, output_dir, config.plot)
+        write_own_figures(config.figures, result, summary, output_dir)
     return summary
 
 

@@ -14,7 +14,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.plots import write_calibration_plot, write_comparison_plots, write_profile_plot, write_run_plots
 from harness.results.files import CALIBRATION, read_results
 from harness.sweeps.comparison import read_compared
-from harness.sweeps.sweep import expand_results
+from harness.sweeps.folders import expand_results
 from simulator.profile.files import load_profile
 from simulator.profile.profile import META, Profile, ProfileError
 
