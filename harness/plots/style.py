@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "text.color": INK,
     "legend.frameon": False,
+    "text.parse_math": False,  # a name with dollar signs is no formula
     "pdf.fonttype": 42,
     "lines.linewidth": 1.5,
 }
@@ -117,6 +119,11 @@ def save(figure: Figure, path: Path) -> Path:
     with matplotlib.rc_context(_STYLE):
         write_whole(path, figure.savefig)
     return path
+
+
+def styled() -> AbstractContextManager[None]:
+    """Within it figures are drawn as here, whatever their texts hold."""
+    return matplotlib.rc_context(_STYLE)
 
 
 def write_figures(figures: Mapping[str, Figure | None], folder: Path, plot: PlotConfig) -> list[Path]:

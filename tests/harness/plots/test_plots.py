@@ -167,6 +167,13 @@ def test_a_calibration_is_drawn_with_its_constants_and_errors_and_an_older_one_w
     assert [label.get_text() for label in draw_calibration(older, AS_USUAL).axes[1].get_yticklabels()] == ["all"]
 
 
+def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
+    result = run_toy_engine(heavy_tailed_requests(20, 3))
+    assert write_run_plots(result, {**summary_of(result), "trace": "$$ $\\bad{$"}, tmp_path, AS_USUAL)
+    table = table_of(["a $$"], "arrival.rate", **RATES, **{"a $$": ["$\\x{$", "y", "$\\x{$", "y"]})
+    assert write_comparison_plots(table, curves_of(table), tmp_path, AS_USUAL)
+
+
 def test_figures_are_written_in_every_format(tmp_path: Path) -> None:
     result = run_toy_engine(heavy_tailed_requests(60, 3))
     paths = write_run_plots(result, summary_of(result), tmp_path, PlotConfig(formats=("png", "svg", "pdf")))
