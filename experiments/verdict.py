@@ -31,6 +31,7 @@ from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 
 LOADS = {0.8: "stable", 1.1: "overloaded"}
+LONG_RUN = 60_000  # requests
 INTERVALS = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p50", "p99"))
 _PROFILE = "cost.profile=simulator/profiles/amd-epyc/tiny/tp1"
 _TINY = ("model=tiny", "device=laptop-cpu", _PROFILE, "max_num_batched_tokens=1024")
@@ -86,9 +87,10 @@ class Score:
 def served(config: RunConfig) -> RunResult:
     """The result of a run of `config`, without its files."""
     trace = load_trace(config.trace, seed=config.seed, with_times=False)
-    engine = make_engine(config, trace, make_arrivals(trace, config.arrival, np.random.default_rng(config.seed)))
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    engine = make_engine(config, trace, arrivals)
     engine.run()
-    return collect(config, trace, engine, None, 0.0)
+    return collect(config, trace, arrivals, engine, None, 0.0)
 
 
 def configured(case: str, num_requests: int, seed: int, arrival: Sequence[str]) -> RunConfig:
@@ -139,7 +141,7 @@ def main() -> None:
     rows = []
     for case in options.cases:
         rate = capacity(case)
-        long = configured(case, 60_000, 2, (*CASES[case][1], f"arrival.rate={rate * min(LOADS):.6g}"))
+        long = configured(case, LONG_RUN, 2, (*CASES[case][1], f"arrival.rate={rate * min(LOADS):.6g}"))
         long_run = summarize(served(long), long.metrics)
         for num_requests in map(int, options.requests.split(",")):
             for load in LOADS:

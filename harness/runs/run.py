@@ -128,7 +128,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = _collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
+            result = collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -189,7 +189,7 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     return summary
 
 
-def _collect(
+def collect(
     config: RunConfig,
     trace: Trace,
     arrivals: Arrivals,

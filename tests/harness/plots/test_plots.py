@@ -132,9 +132,9 @@ def test_the_timeline_marks_the_last_arrival_and_the_limits() -> None:
              for label in ("last arrival", "limit")}  # fmt: skip
     last = result.requests["arrival_time"].max()
     assert [line.get_xdata()[0] for line in marks["last arrival"]] == [last] * len(figure.axes)  # type: ignore[index]
-    seats, pool = (line.get_ydata()[0] for line in marks["limit"])  # type: ignore[index]
+    seats, pool = (float(np.asarray(line.get_ydata())[0]) for line in marks["limit"])
     assert (seats, pool) == (result.meta["config"]["max_num_seqs"], 100.0)
-    assert f"of {seats} seats" in texts(figure)
+    assert f"of {seats:.0f} seats" in texts(figure)
 
 
 def test_a_profile_is_drawn_by_the_shapes_of_its_operators() -> None:

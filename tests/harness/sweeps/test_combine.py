@@ -83,7 +83,12 @@ def test_keys_that_an_option_does_not_decide_stay_parameters(tmp_path: Path) -> 
 def test_labels_tell_exactly_the_configurations_apart(tmp_path: Path) -> None:
     """Whatever is swept together, runs have the same label if and only if they differ in load and seed at most."""
     rng = np.random.default_rng(0)
-    axes = {"scheduler": list(SCHEDULERS), "rate": [5.0, 10.0], "seed": [0, 1], "block_size": [16, 64]}
+    axes: dict[str, list[Any]] = {
+        "scheduler": list(SCHEDULERS),
+        "rate": [5.0, 10.0],
+        "seed": [0, 1],
+        "block_size": [16, 64],
+    }
     for case in range(20):
         chosen = {name: values if rng.random() < 0.6 else values[:1] for name, values in axes.items()}
         grid = [dict(zip(chosen, values, strict=True)) for values in itertools.product(*chosen.values())]
