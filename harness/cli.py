@@ -129,7 +129,10 @@ def _execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
-        sweep.report(config.results, folder)
+        sweep.report(config.results, folder, config.plot, config.report.baseline)
+        return
+    if config.task == "plot":
+        importlib.import_module("harness.sweeps.drawing").draw(config, folder)
         return
     inputs = json.dumps(input_digests(config), indent=2)
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))

@@ -57,8 +57,8 @@ def test_a_launcher_gives_what_the_default_gives(tmp_path: Path, launcher: str) 
     jobs = sorted(path.parent.name for path in folder.glob("*/summary.json"))
     assert len(jobs) == 2 and (folder / "comparison.csv").exists()
     for job in jobs:
-        tables = [pd.read_parquet(each / job / "requests.parquet") for each in (folder, tmp_path / "plain")]
-        pd.testing.assert_frame_equal(*tables)
+        there, here = (pd.read_parquet(each / job / "requests.parquet") for each in (folder, tmp_path / "plain"))
+        pd.testing.assert_frame_equal(there, here)
 
 
 def test_without_slurm_there_is_one_line(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.metrics import MetricsConfig
+from harness.config.plotting import PlotConfig, ReportConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
@@ -31,7 +32,7 @@ _REAL_FORMATS = ("none", "fp8", "fp8_block")
 class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
     `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
-    folders that `task=report` compares."""
+    folders that `task=report` compares and `task=plot` draws."""
 
     task: Task = "run"
     engine: EngineConfig
@@ -61,6 +62,8 @@ class RunConfig(ConfigModel):
     perfetto: bool = False
     perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    plot: PlotConfig = PlotConfig()
+    report: ReportConfig = ReportConfig()
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
@@ -248,10 +251,11 @@ class RunConfig(ConfigModel):
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
-        if self.task == "report" and not self.results:
+        reads = self.task in ("report", "plot")
+        if reads and not self.results:
+            raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")
+        if not reads and self.results:
             raise ValueError(
-                "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
+                "results: read by task=report and task=plot only; add task=report to compare earlier results"
             )
-        if self.task != "report" and self.results:
-            raise ValueError("results: read by task=report only; add task=report to compare earlier results")
         return self

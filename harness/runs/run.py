@@ -221,7 +221,7 @@ def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
         from harness.plots.own import write_own_figures
 
-        write_run_plots(result, summary, output_dir)
+        write_run_plots(result, summary, output_dir, config.plot)
         write_own_figures(config.figures, result, summary, output_dir)
 
 
