@@ -13,6 +13,7 @@ from rich.console import Console
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
+from harness.config.vllm_serve import serve_command
 from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
@@ -253,6 +254,7 @@ def collect(
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],
+        "vllm_command": serve_command(config),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
