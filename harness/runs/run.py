@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -262,11 +263,17 @@ def collect(
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
-        "environment": environment(),
+        "environment": _environment(),
     }
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
+    return environment()
 
 
 def _length_limit(config: RunConfig, engine: Engine) -> int:
