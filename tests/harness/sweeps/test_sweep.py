@@ -228,7 +228,7 @@ def main(cfg):
 
 if __name__ == "__main__":
     report = ModuleType("harness.sweeps.comparison")
-    report.write_comparison = lambda folders, out, *drawn: print("compared", *(folder.name for folder in folders)) or (
+    report.write_comparison = lambda folders, out, *more: print("compared", *(folder.name for folder in folders)) or (
         SimpleNamespace(paths=[], left_out=[])
     )
     sys.modules["harness.sweeps.comparison"] = report
