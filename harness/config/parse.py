@@ -15,7 +15,7 @@ from harness.config.run import RunConfig
 from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
 from harness.errors import ConfigError
 
-_TASK_GROUPS = ("profile", "validation", "calibration", "retiming")
+_TASK_GROUPS = ("profile", "validation", "calibration", "retiming", "capacity", "search")
 
 
 def parse(cfg: DictConfig) -> RunConfig:
@@ -32,7 +32,7 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
         values = {**values, "model": resolve_model(model)}
-    return _validated(values)
+    return validated(values)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -58,12 +58,13 @@ def load(path: Path) -> RunConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no configuration")
     try:
-        return _validated(values)
+        return validated(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _validated(values: Any) -> RunConfig:
+def validated(values: Any) -> RunConfig:
+    """Checks the values of a whole configuration; raises ConfigError as `parse` does."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

@@ -9,6 +9,7 @@ from engine.core.policies import POLICIES
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
+from harness.config.capacity import CapacityConfig, SearchConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
@@ -20,7 +21,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
-from harness.config.tasks import Task, check_measured, check_profile
+from harness.config.tasks import Task, check_measured, check_profile, check_searches
 from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
@@ -61,6 +62,8 @@ class RunConfig(ConfigModel):
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     retiming: RetimingConfig = RetimingConfig()
+    capacity: CapacityConfig = CapacityConfig()
+    search: SearchConfig = SearchConfig()
 
     @property
     def weight_format(self) -> WeightFormat:
@@ -235,6 +238,7 @@ class RunConfig(ConfigModel):
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
+        check_searches(self.task, self.metrics.slo, self.capacity, self.search)
         if self.task == "report" and not self.results:
             raise ValueError(
                 "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
