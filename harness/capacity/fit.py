@@ -3,19 +3,20 @@
 A probe is a run at one load. What it says is the share of its requests beyond the limit, against the share that the
 percentile leaves room for: 1 % at the 99th. Compared are log odds, z = logit(share) - logit(room), which is 0 where the
 SLO holds just so. The share of a run is an unbiased estimate, whatever the run's length. The percentile itself is not:
-a run that is short against the system's memory sees its rare crises too seldom, and its p99 is too low.
+a run that is short against the time over which the queue changes rarely meets a crisis, and its p99 is too low.
 
-Near the capacity c, z = slope * (x - c) + spread * noise, where x is the logarithm of the load and each run has a noise
-of its own (normal), as it draws more or less work than others. Far from it the line bends: a share far below the room,
-or far above, says only on which side of the capacity the probe is. The likelihood is taken on a grid of (c, slope,
-spread), each equally likely beforehand (slope and spread in logarithms); the capacity is the load where the mean share
-of many runs is the room, which is below c, since crises weigh more in a mean than calm.
+Near the capacity c, z = slope * (x - c + spread * noise) + counting noise, where x is the logarithm of the load and each
+run has a normal noise of its own, as it draws more or less work than others. Far from it the line bends: a share far
+below the room, or far above, says only on which side of the capacity the probe is. The likelihood is taken on a grid of
+(c, slope, spread), each equally likely beforehand (slope and spread in logarithms). The capacity is the load where the
+mean share of many runs is the room; that is below c, since a crisis adds more to a mean than a calm run takes from it.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -25,30 +26,34 @@ from scipy.special import log_ndtr
 Floats = npt.NDArray[np.float64]
 
 _SLOPES = np.geomspace(2.0, 400.0, 18)
-_SPREADS = np.geomspace(0.002, 0.06, 10)  # of logarithm of the load
+_SPREADS = np.geomspace(0.002, 0.06, 10)
 _NUM_CAPACITIES = 161
 _CALM, _CRISIS = -1.2, 2.5  # z below and above which a share says only on which side of the capacity it is
-_SHORT_RUN = 0.1  # the load of a run shorter than the longest is uncertain by this (of logarithm)
+_SHORT_RUN = 0.05  # what the load of a run shorter than the longest is uncertain by besides (of logarithm)
+_CLUMPS = 2.0  # requests beyond a limit come in clumps: so many times the variance of independent ones
 _REACH = 0.7  # how far beyond the probes the capacity may be (of logarithm): a factor of 2
-_INTERVAL = (0.025, 0.975)
+_TAIL, _FAR_TAIL = 0.025, 1e-4
 
 
 class Point(NamedTuple):
-    """What a probe says: the load, the share of requests beyond the limit, and how many requests it had."""
+    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, and whether it was
+    overloaded, which no capacity is."""
 
     load: float
     share: float
     num_requests: int
+    overloaded: bool = False
 
 
-class Estimate(NamedTuple):
-    """The capacity and its 95 % interval; `quantile` gives loads below which it is with a probability."""
+@dataclass(frozen=True)
+class Estimate:
+    """The capacity, the ends of its 95 % interval, and its probability below each of `loads`."""
 
     value: float
     low: float
     high: float
-    capacities: Floats
-    cumulative: Floats
+    loads: Floats
+    probability: Floats
 
     @property
     def precision(self) -> float:
@@ -56,50 +61,53 @@ class Estimate(NamedTuple):
         return (self.high - self.low) / 2 / self.value
 
     def quantile(self, probability: float) -> float:
-        return math.exp(np.interp(probability, self.cumulative, self.capacities))
+        return float(np.interp(probability, self.probability, self.loads))
 
 
 def estimate(points: Sequence[Point], room: float) -> Estimate:
     """The capacity that the points tell; `room` is the share of requests that may be beyond the limit.
 
-    With points on one side of the capacity only, the interval reaches to a factor of 2 beyond them.
+    Where all points are on one side of the capacity, the interval reaches to a factor of 2 beyond them.
     """
     x = np.log([point.load for point in points])
-    share = np.clip([point.share for point in points], 1e-9, 1 - 1e-9)
-    z = np.log(share / (1 - share)) - math.log(room / (1 - room))
-    longest = max(point.num_requests for point in points)
-    length = np.array([point.num_requests / longest for point in points])
     grid = np.linspace(x.min() - _REACH, x.max() + _REACH, _NUM_CAPACITIES)
-    weights, centres = _posterior(x, z, length, grid, room, 2/(room*longest))
-    # A second, finer grid where the first has its mass.
-    low, high = _quantiles(weights, centres, (1e-4, 1 - 1e-4))
-    step = grid[1] - grid[0]
-    grid = np.linspace(low - 2 * step, high + 2 * step, _NUM_CAPACITIES)
-    weights, centres = _posterior(x, z, length, grid, room, 2/(room*longest))
-    order = np.argsort(centres, axis=None)
-    capacities, cumulative = centres.ravel()[order], np.cumsum(weights.ravel()[order])
-    low, middle, high = np.exp(_quantiles(weights, centres, (_INTERVAL[0], 0.5, _INTERVAL[1])))
-    return Estimate(float(middle), float(low), float(high), capacities, cumulative / cumulative[-1])
+    values, probability = _posterior(points, grid, room)
+    step = grid[1] - grid[0]  # a second, finer grid where the first has its mass
+    low, high = np.interp([_FAR_TAIL, 1 - _FAR_TAIL], probability, values) + [-2 * step, 2 * step]
+    values, probability = _posterior(points, np.linspace(low, high, _NUM_CAPACITIES), room)
+    low, middle, high = np.exp(np.interp([_TAIL, 0.5, 1 - _TAIL], probability, values))
+    return Estimate(float(middle), float(low), float(high), np.exp(values), probability)
 
 
-def _posterior(x: Floats, z: Floats, length: Floats, grid: Floats, room: float, counting: float) -> tuple[Floats, Floats]:
-    """Probability of each (c, slope, spread), and the capacity in log load that belongs to it: [c, slope, spread]."""
+def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floats, Floats]:
+    """Logarithms of loads, ascending, and the probability that the capacity is below each."""
     centre, slope, spread = np.meshgrid(grid, _SLOPES, _SPREADS, indexing="ij")
     log_likelihood = np.zeros(centre.shape)
-    for at, seen, part in zip(x, z, length, strict=True):
-        line = slope * (at - centre)
-        sigma = np.sqrt(counting / part + slope**2 * (spread**2 / part + _SHORT_RUN**2 * (part < 1)))
-        if seen < _CALM:
-            log_likelihood += log_ndtr((_CALM - line) / sigma)
-        elif seen > _CRISIS:
-            log_likelihood += log_ndtr((line - _CRISIS) / sigma)
-        else:
-            log_likelihood -= ((seen - line) / sigma) ** 2 / 2 + np.log(sigma)
+    longest = max(point.num_requests for point in points)
+    for point in points:
+        line = slope * (math.log(point.load) - centre)
+        part = point.num_requests / longest
+        doubt = spread**2 / part + (_SHORT_RUN**2 if part < 1 else 0.0)
+        sigma = np.sqrt(slope**2 * doubt + _CLUMPS / (room * point.num_requests))
+        log_likelihood += _log_likelihood(_log_odds(point.share, room), point.overloaded, line, sigma)
     weights = np.exp(log_likelihood - log_likelihood.max())
-    return weights / weights.sum(), centre - (1 - 2 * room) * slope * spread**2 / 2
+    values = (centre - (1 - 2 * room) * slope * spread**2 / 2).ravel()
+    order = np.argsort(values)
+    probability = np.cumsum(weights.ravel()[order])
+    return values[order], probability / probability[-1]
 
 
-def _quantiles(weights: Floats, values: Floats, probabilities: Sequence[float]) -> Floats:
-    order = np.argsort(values, axis=None)
-    cumulative = np.cumsum(weights.ravel()[order])
-    return np.interp(probabilities, cumulative / cumulative[-1], values.ravel()[order])
+def _log_likelihood(z: float, overloaded: bool, line: Floats, sigma: Floats) -> Floats:
+    """Of a probe whose log odds are `z` where the line gives `line`, up to a constant."""
+    if overloaded and z < 0:
+        return log_ndtr(line / sigma)
+    if z < _CALM:
+        return log_ndtr((_CALM - line) / sigma)
+    if z > _CRISIS:
+        return log_ndtr((line - _CRISIS) / sigma)
+    return -(((z - line) / sigma) ** 2) / 2 - np.log(sigma)
+
+
+def _log_odds(share: float, room: float) -> float:
+    share = min(max(share, 1e-9), 1 - 1e-9)
+    return math.log(share / (1 - share)) - math.log(room / (1 - room))
