@@ -26,11 +26,11 @@ NOTHING: Interval = (math.nan, math.nan)
 
 
 def of_mean(values: Floats) -> Interval:
-    """95 % interval of the mean of `values`, float64[n] in order of arrival; NaN where they are too few."""
+    """95 % interval of the mean of `values` >= 0, float64[n] in order of arrival; NaN where they are too few."""
     if len(values) < _FEWEST:
         return NOTHING
     mean, half = float(values.mean()), _half_width(values)
-    return mean - half, mean + half
+    return max(mean - half, 0.0), mean + half
 
 
 def of_percentiles(values: Floats, percentiles: Sequence[float]) -> list[Interval]:

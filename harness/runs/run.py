@@ -25,6 +25,7 @@ from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
 from harness.workload.arrivals import make_arrivals
+from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
@@ -201,6 +202,7 @@ def _collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
+        "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
@@ -219,3 +221,9 @@ def _collect(
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+def _length_limit(config: RunConfig, engine: Engine) -> int:
+    """Tokens of prompt and output together that a sequence may have."""
+    longest = config.max_model_len or config.model.max_position_embeddings
+    return min(longest, engine.num_blocks * config.block_size)
