@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import re
 import sys
@@ -32,11 +33,14 @@ from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
 
+_VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
 def main() -> int:
     """The console command `twinserve`, and what run.py does: runs the command line, and returns the exit code."""
+    if not _VERBOSE.intersection(sys.argv):
+        logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
     return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
 
 
@@ -58,6 +62,9 @@ def launch(main: Callable[[], None]) -> int:
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
+            sys.argv[1:] = [
+                "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
+            ]
             flags = _flags()
             if flags.help:
                 _print_help(flags)

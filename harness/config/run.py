@@ -56,6 +56,7 @@ class RunConfig(ConfigModel):
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
     progress: bool = True
+    verbose: bool = False
     plots: bool = True
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     profile: ProfileConfig = ProfileConfig()

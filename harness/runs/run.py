@@ -120,8 +120,8 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()):
-            console.print(line, highlight=False, soft_wrap=True)
+        for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
+            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with bar, kept_for_tables():
