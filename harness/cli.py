@@ -27,7 +27,7 @@ from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import CALIBRATION, CAPACITY, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
@@ -140,7 +140,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, CAPACITY):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -163,6 +163,10 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         return importlib.import_module("harness.validation.validate").validate
     if config.task == "calibrate":
         return importlib.import_module("harness.calibration.calibrate").calibrate
+    if config.task == "capacity":
+        return importlib.import_module("harness.capacity.capacity").capacity
+    if config.task == "search":
+        return importlib.import_module("harness.capacity.explore").explore
     if config.task == "retime":
         return importlib.import_module("harness.validation.retime").retime
     return importlib.import_module("harness.runs.run").run

@@ -26,7 +26,9 @@ def searched_key(config: RunConfig) -> str:
     loads = {"closed_loop": "arrival.concurrency", "trace": "arrival.time_scale", "all_at_once": None}
     key = config.capacity.over or loads.get(arrival, "arrival.rate")
     if key is None:
-        raise ConfigError(f"arrival={arrival}: has no load to raise; choose another arrival, or name a key: capacity.over")
+        raise ConfigError(
+            f"arrival={arrival}: has no load to raise; choose another arrival, or give capacity.over=<key>"
+        )
     load_of(config, key)
     return key
 
@@ -83,4 +85,6 @@ def _find(document: Any, key: str) -> Any:
 
 
 def _show(value: Any) -> str:
-    return "null" if value is None else repr(value) if isinstance(value, str) else "a group" if isinstance(value, dict) else str(value)
+    if isinstance(value, dict):
+        return "a group"
+    return "null" if value is None else repr(value)

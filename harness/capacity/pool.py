@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import signal
@@ -34,7 +35,9 @@ def run_all(jobs: Sequence[tuple[RunConfig, str, Path]], workers: int | None) ->
         return [future.result() for future in futures]
     except BrokenProcessPool:
         _pool.cache_clear()
-        raise TwinServeError("a process of the search was killed, perhaps for want of memory; set capacity.workers=1")
+        raise TwinServeError(
+            "a process of the search was killed, perhaps for want of memory; set capacity.workers=1"
+        ) from None
     except BaseException:
         _end(workers)
         raise
@@ -44,12 +47,13 @@ def run_all(jobs: Sequence[tuple[RunConfig, str, Path]], workers: int | None) ->
 def _pool(workers: int) -> ProcessPoolExecutor:
     context = multiprocessing.get_context("forkserver")  # a fork of this process would inherit its threads' locks
     context.set_forkserver_preload(["harness.capacity.probe"])
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_ignore_interrupts)
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin_worker)
 
 
-def _ignore_interrupts() -> None:
-    """Ctrl-C reaches all processes of a terminal; the parent ends its workers itself."""
+def _begin_worker() -> None:
+    """Ctrl-C reaches all processes of a terminal; the parent ends its workers itself, and alone warns."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.disable()
 
 
 def _end(workers: int) -> None:

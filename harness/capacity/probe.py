@@ -44,6 +44,7 @@ class Probe:
             beyond all. Requests that arrived while it filled are left out.
         share: the largest of them.
         latencies_ms: the percentile of the SLO of each of these latencies, over the same requests.
+        guess: load at which the system itself would be full, as estimated from this run; 0 where that is not known.
         busy: share of the time of arrivals in which a step ran.
     """
 
@@ -55,7 +56,7 @@ class Probe:
     beyond: Mapping[str, float]
     latencies_ms: Mapping[str, float]
     verdict: str
-    served_rate: float
+    guess: float
     output_throughput: float
     median_tpot_ms: float
     busy: float
@@ -120,12 +121,18 @@ def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary:
         beyond=beyond,
         latencies_ms={each: _percentile(requests, each, config.metrics.slo.percentile) for each in beyond},
         verdict=summary["verdict"],
-        served_rate=max(summary["served_rate"] or 0.0, summary["request_throughput"] or 0.0),
+        guess=_full_load(config, key, summary),
         output_throughput=summary["window_output_throughput"] or summary["output_throughput"] or 0.0,
         median_tpot_ms=summary["median_tpot_ms"] or 0.0,
         busy=_busy(result),
         num_gpus=summary["num_gpus"],
     )
+
+
+def _full_load(config: RunConfig, key: str, summary: Mapping[str, Any]) -> float:
+    if key != "arrival.rate" or not summary["offered_load"]:
+        return 0.0
+    return load_of(config, key) / float(summary["offered_load"])
 
 
 def _steady(requests: pd.DataFrame, ramp_up_s: float) -> pd.DataFrame:

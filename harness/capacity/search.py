@@ -18,7 +18,7 @@ _FEWEST_SCOUTS, _MOST_SCOUTS = 4, 6
 _SCOUT_SHARE = 10  # a scout has this part of the requests of a probe
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
 _BRACKET = 1.12  # scouts end when the lowest load that fails is this close to the highest that holds
-_NEAR_SERVED = 0.92  # of the rate that an overloaded system serves: a first guess at its capacity
+_BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
 # Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
 _ROUNDS = ((0.3, 0.7), (0.3, 0.7), (0.15, 0.4, 0.6, 0.85))
 
@@ -42,14 +42,12 @@ class Capacity:
     estimate: Estimate | None
 
 
-def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float, *, is_rate: bool) -> Capacity:
+def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float) -> Capacity:
     """Search from the load `start`; `run` runs probes and returns them in the order of the asks.
 
-    Args:
-        room: share of requests that may be beyond a limit.
-        is_rate: the load is the rate of requests, of which an overloaded system serves about its capacity.
+    `room` is the share of requests that may be beyond a limit.
     """
-    probes = _scout(run, start, settings, room, is_rate)
+    probes = _scout(run, start, settings, room)
     held = [probe.holds(room) for probe in probes]
     if all(held) or not any(held):
         return Capacity(tuple(probes), None)
@@ -68,7 +66,7 @@ def points_of(probes: Sequence[Probe]) -> list[Point]:
     return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded) for probe in probes]
 
 
-def _scout(run: Run, start: float, settings: CapacityConfig, room: float, is_rate: bool) -> list[Probe]:
+def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> list[Probe]:
     """Short probes, one after the other, until one load holds and a higher one fails."""
     num_requests = max(1, settings.num_requests // _SCOUT_SHARE)
     probes: list[Probe] = []
@@ -81,16 +79,15 @@ def _scout(run: Run, start: float, settings: CapacityConfig, room: float, is_rat
             highest, lowest = max(holding), min(probe.load for probe in failing)
             if len(probes) >= _FEWEST_SCOUTS or lowest < _BRACKET * highest:
                 break
-        load = _next_scout(holding, failing, is_rate)
+        load = _next_scout(probes, holding, [probe.load for probe in failing])
     return probes
 
 
-def _next_scout(holding: Sequence[float], failing: Sequence[Probe], is_rate: bool) -> float:
+def _next_scout(probes: Sequence[Probe], holding: Sequence[float], failing: Sequence[float]) -> float:
+    """Near the load at which the system is full, while it is not known on which side the SLO breaks; then between."""
+    full = probes[-1].guess * _BELOW_FULL
     if not failing:
-        return max(holding) * _STRIDE
-    lowest = min(failing, key=lambda probe: probe.load)
-    served = _NEAR_SERVED * lowest.served_rate if is_rate and lowest.overloaded else 0.0
-    highest = max(holding, default=0.0)
-    if highest * _BRACKET < served < lowest.load / _BRACKET:
-        return served
-    return (highest * lowest.load) ** 0.5 if holding else lowest.load / _STRIDE
+        return min(max(full, max(holding) * _BRACKET), max(holding) * _STRIDE) if full else max(holding) * _STRIDE
+    if not holding:
+        return full if 0 < full < min(failing) / _BRACKET else min(failing) / _STRIDE
+    return (max(holding) * min(failing)) ** 0.5
