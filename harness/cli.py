@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
-from harness.config import RunConfig, help_text, parse, to_yaml
+from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
 from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
@@ -235,3 +235,11 @@ def _print_help(flags: Namespace) -> None:
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
     print(help_text.build([CONF, *own], flags.overrides, program))
+
+
+def _import_vllm(flags: Namespace) -> None:
+    """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
+    folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]
+    sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
+    for note in notes:
+        print(f"{vllm_import.KEY}: {note}", file=sys.stderr)

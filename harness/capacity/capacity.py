@@ -76,7 +76,7 @@ def make_document(config: RunConfig, rows: Sequence[Row], sentence: str, command
 
 
 def search(config: RunConfig, folder: Path, console: Console) -> Capacity:
-    """Search in `folder`, with a bar that counts probes where `console` is a terminal and the progress is to be shown."""
+    """Search in `folder`, with a bar that counts probes in a terminal."""
     key, settings = searched_key(config), config.capacity
     if config.seed > _LARGEST_SEED:
         raise ConfigError(

@@ -7,8 +7,8 @@ a run that is short against the time over which the queue changes rarely meets a
 
 Near the capacity c, z = slope * (x - c + spread * noise) + counting noise, where x is the logarithm of the load and
 each run has a normal noise of its own, as it draws more or less work than others. Far from it the line bends: a share
-far below the room, or far above, says only on which side of the capacity the probe is. The likelihood is taken on a grid of
-(c, slope, spread), each equally likely beforehand (slope and spread in logarithms). The capacity is the load where the
+far below the room, or far above, says only on which side of the capacity the probe is. The likelihood is taken on a
+grid of (c, slope, spread), each equally likely beforehand (slope and spread in logarithms). The capacity is the load where the
 mean share of many runs is the room; that is below c, since a crisis adds more to a mean than a calm run takes from it.
 """
 

@@ -16,7 +16,7 @@ class CapacityConfig(ConfigModel):
     Attributes:
         over: the key to raise; null takes the load of the arrival process (arrival.rate, arrival.concurrency or
             arrival.time_scale). The search starts at the value that the key has.
-        precision: the search ends when the 95 % interval reaches no further than this share of the capacity to each side.
+        precision: the search ends when the 95 % interval reaches this share of the capacity to each side, or less.
         max_probes: most runs of a search.
         num_requests: requests of a probe; the first ones, which find the neighbourhood, have a tenth.
         workers: processes that run probes; null takes one per core.

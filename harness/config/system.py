@@ -8,6 +8,7 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions, KVDtype
 from harness.config.base import (
     ConfigModel,
+    CustomConfig,
     Text,
     check_ranges,
     within,
@@ -182,8 +183,8 @@ class DeviceConfig(ConfigModel):
         multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
-    `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity has
-    its cost and its energy per token; null where none is known.
+    `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
+    has its cost and its energy per token; null where none is known.
     """
 
     name: Text
@@ -254,7 +255,16 @@ class LinearCost(ConfigModel):
     other_device: bool = False
 
 
-CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]
+class CustomCost(CustomConfig):
+    """Step times of the user's own: a function that is given `model`, `device`, `tensor_parallel_size` and the options,
+    and returns an object like `simulator.costs.cost.CostModel`. It has no constants to fit."""
+
+    @property
+    def calibration(self) -> None:
+        return None
+
+
+CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost | CustomCost, Field(discriminator="kind")]
 
 
 class SloConfig(ConfigModel):

@@ -182,8 +182,10 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     write_results(result, summary, output_dir)
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
+        from harness.plots.own import write_own_figures
 
         write_run_plots(result, summary, output_dir)
+        write_own_figures(config.figures, result, summary, output_dir)
     return summary
 
 
