@@ -8,8 +8,9 @@ a run that is short against the time over which the queue changes rarely meets a
 Near the capacity c, z = slope * (x - c + spread * noise) + counting noise, where x is the logarithm of the load and
 each run has a normal noise of its own, as it draws more or less work than others. Far from it the line bends: a share
 far below the room, or far above, says only on which side of the capacity the probe is. The likelihood is taken on a
-grid of (c, slope, spread), each equally likely beforehand (slope and spread in logarithms). The capacity is the load where the
-mean share of many runs is the room; that is below c, since a crisis adds more to a mean than a calm run takes from it.
+grid of (c, slope, spread), each equally likely beforehand (slope and spread in logarithms). The capacity is the load
+where the mean share of many runs is the room. That is below c, since a crisis adds more to a mean than a calm run takes
+from it.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import log_ndtr
+from scipy.special import log_ndtr, ndtri
 
 Floats = npt.NDArray[np.float64]
 
 _SLOPES = np.geomspace(2.0, 400.0, 18)
-_SPREADS = np.geomspace(0.002, 0.06, 10)
+_SPREADS = np.geomspace(0.003, 0.025, 9)  # of runs of _USUAL requests; longer ones differ less, by the root
+_USUAL = 20_000
 _NUM_CAPACITIES = 161
 _CALM, _CRISIS = -1.2, 2.5  # z below and above which a share says only on which side of the capacity it is
 _SHORT_RUN = 0.05  # what the load of a run shorter than the longest is uncertain by besides (of logarithm)
@@ -86,15 +88,20 @@ def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floa
     longest = max(point.num_requests for point in points)
     for point in points:
         line = slope * (math.log(point.load) - centre)
-        part = point.num_requests / longest
-        doubt = spread**2 / part + (_SHORT_RUN**2 if part < 1 else 0.0)
+        doubt = spread**2 * _USUAL / point.num_requests + (_SHORT_RUN**2 if point.num_requests < longest else 0.0)
         sigma = np.sqrt(slope**2 * doubt + _CLUMPS / (room * point.num_requests))
         log_likelihood += _log_likelihood(_log_odds(point.share, room), point.overloaded, line, sigma)
     weights = np.exp(log_likelihood - log_likelihood.max())
-    values = (centre - (1 - 2 * room) * slope * spread**2 / 2).ravel()
+    values = (centre - _below_centre(slope, spread * math.sqrt(_USUAL / longest), room)).ravel()
     order = np.argsort(values)
     probability = np.cumsum(weights.ravel()[order])
     return values[order], probability / probability[-1]
+
+
+def _below_centre(slope: Floats, spread: Floats, room: float) -> Floats:
+    """How far below c the mean share of runs is the room: that of lognormal shares, or, where most of the mean is of
+    runs with all requests beyond the limit, the load that only `room` of the runs exceed."""
+    return np.minimum((1 - 2 * room) * slope * spread**2 / 2, max(-float(ndtri(room)), 0.0) * spread)
 
 
 def _log_likelihood(z: float, overloaded: bool, line: Floats, sigma: Floats) -> Floats:
