@@ -51,6 +51,14 @@ def read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
+def headline(folder: Path) -> str:
+    """The capacity in a folder, in a few words."""
+    document = read_document(folder)
+    row = document["rows"][0]
+    value = "none" if row["capacity"] is None else number(row["capacity"])
+    return f"{value} {document['unit']}  ({range_text(row)})"
+
+
 def print_table(document: Mapping[str, Any], console: Console) -> None:
     """The capacities, the best first, the sentence and the `vllm serve` line."""
     rows: Sequence[Row] = document["rows"]
