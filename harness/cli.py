@@ -1,6 +1,7 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -166,6 +167,8 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "capacity":
         return importlib.import_module("harness.capacity.capacity").capacity
     if config.task == "search":
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
         return importlib.import_module("harness.capacity.explore").explore
     if config.task == "retime":
         return importlib.import_module("harness.validation.retime").retime

@@ -26,7 +26,7 @@ from harness.results.files import INPUTS, SUMMARY, write_whole
 from harness.results.inputs import input_digests, read_inputs
 from harness.results.slo import limits_ms
 from harness.results.tables import RunResult
-from harness.runs.run import serve
+from harness.runs.run import Served, serve
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 
@@ -79,30 +79,36 @@ def run_probe(config: RunConfig, key: str, folder: Path) -> Probe:
         TwinServeError: the trace or the configuration cannot be used.
         EngineError, KeyboardInterrupt: the run ended early; the folder then counts as not run.
     """
-    inputs = input_digests(config)
-    if (found := _finished(config, inputs, folder)) is not None:
+    if (found := _finished(config, folder)) is not None:
         return found
-    folder.mkdir(parents=True, exist_ok=True)
-    for stale in (_PROBE, SUMMARY):
-        (folder / stale).unlink(missing_ok=True)
-    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
-    write_whole(folder / INPUTS, lambda path: path.write_text(json.dumps(inputs, indent=2), encoding="utf-8"))
-    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    served = serve(config, trace, arrivals, folder, Console(quiet=True))
-    served.check(folder)
+    (folder / _PROBE).unlink(missing_ok=True)
+    served = run_quietly(config, folder)
     probe = _measure(config, key, folder.name, served.result, served.summary)
     text = json.dumps(asdict(probe), indent=2)
     write_whole(folder / _PROBE, lambda path: path.write_text(text, encoding="utf-8"))
     return probe
 
 
-def _finished(config: RunConfig, inputs: dict[str, str], folder: Path) -> Probe | None:
-    """The probe that is in the folder, if it is one of this configuration with these inputs."""
+def run_quietly(config: RunConfig, folder: Path) -> Served:
+    """A run as `task=run` makes it, without a word. Raises as `run_probe`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY).unlink(missing_ok=True)
+    inputs = input_digests(config)
+    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
+    write_whole(folder / INPUTS, lambda path: path.write_text(json.dumps(inputs, indent=2), encoding="utf-8"))
+    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    served = serve(config, trace, arrivals, folder, Console(quiet=True))
+    served.check(folder)
+    return served
+
+
+def _finished(config: RunConfig, folder: Path) -> Probe | None:
+    """The probe that is in the folder, if it is one of this configuration with the inputs as they are."""
     if not (folder / _PROBE).is_file():
         return None
     try:
-        if load(folder / "config.yaml") == config and read_inputs(folder) == inputs:
+        if load(folder / "config.yaml") == config and read_inputs(folder) == input_digests(config):
             return Probe(**read_json(folder / _PROBE))
     except (ConfigError, DocumentError, OSError, TypeError):
         pass

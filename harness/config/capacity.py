@@ -7,6 +7,7 @@ from pydantic import Field
 from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text
 from harness.config.workload import RequestCount
 
+Choices = Annotated[tuple[str | int | float | bool | None, ...], Field(strict=False, min_length=1)]
 Direction = Literal["maximize", "minimize"]
 
 
@@ -44,7 +45,7 @@ class SearchConfig(ConfigModel):
         time_s: begin no further trial after this many seconds; null sets no limit.
     """
 
-    space: dict[str, str | tuple[str | int | float | bool | None, ...]] = {}
+    space: dict[str, str | Choices] | None = None
     objective: Text = "capacity_per_gpu"
     direction: Direction = "maximize"
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
