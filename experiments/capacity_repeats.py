@@ -67,14 +67,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
-    systems = {}
+    systems: dict[str, Any] = {}
     for name, overrides in SYSTEMS.items():
         config = composed("task=capacity", f"capacity.workers={arguments.workers}", *SLO, *overrides)
         rows = repeat(config, arguments.repeats)
         systems[name] = {"overrides": list(overrides), **judge(rows), "repeats": rows}
         print(name, {key: value for key, value in systems[name].items() if key != "repeats"}, flush=True)
-    document = {"slo": list(SLO), "systems": systems, **provenance("experiments.capacity_repeats")}
-    (RESULTS / "capacity_repeats.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        document = {"slo": list(SLO), "systems": systems, **provenance("experiments.capacity_repeats")}
+        (RESULTS / "capacity_repeats.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

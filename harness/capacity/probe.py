@@ -58,6 +58,7 @@ class Probe:
     verdict: str
     guess: float
     output_throughput: float
+    tokens_per_request: float
     median_tpot_ms: float
     busy: float
     num_gpus: int
@@ -129,6 +130,7 @@ def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary:
         verdict=summary["verdict"],
         guess=_full_load(config, key, summary),
         output_throughput=summary["window_output_throughput"] or summary["output_throughput"] or 0.0,
+        tokens_per_request=summary["total_output_tokens"] / max(1, summary["completed"]),
         median_tpot_ms=summary["median_tpot_ms"] or 0.0,
         busy=_busy(result),
         num_gpus=summary["num_gpus"],

@@ -60,8 +60,9 @@ def _what_it_brings(config: RunConfig, probes: Sequence[Probe], capacity: float 
     longest = max(probe.num_requests for probe in probes)
     nearest = min((each for each in probes if each.num_requests == longest), key=lambda each: abs(each.load - capacity))
     throughput = nearest.output_throughput
-    if searched_key(config) == "arrival.rate":  # a request brings as many tokens at each rate
-        throughput *= capacity / nearest.load
+    if searched_key(config) == "arrival.rate":
+        num_requests = sum(probe.num_requests for probe in probes)
+        throughput = capacity * sum(probe.tokens_per_request * probe.num_requests for probe in probes) / num_requests
     return {
         "num_gpus": num_gpus,
         "per_gpu": capacity / num_gpus,

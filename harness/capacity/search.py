@@ -15,7 +15,7 @@ from harness.capacity.probe import Probe
 from harness.config.capacity import CapacityConfig
 
 _FEWEST_SCOUTS, _MOST_SCOUTS = 4, 6
-SCOUT_SHARE = 10  # a scout has this part of the requests of a probe
+SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
 _BRACKET = 1.12  # scouts end when the lowest load that fails is this close to the highest that holds
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
