@@ -8,9 +8,9 @@ a run that is short against the time over which the queue changes rarely meets a
 Near the capacity c, z = slope * (x - c + spread * noise) + counting noise, where x is the logarithm of the load and
 each run has a normal noise of its own, as it draws more or less work than others. Far from it the line bends: a share
 far below the room, or far above, says only on which side of the capacity the probe is. The posterior is taken on a
-grid of (c, slope, spread); all c are equally likely beforehand, slope and spread lognormal about what chat traffic on
-several systems has, with wide margins. The capacity is the load where the mean share of many runs is the room. That is below c, since a crisis adds more to a mean than a calm run takes
-from it.
+grid of (c, slope, spread); all c are equally likely beforehand, slope and spread are lognormal about what chat traffic
+has on several systems, with wide margins. The capacity is the load where the mean share of many runs is the room. That
+is below c, since a crisis adds more to a mean than a calm run takes from it.
 """
 
 from __future__ import annotations
