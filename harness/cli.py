@@ -178,7 +178,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)})"
+        hint = (
+            "; text with = , ~ or spaces needs quotes of its own, such as results=['a=1']"
+            if "=" in error.override
+            else ""
+        )
+        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)}){hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"

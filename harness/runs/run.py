@@ -24,7 +24,7 @@ from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
-from harness.workload.arrivals import make_arrivals
+from harness.workload.arrivals import OpenLoop, make_arrivals
 from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
@@ -128,7 +128,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = _collect(config, trace, engine, failure, time.perf_counter() - started)
+            result = _collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -190,7 +190,12 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
 
 
 def _collect(
-    config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float
+    config: RunConfig,
+    trace: Trace,
+    arrivals: Arrivals,
+    engine: Engine,
+    failure: BaseException | None,
+    wall_s: float,
 ) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
@@ -206,6 +211,7 @@ def _collect(
         "trace_file": trace.stamp,
         "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
+        "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),

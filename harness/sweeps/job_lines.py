@@ -159,8 +159,8 @@ class _Printer:
 def _described(line: JobLine) -> str:
     if line.status == "failed":
         return f"failed: {line.text}"
-    text = line.text if line.status == "done" else f"{line.text}  skipped, done before".strip()
-    return f"{text}  {line.seconds:.1f} s" if line.status == "done" else text
+    texts = [line.text] if line.text else []
+    return "  ".join([*texts, f"{line.seconds:.1f} s" if line.status == "done" else "skipped, done before"])
 
 
 def _shortened(name: str) -> str:
