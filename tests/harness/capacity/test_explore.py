@@ -48,7 +48,8 @@ def capacity_of(settings: RunConfig) -> float:
 
 
 def documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    return tuple(json.loads((folder / f"{name}.json").read_text()) for name in ("search", "capacity"))  # type: ignore
+    search, table = (json.loads((folder / f"{name}.json").read_text()) for name in ("search", "capacity"))
+    return search, table
 
 
 def test_the_best_of_a_space_is_found_and_losers_are_given_up(made_up: list[int], tmp_path: Path) -> None:
