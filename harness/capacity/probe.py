@@ -26,9 +26,7 @@ from harness.results.files import INPUTS, SUMMARY, write_whole
 from harness.results.inputs import input_digests, read_inputs
 from harness.results.slo import limits_ms
 from harness.results.tables import RunResult
-from harness.runs.run import Served, serve
-from harness.workload.arrivals import make_arrivals
-from harness.workload.readers import load_trace
+from harness.runs.run import Served, serve_trace
 
 _PROBE = "probe.json"
 _FILLING = 0.1  # of the requests at least: they meet a system that is not yet full
@@ -97,9 +95,7 @@ def run_quietly(config: RunConfig, folder: Path) -> Served:
     inputs = input_digests(config)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     write_whole(folder / INPUTS, lambda path: path.write_text(json.dumps(inputs, indent=2), encoding="utf-8"))
-    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    served = serve(config, trace, arrivals, folder, Console(quiet=True))
+    served = serve_trace(config, folder, Console(quiet=True))
     served.check(folder)
     return served
 

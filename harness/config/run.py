@@ -10,13 +10,13 @@ from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
 from harness.config.capacity import CapacityConfig, SearchConfig
+from harness.config.metrics import MetricsConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
     CostConfig,
     DeviceConfig,
     EngineConfig,
-    MetricsConfig,
     ModelConfig,
     SchedulerConfig,
     WeightFormat,

@@ -3,8 +3,9 @@
 from typing import Literal
 
 from harness.config.capacity import CapacityConfig, SearchConfig
+from harness.config.metrics import SloConfig
 from harness.config.profiling import ProfileConfig
-from harness.config.system import CostConfig, EngineConfig, SloConfig
+from harness.config.system import CostConfig, EngineConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 
 Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "capacity", "search"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,6 +20,7 @@ from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
+from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
 from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
@@ -96,17 +98,54 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
             engine, the tables up to then have been written, marked incomplete.
     """
-    drawn = getattr(config.trace, "num_requests", None)
-    if drawn is not None:
-        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
-    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
-    served = serve(config, trace, arrivals, output_dir, console)
+    served = serve_trace(config, output_dir, console)
     print_summary(served.summary, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     served.check(output_dir)
     return served.summary
+
+
+def serve_trace(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    """Serve the trace of `config`, as long a part of it as it asks for, and leave everything in `output_dir`.
+
+    Raises:
+        TwinServeError: the trace or the configuration cannot be used.
+    """
+    if is_open(config):
+        return _serve_until_known(config, output_dir, console)
+    return _serve_once(config, output_dir, console)
+
+
+def _serve_once(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    trace = _loaded(config)
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    return serve(config, trace, arrivals, output_dir, console)
+
+
+def _serve_until_known(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    """Ever longer runs of the same draws, until one knows its metric well enough; the last one's results stay."""
+    whole = _loaded(with_most_requests(config))
+    served: Served | None = None
+    for trace in first_requests(whole):
+        arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+        part = reporting_the_metric(config)
+        served = serve(part, trace, arrivals, output_dir, console)
+        decision = decide(served.summary, config.metrics.interval)
+        is_last = decision.is_enough or served.failure is not None or len(trace.table) == len(whole.table)
+        console.print(decision.reason if is_last else f"{decision.reason}; going on", highlight=False)
+        if is_last:
+            break
+    assert served is not None, "there is always a first part"
+    _draw(config, served.result, served.summary, output_dir)
+    return served
+
+
+def _loaded(config: RunConfig) -> Trace:
+    drawn = getattr(config.trace, "num_requests", None)
+    if drawn is not None:
+        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
+    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
 
 
 def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
@@ -128,7 +167,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = _collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
+            result = collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -180,16 +219,20 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
+    _draw(config, result, summary, output_dir)
+    return summary
+
+
+def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_dir: Path) -> None:
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
         from harness.plots.own import write_own_figures
 
         write_run_plots(result, summary, output_dir)
         write_own_figures(config.figures, result, summary, output_dir)
-    return summary
 
 
-def _collect(
+def collect(
     config: RunConfig,
     trace: Trace,
     arrivals: Arrivals,
@@ -224,11 +267,17 @@ def _collect(
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
-        "environment": environment(),
+        "environment": _environment(),
     }
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
+    return environment()
 
 
 def _length_limit(config: RunConfig, engine: Engine) -> int:

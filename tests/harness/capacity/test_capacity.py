@@ -76,7 +76,7 @@ def test_a_search_is_gone_on_with_and_repeats_no_run(small: Path, monkeypatch: p
     def fail(*arguments: object) -> None:
         raise AssertionError("a finished probe was run again")
 
-    monkeypatch.setattr("harness.capacity.probe.serve", fail)
+    monkeypatch.setattr("harness.capacity.probe.serve_trace", fail)
     execute_in(small, config(*SMALL, "capacity.confirm=2"))
     assert document_in(small) == before
 
