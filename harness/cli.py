@@ -1,6 +1,7 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -27,7 +28,7 @@ from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import CALIBRATION, CAPACITY, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
 from harness.results.perfetto import TRACE
 from harness.runs.availability import check_engine
@@ -145,7 +146,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -168,6 +169,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         return importlib.import_module("harness.validation.validate").validate
     if config.task == "calibrate":
         return importlib.import_module("harness.calibration.calibrate").calibrate
+    if config.task == "capacity":
+        return importlib.import_module("harness.capacity.capacity").capacity
+    if config.task == "search":
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
+        return importlib.import_module("harness.capacity.explore").explore
     if config.task == "retime":
         return importlib.import_module("harness.validation.retime").retime
     return importlib.import_module("harness.runs.run").run

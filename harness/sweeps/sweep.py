@@ -25,11 +25,11 @@ from harness import interrupts
 from harness.config import RunConfig, load, parse
 from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
+from harness.results.files import CAPACITY, FAILED, SUMMARY, read_summary, write_whole
 from harness.results.inputs import input_digests, read_inputs
 from harness.results.lock import FolderInUseError, locked
 from harness.sweeps import naming
-from harness.sweeps.folders import expand_results, job_folders
+from harness.sweeps.folders import capacity_folders, expand_results, job_folders
 from harness.sweeps.job_lines import JobLine, result_text, shown, tell
 from harness.workload.trace import file_stamp
 
@@ -79,7 +79,7 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
             failure.unlink(missing_ok=True)
             return JobLine(folder.name, "skipped", result_text(read_summary(folder)))
         output = _executed(config, folder, execute)
-        text = result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
+        text = _result_text(folder)
     except Exception as error:
         message = _describe(error)
         document = json.dumps({"error": message, "traceback": traceback.format_exc()}, indent=2)
@@ -87,6 +87,15 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
         return JobLine(folder.name, "failed", message)
     failure.unlink(missing_ok=True)
     return JobLine(folder.name, "done", text, time.monotonic() - started, output)
+
+
+def _result_text(folder: Path) -> str:
+    """The headline of what the job left; empty for a task without one."""
+    if (folder / CAPACITY).exists():
+        from harness.capacity.table import headline  # imported late, as a run does without it
+
+        return headline(folder)
+    return result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
 
 
 def _executed(config: RunConfig, folder: Path, execute: Execute) -> str:
@@ -155,15 +164,24 @@ def write_report(
     return written.left_out
 
 
+def _report_sweep(sweep_dir: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None) -> None:
+    """Compares what the jobs left, if they left anything: their capacities where they searched for them, or else their
+    runs."""
+    if capacities := capacity_folders(sweep_dir):
+        from harness.capacity.sweep import write_capacities  # imported late, as a run does without it
+
+        write_capacities(capacities, sweep_dir)
+    elif folders := job_folders(sweep_dir):
+        write_report(folders, sweep_dir, plot, baseline)
+
+
 def report_interrupted() -> None:
     """After an interrupt: compares what the jobs of a sweep left, and says how to go on with it."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return
     _UNTIL_THE_END_OF_LINES.close()
     sweep_dir = Path(HydraConfig.get().sweep.dir)
-    folders = job_folders(sweep_dir)
-    if folders:
-        write_report(folders, sweep_dir)
+    _report_sweep(sweep_dir)
     print(f"to go on, repeat the command with hydra.sweep.dir={sweep_dir}", file=sys.stderr, flush=True)
 
 
@@ -206,10 +224,8 @@ class SweepReport(Callback):
         _UNTIL_THE_END_OF_LINES.close()
         sweep_dir = Path(config.hydra.sweep.dir)
         failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
-        folders = job_folders(sweep_dir)
         try:
-            if folders:
-                write_report(folders, sweep_dir, *_drawn_as(config))
+            _report_sweep(sweep_dir, *_drawn_as(config))
         except Exception as error:  # Hydra would turn it into a warning and the exit code into 0
             print(f"error: no comparison: {_describe(error)}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED) from None
