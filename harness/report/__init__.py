@@ -4,12 +4,29 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
+
 from harness.report.page import PAGE
-from harness.report.run_page import run_page
 
 
 def write_page(folder: Path, out_folder: Path | None = None) -> Path:
+    """Write report.html on the result in `folder` to `out_folder`, or to `folder` itself; returns its path.
+
+    Raises:
+        TwinServeError: the result cannot be read, or the plotting library is not installed.
+    """
+    from harness.report.run_page import run_page
+
     page = run_page(folder)
     path = (out_folder or folder) / PAGE
     page.write(path)
+    return path
+
+
+def write_comparison_page(runs: pd.DataFrame, configurations: pd.DataFrame, out_folder: Path) -> Path:
+    """Write report.html on many runs to `out_folder`; the tables are those of `sweep_page`. Returns its path."""
+    from harness.report.sweep_page import sweep_page
+
+    path = out_folder / PAGE
+    sweep_page(runs, configurations, out_folder).write(path)
     return path

@@ -28,9 +28,9 @@ def command_of(folder: Path) -> str | None:
 
 
 def reproduction(
-    folder: Path, environment: Mapping[str, Any], config: Mapping[str, Any], extra: Markup | None = None
+    folder: Path, environment: Mapping[str, Any], config: Mapping[str, Any], title: str = "All settings"
 ) -> Markup:
-    """The section on how to reproduce what `folder` holds; `extra` stands below the command."""
+    """The section on how to reproduce what `folder` holds. title: of the table of the settings `config`."""
     command = command_of(folder)
     known = {name: value for name, value in environment.items() if value is not None}
     revision = known.pop("git_revision", None)
@@ -48,13 +48,12 @@ def reproduction(
     return section(
         "Reproduce",
         code(command) if command else Markup(""),
-        extra or Markup(""),
         facts([*shown, *digests]),
-        folded("All settings", settings_table(config)),
+        folded(title, _settings_table(config)),
     )
 
 
-def settings_table(config: Mapping[str, Any]) -> Markup:
+def _settings_table(config: Mapping[str, Any]) -> Markup:
     return table(["key", "value"], [[Cell(key), Cell(value_text(value))] for key, value in _flat(config)])
 
 

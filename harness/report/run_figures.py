@@ -12,7 +12,8 @@ import pandas as pd
 from harness.report.figure import Axis, Figure, Limit, Series
 from harness.report.thinning import MOST_POINTS, SHARES, bin_edges, quantiles, tail_shares, thinned
 from harness.report.words import LATENCIES, count
-from harness.results.metrics import Window, step_integral
+from harness.results.engine_metrics import step_integral
+from harness.results.metrics import Window
 from harness.results.tables import Floats, Gaps, RunResult
 
 _MS = "0,0.[000]"

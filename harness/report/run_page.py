@@ -82,7 +82,7 @@ def _load_verdict(summary: Mapping[str, Any]) -> tuple[Tone, str, str] | None:
     rates = f"{number(offered)} requests/s arrive and {number(served)} are served"
     match summary.get("verdict"):
         case "overloaded":
-            text = f"{rates}; the queue grows by {number(growth)} requests/s. Latencies tell how long the run was."
+            text = f"{rates}; the queue grows by {number(growth)} requests/s. The longer the run, the longer its latencies."
             return "bad", "Overloaded:", text
         case "stable":
             return "good", "Stable:", f"{rates}."

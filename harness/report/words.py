@@ -42,9 +42,11 @@ def number_cell(value: Any) -> Cell:
 
 
 def interval(record: Mapping[str, Any], key: str) -> str:
-    """`a to b` for the 95 % interval of a key; nothing where it is not known."""
+    """`a to b` for the 95 % interval of a key, `above a` where its upper bound is not known; nothing without both."""
     low, high = record.get(f"{key}_low"), record.get(f"{key}_high")
-    return f"{number(numeric(low))} to {number(numeric(high))}" if is_known(low) and is_known(high) else ""
+    if not is_known(low):
+        return ""
+    return f"{number(numeric(low))} to {number(numeric(high))}" if is_known(high) else f"above {number(numeric(low))}"
 
 
 def count(amount: float, noun: str) -> str:
