@@ -6,7 +6,10 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.report.page import PAGE
+from harness.report.page import PAGE, Page
+from harness.results.files import VALIDATION
+
+_CAPACITY = "capacity.json"
 
 
 def write_page(folder: Path, out_folder: Path | None = None) -> Path:
@@ -15,11 +18,8 @@ def write_page(folder: Path, out_folder: Path | None = None) -> Path:
     Raises:
         TwinServeError: the result cannot be read, or the plotting library is not installed.
     """
-    from harness.report.run_page import run_page
-
-    page = run_page(folder)
     path = (out_folder or folder) / PAGE
-    page.write(path)
+    _page_of(folder).write(path)
     return path
 
 
@@ -30,3 +30,18 @@ def write_comparison_page(runs: pd.DataFrame, configurations: pd.DataFrame, out_
     path = out_folder / PAGE
     sweep_page(runs, configurations, out_folder).write(path)
     return path
+
+
+def _page_of(folder: Path) -> Page:
+    """The page of what the task left in `folder`; a validation leaves the run that it simulated there too."""
+    if (folder / _CAPACITY).exists():
+        from harness.report.capacity_page import capacity_page
+
+        return capacity_page(folder)
+    if (folder / VALIDATION).exists():
+        from harness.report.validation_page import validation_page
+
+        return validation_page(folder)
+    from harness.report.run_page import run_page
+
+    return run_page(folder)

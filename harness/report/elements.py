@@ -43,12 +43,8 @@ def verdict(tone: Tone, title: str, text: str) -> Markup:
 
 
 def tiles(values: Iterable[tuple[str, str, str]]) -> Markup:
-    """Large numbers: (name, value, what is around it)."""
-    inner = "".join(
-        f'<div class="tile"><span class="name">{escape(name)}</span><span class="value">{escape(value)}</span>'
-        f'<span class="more">{escape(more)}</span></div>'
-        for name, value, more in values
-    )
+    """Large numbers: (name, value and unit with a space between them, what else to say)."""
+    inner = "".join(_tile(*each) for each in values)
     return Markup(f'<div class="tiles">{inner}</div>') if inner else Markup("")
 
 
@@ -108,6 +104,15 @@ def _figure(figure: Figure) -> str:
         f'<figure{" class=wide" if figure.wide else ""}><h3>{escape(figure.title)}</h3><div class="legend"></div>'
         f'<div class="plot" role="img" aria-label="{escape(figure.title)}" style="height:{figure.height}px"></div>'
         f'<script type="application/json">{script_data(figure.data())}</script>{note}</figure>'
+    )
+
+
+def _tile(name: str, value: str, more: str) -> str:
+    amount, _, unit = value.partition(" ")
+    return (
+        f'<div class="tile"><span class="name">{escape(name)}</span>'
+        f'<span class="value">{escape(amount)} <small>{escape(unit)}</small></span>'
+        f'<span class="more">{escape(more)}</span></div>'
     )
 
 

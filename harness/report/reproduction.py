@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from engine.documents import DocumentError, read_yaml
+from engine.documents import DocumentError, read_json, read_yaml
+from harness.errors import TwinServeError
 from harness.report.elements import Cell, Markup, code, facts, folded, section, table
 from harness.report.words import value_text
 from harness.results.inputs import read_inputs
@@ -55,6 +56,23 @@ def reproduction(
 
 def _settings_table(config: Mapping[str, Any]) -> Markup:
     return table(["key", "value"], [[Cell(key), Cell(value_text(value))] for key, value in _flat(config)])
+
+
+def settings_of(folder: Path) -> Mapping[str, Any]:
+    """The configuration of the task that wrote to `folder`; empty where it cannot be read."""
+    config = _read(folder / "config.yaml")
+    return config if isinstance(config, dict) else {}
+
+
+def read_document(path: Path) -> dict[str, Any]:
+    """The JSON object in a file. Raises TwinServeError where there is none."""
+    try:
+        document = read_json(path)
+    except DocumentError as error:
+        raise TwinServeError(f"{path}: {error}") from None
+    if not isinstance(document, dict):
+        raise TwinServeError(f"{path}: not a JSON object")
+    return document
 
 
 def _flat(config: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.report.figure import Axis, Figure, Limit, Series
 from harness.report.thinning import MOST_POINTS, SHARES, bin_edges, quantiles, tail_shares, thinned
-from harness.report.words import LATENCIES, count
+from harness.report.words import LATENCIES, count, is_known
 from harness.results.engine_metrics import step_integral
 from harness.results.metrics import Window
 from harness.results.tables import Floats, Gaps, RunResult
@@ -113,7 +113,7 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
     prefill = total(steps["num_prefill_tokens"].to_numpy()) / width
     seats = (summary.get("config") or {}).get("max_num_seqs")
     running = mean("num_running")
-    near = isinstance(seats, int) and steps["num_running"].max() > 0.5 * seats
+    full = [Limit(f"max_num_seqs {seats}", "y", seats)] if is_known(seats) and running.max() > 0.5 * seats else []
     preempted = total(steps["num_preempted"].to_numpy()) / width
     events = [Series("preemptions per s", "area", middle, preempted, 7)] if preempted.any() else []
     return [
@@ -124,7 +124,7 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
         panel(
             "Requests in the engine", "requests",
             [Series("running", "area", middle, running, 2), Series("waiting", "line", middle, mean("num_waiting"), 1)],
-            *([Limit(f"max_num_seqs {seats}", "y", seats)] if near else []),
+            *full,
         ),
         panel(
             "KV cache in use", "share of blocks",

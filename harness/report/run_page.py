@@ -82,8 +82,8 @@ def _load_verdict(summary: Mapping[str, Any]) -> tuple[Tone, str, str] | None:
     rates = f"{number(offered)} requests/s arrive and {number(served)} are served"
     match summary.get("verdict"):
         case "overloaded":
-            text = f"{rates}; the queue grows by {number(growth)} requests/s. The longer the run, the longer its latencies."
-            return "bad", "Overloaded:", text
+            grows = f"the queue grows by {number(growth)} requests/s"
+            return "bad", "Overloaded:", f"{rates}; {grows}. The longer the run, the longer its latencies."
         case "stable":
             return "good", "Stable:", f"{rates}."
         case "unclear":

@@ -18,7 +18,7 @@ _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 
 def curve_figures(rows: Rows, load: str, limits: Mapping[str, float]) -> list[Figure]:
     """One curve per configuration over the load, a figure per metric."""
-    x = Axis(f"{short_name(load, [load])}, {_LOAD_UNITS[load]}" if load in _LOAD_UNITS else load)
+    x = Axis(f"{short_name(load, [load])}, {load_unit(load)}")
     return [
         Figure(title, x, axis, _curves(rows, load, key), _limits(key, limits, "y"))
         for key, title, axis in _metrics(rows)
@@ -61,6 +61,11 @@ def frontier_figure(rows: Rows, load: str | None) -> Figure | None:
         Axis("output tokens/s per user"), Axis("output tokens/s per GPU"), series,
         note="The further up and right, the better. A user's speed is 1 / median TPOT.", wide=True, height=380,
     )  # fmt: skip
+
+
+def load_unit(load: str) -> str:
+    """What a value of the load counts; the name of its key where that is not known."""
+    return _LOAD_UNITS.get(load, short_name(load, [load]).replace("_", " "))
 
 
 def _metrics(rows: Rows) -> list[tuple[str, str, Axis]]:

@@ -13,8 +13,8 @@ from harness.plots.compare import parameter_title, short_name, value_label
 from harness.report.elements import Cell, Markup, bullets, facts, figures, section, table, verdict
 from harness.report.page import Page
 from harness.report.reproduction import reproduction
-from harness.report.sweep_figures import bar_figures, curve_figures, frontier_figure
-from harness.report.words import LATENCIES, count, is_known, limits_of, number_cell, numeric, slo_text, tail_of
+from harness.report.sweep_figures import bar_figures, curve_figures, frontier_figure, load_unit
+from harness.report.words import count, is_known, limits_of, number_cell, numeric, records, slo_text, tail_of
 from harness.results.files import read_summary
 from harness.results.summary import number, percent
 
@@ -29,7 +29,7 @@ def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -
     per configuration and load, with a `label` and the columns of a summary; attrs has `parameters`, `load` and `fixed`.
     """
     parameters, load = configurations.attrs["parameters"], configurations.attrs.get("load")
-    rows: list[Mapping[str, Any]] = configurations.to_dict("records")
+    rows = records(configurations)
     limits = _common_limits(rows)
     environment, config = _first_settings(runs)
     drawn = curve_figures(rows, load, limits) if load else bar_figures(rows, limits)
@@ -53,7 +53,7 @@ def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -
 
 def _title(configurations: pd.DataFrame, rows: Sequence[Mapping[str, Any]]) -> str:
     found = count(configurations["label"].nunique() if len(configurations) else 0, "configuration")
-    names = [configurations[key].dropna().unique() if key in configurations else [] for key in ("model", "device")]
+    names = [configurations[key].dropna().unique() for key in ("model", "device") if key in configurations]
     on = " on ".join(str(values[0]) for values in names if len(values) == 1)
     return f"{found} compared: {on}" if on else f"{found} compared"
 
@@ -89,7 +89,7 @@ def _verdicts(
     elif rows:
         fit = [row for row in rows if row.get("verdict") != "overloaded"] or list(rows)
         best = max(fit, key=_throughput)
-        at = f" at {value_label(best[load])} {short_name(load, [load])}" if load else ""
+        at = f" at {value_label(best[load])} {load_unit(load)}" if load else ""
         text = f"{best['label']}{at}, {number(_throughput(best))} output tok/s"
         found.append(verdict("plain", "Highest throughput without overload:", text))
     return found
@@ -109,7 +109,7 @@ def _slo_verdict(rows: Sequence[Mapping[str, Any]], load: str | None) -> Markup:
     best = max((row for row in met if numeric(row[load]) == highest), key=_throughput)
     others = [str(row["label"]) for row in met if numeric(row[load]) == highest and row["label"] != best["label"]]
     also = f" (also {', '.join(others[:4])})" if others else ""
-    text = f"{number(highest)} {short_name(load, [load])} with {best['label']}{also}"
+    text = f"{number(highest)} {load_unit(load)} with {best['label']}{also}"
     return verdict("good", "The SLO is kept up to", f"{text}; of the loads that were tried.")
 
 
@@ -151,7 +151,7 @@ def _table(
     columns.append(("KV use", [_share(row.get("mean_kv_cache_usage")) for row in rows]))
     columns.append(("cache hits", [_share(row.get("prefix_cache_hit_rate")) for row in rows]))
     if any(row.get("verdict") for row in rows):
-        columns.append(("load", [_verdict_cell(row.get("verdict")) for row in rows]))
+        columns.append(("verdict", [_verdict_cell(row.get("verdict")) for row in rows]))
     if any(row.get("slo_met") is not None for row in rows):
         columns.append(("SLO", [_slo_cell(row.get("slo_met")) for row in rows]))
     cells = [list(row) for row in zip(*(column for _, column in columns), strict=True)]
@@ -193,7 +193,7 @@ def _common_limits(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _failures(runs: pd.DataFrame) -> list[str]:
     failed = runs[runs["status"] == "failed"]
-    texts = [f"{row['run']}: {row['error']}" for row in failed.head(_MOST_FAILED).to_dict("records")]
+    texts = [f"{row['run']}: {row['error']}" for row in records(failed.head(_MOST_FAILED))]
     return texts + ([f"and {len(failed) - _MOST_FAILED} more"] if len(failed) > _MOST_FAILED else [])
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeGuard
+
+import pandas as pd
 
 from harness.report.elements import Cell
 from harness.results.summary import number
@@ -27,7 +29,7 @@ _ARRIVALS = {
 }
 
 
-def is_known(value: Any) -> bool:
+def is_known(value: Any) -> TypeGuard[float]:
     """Whether `value` is a finite number."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
@@ -36,17 +38,25 @@ def numeric(value: Any) -> float:
     return float(value) if is_known(value) else math.nan
 
 
+def records(table: pd.DataFrame) -> list[dict[str, Any]]:
+    """The rows of a table by name of column."""
+    return [dict(zip(map(str, table.columns), row, strict=True)) for row in table.itertuples(index=False, name=None)]
+
+
 def number_cell(value: Any) -> Cell:
-    found = numeric(value)
-    return Cell(number(found), found)
+    return Cell(number(value if is_known(value) else math.nan), numeric(value))
 
 
 def interval(record: Mapping[str, Any], key: str) -> str:
-    """`a to b` for the 95 % interval of a key, `above a` where its upper bound is not known; nothing without both."""
-    low, high = record.get(f"{key}_low"), record.get(f"{key}_high")
+    """The 95 % interval of a key of a summary."""
+    return interval_text(record.get(f"{key}_low"), record.get(f"{key}_high"))
+
+
+def interval_text(low: Any, high: Any) -> str:
+    """`a to b`, `above a` where the upper bound is not known; nothing without the lower one."""
     if not is_known(low):
         return ""
-    return f"{number(numeric(low))} to {number(numeric(high))}" if is_known(high) else f"above {number(numeric(low))}"
+    return f"{number(low)} to {number(high)}" if is_known(high) else f"above {number(low)}"
 
 
 def count(amount: float, noun: str) -> str:

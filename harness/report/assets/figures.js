@@ -55,6 +55,10 @@ window.drawFigures = (() => {
     for (const [axis, described] of [[plot.xaxes[0], figure.x], [plot.yaxes[0], figure.y]]) {
       axis.axis_label = plain(described.label);
       axis.formatter = formatOf(described);
+      if (described.log) {
+        const {start, end} = axis === plot.xaxes[0] ? plot.x_range : plot.y_range;
+        axis.ticker.desired_num_ticks = end / start < 200 ? 4 : 7;  // Bokeh's ticks are even there, and crowded on top
+      }
       if (!described.names) continue;
       const most = innerWidth < 600 ? 16 : 34;
       axis.ticker = new Bokeh.FixedTicker({ticks: described.names.map((_, place) => place)});
