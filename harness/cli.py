@@ -26,11 +26,11 @@ from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import CALIBRATION, ERRORS, INPUTS, REPORT, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
-from harness.sweeps.sweep import USER_ERROR
+from harness.sweeps.sweep import USER_ERROR, write_report_page
 
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
@@ -96,7 +96,10 @@ def run_job(cfg: DictConfig) -> None:
         sweep.run_job(cfg, folder, execute)
         return
     try:
-        execute(parse(cfg), folder)
+        config = parse(cfg)
+        execute(config, folder)
+        if config.plots and config.task != "report":
+            write_report_page(folder, folder)
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 
@@ -132,7 +135,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, REPORT):
         (folder / stale).unlink(missing_ok=True)
 
 

@@ -6,20 +6,26 @@ from pathlib import Path
 
 import pandas as pd
 
-from harness.report.page import PAGE, Page
-from harness.results.files import VALIDATION
+from harness.report.page import Page
+from harness.results.files import REPORT, SUMMARY, VALIDATION
 
 _CAPACITY = "capacity.json"
 
 
-def write_page(folder: Path, out_folder: Path | None = None) -> Path:
-    """Write report.html on the result in `folder` to `out_folder`, or to `folder` itself; returns its path.
+def write_page(folder: Path, out_folder: Path | None = None) -> Path | None:
+    """Write report.html on the result in `folder` to `out_folder`, or to `folder` itself.
+
+    Returns its path; None where the folder holds no result of one task that has a page.
 
     Raises:
         TwinServeError: the result cannot be read, or the plotting library is not installed.
     """
-    path = (out_folder or folder) / PAGE
-    _page_of(folder).write(path)
+    page = _page_of(folder)
+    if page is None:
+        return None
+    path = (out_folder or folder) / REPORT
+    path.parent.mkdir(parents=True, exist_ok=True)
+    page.write(path)
     return path
 
 
@@ -27,13 +33,13 @@ def write_comparison_page(runs: pd.DataFrame, configurations: pd.DataFrame, out_
     """Write report.html on many runs to `out_folder`; the tables are those of `sweep_page`. Returns its path."""
     from harness.report.sweep_page import sweep_page
 
-    path = out_folder / PAGE
+    path = out_folder / REPORT
     sweep_page(runs, configurations, out_folder).write(path)
     return path
 
 
-def _page_of(folder: Path) -> Page:
-    """The page of what the task left in `folder`; a validation leaves the run that it simulated there too."""
+def _page_of(folder: Path) -> Page | None:
+    """The page of what a task left in `folder`; a validation leaves the run that it simulated there too."""
     if (folder / _CAPACITY).exists():
         from harness.report.capacity_page import capacity_page
 
@@ -42,6 +48,8 @@ def _page_of(folder: Path) -> Page:
         from harness.report.validation_page import validation_page
 
         return validation_page(folder)
-    from harness.report.run_page import run_page
+    if (folder / SUMMARY).exists():
+        from harness.report.run_page import run_page
 
-    return run_page(folder)
+        return run_page(folder)
+    return None

@@ -14,9 +14,8 @@ from pathlib import Path
 
 from harness.errors import TwinServeError
 from harness.report.elements import Markup, Tone, joined
-from harness.results.files import write_whole
+from harness.results.files import REPORT, write_whole
 
-PAGE = "report.html"
 _ASSETS = Path(__file__).parent / "assets"
 _LIBRARY = ("bokeh.min.js", "bokeh-api.min.js")
 _POLICY = (
@@ -81,6 +80,6 @@ def _library() -> list[str]:
     """The scripts of Bokeh in the browser. The Python package is found and not imported: that takes a second."""
     spec = find_spec("bokeh")
     if spec is None or not spec.submodule_search_locations:
-        raise TwinServeError(f"{PAGE}: its figures need the package bokeh (pip install bokeh)")
+        raise TwinServeError(f"{REPORT}: its figures need the package bokeh (pip install bokeh)")
     folder = Path(spec.submodule_search_locations[0]) / "server" / "static" / "js"
     return [(folder / name).read_text(encoding="utf-8") for name in _LIBRARY] + [_asset("figures.js")]

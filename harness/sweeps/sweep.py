@@ -138,9 +138,22 @@ def report(results: Sequence[str], out_folder: Path) -> None:
     Raises:
         TwinServeError: a folder holds no result, or one that is damaged or failed. It is left out of the comparison.
     """
+    if len(results) == 1 and write_report_page(Path(results[0]), out_folder):
+        if not (Path(results[0]) / SUMMARY).exists():
+            return  # a search or many closed loops: no runs to compare
     left_out = write_report(expand_results(results), out_folder)
     if left_out:
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
+
+
+def write_report_page(folder: Path, out_folder: Path) -> bool:
+    """Writes report.html on the result of one task in `folder` to `out_folder`; returns whether there is one."""
+    from harness.report import write_page  # imported late, as other tasks do without it
+
+    path = write_page(folder, out_folder)
+    if path is not None:
+        print(f"report: {path}", flush=True)
+    return path is not None
 
 
 def expand_results(results: Iterable[str]) -> list[Path]:
