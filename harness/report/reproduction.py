@@ -29,16 +29,24 @@ def command_of(folder: Path) -> str | None:
 
 
 def reproduction(
-    folder: Path, environment: Mapping[str, Any], config: Mapping[str, Any], title: str = "All settings"
+    folder: Path,
+    environment: Mapping[str, Any],
+    config: Mapping[str, Any],
+    title: str = "All settings",
+    context: Mapping[str, str] | None = None,
 ) -> Markup:
-    """The section on how to reproduce what `folder` holds. title: of the table of the settings `config`."""
+    """The section on how to reproduce what `folder` holds.
+
+    title: of the table of the settings `config`. context: what many runs have in common, seeds among it; None for one
+    run, whose seed is that of `config`.
+    """
     command = command_of(folder)
     known = {name: value for name, value in environment.items() if value is not None}
     revision = known.pop("git_revision", None)
     changed = " with uncommitted changes" if known.pop("git_dirty", False) else ""
     lines = {
         "revision": f"{revision}{changed}" if revision else None,
-        "seed": value_text(config["seed"]) if "seed" in config else None,
+        "seed": value_text(config["seed"]) if "seed" in config and context is None else None,
         "processor": known.pop("cpu_model", None),
         "platform": known.pop("platform", None),
     }

@@ -5,45 +5,52 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.plots.compare import short_name
+from harness.plots.labels import parameter_title, short_name
 from harness.report.figure import Axis, Figure, Limit, Series
 from harness.report.words import LATENCIES, is_known, numeric, tail_of
 
 Rows = Sequence[Mapping[str, Any]]
 _MS = "0,0.[000]"
 _COLORS = 8
-_MOST_BARS = 40
+_MOST_BARS, _MOST_CURVES = 40, 24
 _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 
 
 def curve_figures(rows: Rows, load: str, limits: Mapping[str, float]) -> list[Figure]:
-    """One curve per configuration over the load, a figure per metric."""
+    """One curve per configuration over the load, a figure per metric; those with the highest throughput where they are
+    many."""
+    rows, note = _drawn(rows)
     x = Axis(f"{short_name(load, [load])}, {load_unit(load)}")
-    return [
-        Figure(title, x, axis, _curves(rows, load, key), _limits(key, limits, "y"))
-        for key, title, axis in _metrics(rows)
-    ]
+    found = []
+    for key, title, axis in _metrics(rows):
+        curves = _curves(rows, load, key)
+        has_bounds = any(curve.low for curve in curves)
+        found.append(Figure(title, x, axis, curves, _limits(key, limits, "y"), _note(note, has_bounds)))
+    return found
 
 
-def bar_figures(rows: Rows, limits: Mapping[str, float]) -> list[Figure]:
+def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, float]) -> list[Figure]:
     """One bar per configuration, a figure per metric; those with the highest throughput where they are many."""
     ranked = sorted(rows, key=lambda row: -numeric(row.get("output_throughput")))[:_MOST_BARS]
     note = f"The {_MOST_BARS} of {len(rows)} with the highest throughput." if len(rows) > _MOST_BARS else ""
     found = []
     for key, title, axis in _metrics(rows):
         shown = [row for row in ranked if is_known(row.get(key))]
-        y = Axis("", names=[str(row["label"]) for row in shown])
+        y = Axis(parameter_title(parameters), names=[str(row["label"]) for row in shown])
         low, high = _bounds(shown, key)
         values = [row[key] for row in shown]
         series = Series("", "interval" if low else "bars", values, range(len(shown)), 0, low=low, high=high)
         x = Axis(axis.label, format=axis.format, log=axis.log and low is not None, start=None if low else axis.start)
         height = 110 + 22 * len(shown)
-        found.append(Figure(title, x, y, [series], _limits(key, limits, "x"), note, height=height))
+        found.append(
+            Figure(title, x, y, [series], _limits(key, limits, "x"), _note(note, low is not None), height=height)
+        )
     return found
 
 
 def frontier_figure(rows: Rows, load: str | None) -> Figure | None:
     """Tokens/s per GPU against tokens/s per user: what a configuration gives its operator and each of its users."""
+    rows, _ = _drawn(rows)
     placed = [(row, _per_user(row), _per_gpu(row)) for row in rows]
     placed = [(row, x, y) for row, x, y in placed if is_known(x) and is_known(y)]
     if len(placed) < 2:
@@ -66,6 +73,15 @@ def frontier_figure(rows: Rows, load: str | None) -> Figure | None:
 def load_unit(load: str) -> str:
     """What a value of the load counts; the name of its key where that is not known."""
     return _LOAD_UNITS.get(load, short_name(load, [load]).replace("_", " "))
+
+
+def _drawn(rows: Rows) -> tuple[Rows, str]:
+    """The rows of the configurations that are drawn as curves, and a note where others are left out."""
+    ranked = sorted(rows, key=lambda row: -numeric(row.get("output_throughput") or 0.0))
+    labels = list(dict.fromkeys(str(row["label"]) for row in ranked))
+    chosen = set(labels[:_MOST_CURVES])
+    note = f"The {_MOST_CURVES} of {len(labels)} with the highest throughput." if len(labels) > _MOST_CURVES else ""
+    return [row for row in rows if str(row["label"]) in chosen], note
 
 
 def _metrics(rows: Rows) -> list[tuple[str, str, Axis]]:
@@ -100,6 +116,10 @@ def _bounds(rows: Rows, key: str) -> tuple[list[Any] | None, list[Any] | None]:
     if not rows or not any(is_known(low) and is_known(high) for low, high in zip(*bounds, strict=True)):
         return None, None
     return bounds[0], bounds[1]
+
+
+def _note(note: str, has_bounds: bool) -> str:
+    return f"{note} Thin lines are 95 % intervals.".strip() if has_bounds else note
 
 
 def _limits(key: str, limits: Mapping[str, float], axis: Any) -> list[Limit]:

@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 
 from harness.errors import TwinServeError
-from harness.plots.compare import parameter_title, short_name, value_label
-from harness.report.elements import Cell, Markup, bullets, facts, figures, section, table, verdict
+from harness.plots.labels import parameter_title, short_name, value_label
+from harness.report.elements import Cell, Markup, bullets, facts, figures, paragraph, section, table, verdict
 from harness.report.page import Page
 from harness.report.reproduction import reproduction
 from harness.report.sweep_figures import bar_figures, curve_figures, frontier_figure, load_unit
@@ -32,7 +32,7 @@ def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -
     rows = records(configurations)
     limits = _common_limits(rows)
     environment, config = _first_settings(runs)
-    drawn = curve_figures(rows, load, limits) if load else bar_figures(rows, limits)
+    drawn = curve_figures(rows, load, limits) if load else bar_figures(rows, parameters, limits)
     frontier = frontier_figure(rows, load)
     kinds = {bool(row["simulated"]) for row in rows if "simulated" in row}
     badges = [("plain", "MEASURED AND SIMULATED" if len(kinds) > 1 else "SIMULATED" if True in kinds else "MEASURED")]
@@ -41,12 +41,15 @@ def sweep_page(runs: pd.DataFrame, configurations: pd.DataFrame, folder: Path) -
         badges=badges if kinds else [],  # type: ignore[arg-type]
         question=_question(rows, parameters, load, limits),
         parts=[
-            *_verdicts(runs, rows, load, limits),
+            *_verdicts(runs, rows, parameters, load, limits),
+            paragraph(f"Configurations are named by {parameter_title(parameters)}.") if parameters else Markup(""),
             section("What all have in common", facts(_context(configurations))),
             section("Figures", figures([*drawn, *([frontier] if frontier else [])])),
             section("All configurations", _table(rows, parameters, load, configurations.attrs.get("baseline"))),
             section("Failed", bullets(_failures(runs))),
-            reproduction(folder, environment, config, "All settings of the first run"),
+            reproduction(
+                folder, environment, config, "All settings of the first run", configurations.attrs.get("fixed")
+            ),
         ],
     )
 
@@ -62,14 +65,18 @@ def _question(
     rows: Sequence[Mapping[str, Any]], parameters: Sequence[str], load: str | None, limits: Mapping[str, float]
 ) -> str:
     over = f" over {short_name(load, [load]).replace('_', ' ')}" if load else ""
-    by = f"{parameter_title(parameters)}" if parameters else "the runs"
-    asked = f"How do {by} compare{over}" if not parameters else f"What do {by} change{over}"
+    names = [short_name(name, parameters) for name in parameters]
+    asked = f"What does the choice of {' and '.join(names)} change{over}" if names else f"How do the runs compare{over}"
     tail = tail_of(rows[0]) if rows else "p99"
     return f"{asked}? Which of them keep {slo_text(limits, tail)}?" if limits else f"{asked}?"
 
 
 def _verdicts(
-    runs: pd.DataFrame, rows: Sequence[Mapping[str, Any]], load: str | None, limits: Mapping[str, float]
+    runs: pd.DataFrame,
+    rows: Sequence[Mapping[str, Any]],
+    parameters: Sequence[str],
+    load: str | None,
+    limits: Mapping[str, float],
 ) -> list[Markup]:
     found = []
     failed = int((runs["status"] == "failed").sum())
@@ -85,23 +92,23 @@ def _verdicts(
         text = f"of {len(rows)}: the longer such a run, the longer its latencies."
         found.append(verdict("warn", f"{len(overloaded)} overloaded", text))
     if limits and any(row.get("slo_met") is not None for row in rows):
-        found.append(_slo_verdict(rows, load))
+        found.append(_slo_verdict(rows, parameters, load))
     elif rows:
         fit = [row for row in rows if row.get("verdict") != "overloaded"] or list(rows)
         best = max(fit, key=_throughput)
         at = f" at {value_label(best[load])} {load_unit(load)}" if load else ""
-        text = f"{best['label']}{at}, {number(_throughput(best))} output tok/s"
+        text = f"{_named(best, parameters)}{at}, {number(_throughput(best))} output tok/s"
         found.append(verdict("plain", "Highest throughput without overload:", text))
     return found
 
 
-def _slo_verdict(rows: Sequence[Mapping[str, Any]], load: str | None) -> Markup:
+def _slo_verdict(rows: Sequence[Mapping[str, Any]], parameters: Sequence[str], load: str | None) -> Markup:
     met = [row for row in rows if row.get("slo_met") is True]
     if not met:
         return verdict("bad", "The SLO", "is kept by none.")
     if load is None:
         best = max(met, key=_throughput)
-        text = f"{best['label']}, {number(_throughput(best))} output tok/s"
+        text = f"{_named(best, parameters)}, {number(_throughput(best))} output tok/s"
         return verdict(
             "good", f"{len(met)} of {len(rows)} keep the SLO;", f"the highest throughput among them has {text}."
         )
@@ -109,8 +116,13 @@ def _slo_verdict(rows: Sequence[Mapping[str, Any]], load: str | None) -> Markup:
     best = max((row for row in met if numeric(row[load]) == highest), key=_throughput)
     others = [str(row["label"]) for row in met if numeric(row[load]) == highest and row["label"] != best["label"]]
     also = f" (also {', '.join(others[:4])})" if others else ""
-    text = f"{number(highest)} {load_unit(load)} with {best['label']}{also}"
+    text = f"{number(highest)} {load_unit(load)} with {_named(best, parameters)}{also}"
     return verdict("good", "The SLO is kept up to", f"{text}; of the loads that were tried.")
+
+
+def _named(row: Mapping[str, Any], parameters: Sequence[str]) -> str:
+    """The label of a configuration; after the name of its parameter where there is just one, as in `block_size 16`."""
+    return f"{parameter_title(parameters)} {row['label']}" if len(parameters) == 1 else str(row["label"])
 
 
 def _throughput(row: Mapping[str, Any]) -> float:

@@ -17,6 +17,7 @@ window.drawFigures = (() => {
     if (axis.names) return new Bokeh.Range1d({start: axis.names.length - 0.4, end: -0.6});
     const known = values.filter(value => Number.isFinite(value) && (!axis.log || value > 0));
     let low = axis.start ?? Math.min(...known), high = axis.end ?? Math.max(...known);
+    if (axis.log && values.some(value => value <= 0)) low /= 4;  // an interval that reaches down to 0
     if (!known.length || !(low <= high)) [low, high] = axis.log ? [1, 10] : [0, 1];
     const [from, to] = axis.log ? [Math.log10(low), Math.log10(high)] : [low, high];
     const pad = 0.04 * (to - from) || (axis.log ? 0.3 : Math.abs(to) * 0.1 || 1);
@@ -64,6 +65,7 @@ window.drawFigures = (() => {
       axis.ticker = new Bokeh.FixedTicker({ticks: described.names.map((_, place) => place)});
       axis.major_label_overrides = new Map(described.names.map((name, place) => [place, plain(short(name, most))]));
       axis.major_label_text_color = ink;
+      for (const grid of plot.ygrids) grid.visible = false;
     }
   }
   function glyphsOf(plot, series, source, sideways) {
@@ -105,9 +107,14 @@ window.drawFigures = (() => {
       renderers: [glyph], tooltips: rows, mode, line_policy: "nearest", point_policy: "snap_to_data", toggleable: false,
     });
   }
-  function sourceOf(figure, series) {
+  // Bounds of intervals; on a logarithmic axis one of 0 is drawn at its end
+  function onAxis(bounds, figure, range) {
+    const {log} = figure.y.names ? figure.x : figure.y;
+    return floats(bounds).map(value => log && value <= 0 ? range.start : value);
+  }
+  function sourceOf(figure, series, range) {
     const data = {x: floats(series.x), y: floats(series.y), name: series.x.map(() => series.name)};
-    for (const bound of ["low", "high"]) if (series[bound]) data[bound] = floats(series[bound]);
+    for (const bound of ["low", "high"]) if (series[bound]) data[bound] = onAxis(series[bound], figure, range);
     Object.values(series.texts).forEach((texts, place) => { data[`text${place}`] = texts; });
     if (figure.y.names) data.name = series.y.map(place => figure.y.names[place]);
     return new Bokeh.ColumnDataSource({data});
@@ -152,10 +159,11 @@ window.drawFigures = (() => {
       active_drag: coarse ? null : "auto", min_border_top: 8, min_border_left: figure.group ? 84 : 5, min_border_right: 12,
     });
     style(plot, figure);
+    const bounded = figure.y.names ? plot.x_range : plot.y_range;
     const legend = place.parentElement.querySelector(".legend");
     legend.replaceChildren();
     for (const series of figure.series) {
-      const glyphs = glyphsOf(plot, series, sourceOf(figure, series), figure.y.names !== null);
+      const glyphs = glyphsOf(plot, series, sourceOf(figure, series, bounded), figure.y.names !== null);
       plot.add_tools(hoverOf(figure, series, glyphs[glyphs.length - 1]));
       const mark = series.dashed ? "dashed" : series.kind === "points" || series.kind === "interval" ? "points" : "";
       if (series.name) legend.append(entry(mark, colorOf(series.color), series.name, glyphs));
