@@ -40,6 +40,19 @@ window.drawFigures = (() => {
   function formatOf(axis) {
     return new Bokeh.NumeralTickFormatter({format: axis.format});
   }
+  // Powers of ten, with 2 and 5 times as much where they are few; Bokeh's own are crowded at the end of a short axis
+  function logTicks(low, high) {
+    const within = factors => {
+      const found = [];
+      for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) {
+        for (const factor of factors) found.push(factor * 10 ** power);
+      }
+      return found.filter(tick => low <= tick && tick <= high);
+    };
+    const all = [[1, 2, 5], [1, 3], [1]].map(within);
+    const many = all[2].length > 8 ? all[2].filter((_, place) => place % 2 === 0) : all[2];
+    return {major: [all[0], all[1]].find(ticks => ticks.length <= 7) ?? many, minor: []};
+  }
   function style(plot, figure) {
     const [ink, grey, line] = [css("--ink"), css("--grey"), css("--line")];
     for (const axis of plot.axes) {
@@ -56,10 +69,7 @@ window.drawFigures = (() => {
     for (const [axis, described] of [[plot.xaxes[0], figure.x], [plot.yaxes[0], figure.y]]) {
       axis.axis_label = plain(described.label);
       axis.formatter = formatOf(described);
-      if (described.log) {
-        const {start, end} = axis === plot.xaxes[0] ? plot.x_range : plot.y_range;
-        axis.ticker.desired_num_ticks = end / start < 200 ? 4 : 7;  // Bokeh's ticks are even there, and crowded on top
-      }
+      if (described.log) axis.ticker.get_ticks_no_defaults = logTicks;
       if (!described.names) continue;
       const most = innerWidth < 600 ? 16 : 34;
       axis.ticker = new Bokeh.FixedTicker({ticks: described.names.map((_, place) => place)});

@@ -88,7 +88,7 @@ def capacity_page(folder: Path) -> Path:
 
 
 def validation_document() -> dict[str, Any]:
-    errors = [
+    errors: list[dict[str, Any]] = [
         {"metric": metric, "statistic": statistic, "unit": "ms", "measured": 100.0, "simulated": 100.0 + error,
          "error_pct": error, "noise_floor_pct": 3.0}
         for metric in ("ttft", "tpot") for statistic, error in (("mean", -4.0), ("median", 2.5), ("p99", 20.0))

@@ -269,11 +269,12 @@ def test_the_timeline_counts_every_token_and_every_request(tmp_path: Path) -> No
     throughput, engine, *_ = timeline_figures(result, summary)
     middles = np.array(throughput.series[0].x)
     width = middles[1] - middles[0]
-    outputs = int(result.requests["num_output_tokens"].sum())
-    assert np.sum(throughput.series[0].y) * width == pytest.approx(outputs, rel=1e-3)
+    repeated = summary["preemptions"]  # a prefill that repeats preempted work gives a token that is not counted
+    outputs = int(result.requests["num_output_tokens"].sum()) - repeated
+    assert np.sum(throughput.series[0].y) * width == pytest.approx(outputs)
     prefill = int(result.steps["num_prefill_tokens"].sum())
     assert np.sum(throughput.series[1].y) * width == pytest.approx(prefill)
-    running = float(result.steps["num_running"] @ result.steps["duration"])
+    running = (result.steps["num_running"] * result.steps["duration"]).sum()
     assert np.sum(engine.series[0].y) * width == pytest.approx(running)
 
 
