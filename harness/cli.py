@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
-from harness.config import RunConfig, help_text, parse, to_yaml
+from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
 from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
@@ -32,11 +33,14 @@ from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR, write_report_page
 
+_VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
 def main() -> int:
     """The console command `twinserve`, and what run.py does: runs the command line, and returns the exit code."""
+    if not _VERBOSE.intersection(sys.argv):
+        logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
     return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
 
 
@@ -58,10 +62,14 @@ def launch(main: Callable[[], None]) -> int:
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
+            sys.argv[1:] = [
+                "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
+            ]
             flags = _flags()
             if flags.help:
                 _print_help(flags)
             else:
+                _import_vllm(flags)
                 main()
         return 0
     except KeyboardInterrupt:
@@ -122,7 +130,10 @@ def _execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
-        sweep.report(config.results, folder)
+        sweep.report(config.results, folder, config.plot, config.report.baseline)
+        return
+    if config.task == "plot":
+        importlib.import_module("harness.sweeps.drawing").draw(config, folder)
         return
     inputs = json.dumps(input_digests(config), indent=2)
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
@@ -226,3 +237,11 @@ def _print_help(flags: Namespace) -> None:
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
     print(help_text.build([CONF, *own], flags.overrides, program))
+
+
+def _import_vllm(flags: Namespace) -> None:
+    """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
+    folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]
+    sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
+    for note in notes:
+        print(f"{vllm_import.KEY}: {note}", file=sys.stderr)

@@ -5,10 +5,11 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
-from engine.core.policies import POLICIES
+from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
+from harness.config.plotting import PlotConfig, ReportConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
@@ -31,7 +32,7 @@ _REAL_FORMATS = ("none", "fp8", "fp8_block")
 class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
     `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
-    folders that `task=report` compares."""
+    folders that `task=report` compares and `task=plot` draws."""
 
     task: Task = "run"
     engine: EngineConfig
@@ -55,8 +56,12 @@ class RunConfig(ConfigModel):
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
     progress: bool = True
+    verbose: bool = False
     plots: bool = True
+    figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    plot: PlotConfig = PlotConfig()
+    report: ReportConfig = ReportConfig()
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
@@ -156,7 +161,7 @@ class RunConfig(ConfigModel):
             count = getattr(self.trace, key)
             if count > self.max_num_seqs:
                 raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
-        policy, beams = self.scheduler.policy, f"trace.beam_width={self.trace.beam_width}"
+        policy, beams = find_policy(self.scheduler.policy), f"trace.beam_width={self.trace.beam_width}"
         if self.trace.beam_width > 1 and self.speculation.kind != "none":
             raise ValueError(
                 f"{beams}: with speculation={self.speculation.kind} the beams of a request would not stay in step"
@@ -165,10 +170,10 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
             )
-        if self.trace.beam_width > 1 and POLICIES[policy].pauses_decodes:
+        if self.trace.beam_width > 1 and policy is not None and policy.pauses_decodes:
             raise ValueError(
-                f"{beams}: scheduler.policy={policy} lets single sequences sit out a step, and the beams of a request "
-                "go on together; use scheduler=mixed or prefill_first"
+                f"{beams}: scheduler.policy={self.scheduler.policy} lets single sequences sit out a step, and the "
+                "beams of a request go on together; use scheduler=mixed or prefill_first"
             )
         return self
 
@@ -235,10 +240,11 @@ class RunConfig(ConfigModel):
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
-        if self.task == "report" and not self.results:
+        reads = self.task in ("report", "plot")
+        if reads and not self.results:
+            raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")
+        if not reads and self.results:
             raise ValueError(
-                "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
+                "results: read by task=report and task=plot only; add task=report to compare earlier results"
             )
-        if self.task != "report" and self.results:
-            raise ValueError("results: read by task=report only; add task=report to compare earlier results")
         return self

@@ -6,7 +6,7 @@ from harness.config.profiling import ProfileConfig
 from harness.config.system import CostConfig, EngineConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 
-Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime"]
+Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "plot"]
 
 
 def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:

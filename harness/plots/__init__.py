@@ -11,6 +11,7 @@ import pandas as pd
 
 from harness.config.plotting import PlotConfig
 from harness.results.tables import Floats, RunResult
+from simulator.profile.profile import Profile
 
 
 def write_run_plots(result: RunResult, summary: Mapping[str, Any], folder: Path, plot: PlotConfig) -> list[Path]:
@@ -37,16 +38,37 @@ def write_comparison_plots(
     """Draw comparison_metrics, comparison_frontier and comparison_latency of a set of configurations into `folder`.
 
     table: a row per configuration and load, as `harness.sweeps.repeats` makes it. curves: by `curve_key` and latency
-    (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Returns the files of the figures for which there is data.
+    (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Where `plot` chooses axes, the one figure that it asks for is
+    drawn, comparison. Returns the files of the figures for which there is data.
     """
     from harness.plots.compare import draw_metrics
     from harness.plots.latency import draw_distributions
     from harness.plots.style import write_figures
     from harness.plots.tradeoff import draw_frontier
 
+    if plot.x or plot.y or plot.color or plot.facet:
+        return write_figures({"comparison": draw_metrics(table, plot)}, folder, plot)
     figures = {
         "comparison_metrics": draw_metrics(table, plot),
         "comparison_frontier": draw_frontier(table, plot),
         "comparison_latency": draw_distributions(table, curves, plot),
     }
     return write_figures(figures, folder, plot)
+
+
+def write_profile_plot(profile: Profile, folder: Path, plot: PlotConfig, name: str = "profile") -> list[Path]:
+    """Draw the operator times of a profile by shape; returns the files."""
+    from harness.plots.profile import draw_profile
+    from harness.plots.style import write_figures
+
+    return write_figures({name: draw_profile(profile, plot)}, folder, plot)
+
+
+def write_calibration_plot(
+    document: Mapping[str, Any], folder: Path, plot: PlotConfig, name: str = "calibration"
+) -> list[Path]:
+    """Draw the constants and errors in the content of a calibration.yaml; returns the files."""
+    from harness.plots.calibration import draw_calibration
+    from harness.plots.style import write_figures
+
+    return write_figures({name: draw_calibration(document, plot)}, folder, plot)

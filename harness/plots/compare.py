@@ -171,7 +171,7 @@ def _draw_curve(axes: Axes, part: pd.DataFrame, each: Metric, x: str, color: Any
         axes.vlines(at, low, high, color=color, linewidth=1, alpha=0.55)
         style = marker(bool(simulated), color)
         line = "" if not is_numeric(table[x]) else "--" if simulated and mixed else "-"
-        axes.plot(at, values, line, markersize=3.8, **style)
+        axes.plot(at, values, linestyle=line or "none", markersize=3.8, **style)
         if "verdict" in rows:
             over = (rows["verdict"] == "overloaded").to_numpy()[order]
             axes.plot(at[over], values[over], linestyle="", marker="x", color=color, markersize=7)

@@ -44,7 +44,9 @@ def name_ends(axes: Axes, names: Sequence[Name], size: float) -> None:
 
     The limits of the axes must be set.
     """
-    shown = sorted((name for name in names if np.isfinite([name.x, name.y]).all()), key=lambda name: _height(axes, name))
+    shown = sorted(
+        (name for name in names if np.isfinite([name.x, name.y]).all()), key=lambda name: _height(axes, name)
+    )
     if not shown:
         return
     texts = [wrapped_label(name.text) for name in shown]
@@ -95,7 +97,7 @@ def name_points(
         for name, place in ((name, place) for places in (_AROUND, _FARTHER) for name in choices for place in places):
             note = _annotate(axes, name, place, size)
             note.update_positions(renderer)
-            box = Text.get_window_extent(note, renderer)
+            box = Text.get_window_extent(note, renderer).padded(1)
             inside = frame.x0 <= box.x0 and box.x1 <= frame.x1 and frame.y0 <= box.y0 and box.y1 <= frame.y1
             if inside and not any(box.overlaps(other) for other in taken):
                 taken.append(box)

@@ -157,10 +157,14 @@ def comparison_subtitle(table: pd.DataFrame, plot: PlotConfig, *notes: str) -> s
     kinds = both if simulated.nunique() > 1 else "all SIMULATED" if simulated.all() else "all MEASURED"
     count = int(table["num_runs"].sum())
     parts = [f"{count} run{'s' if count != 1 else ''}, {kinds}"]
-    model, device = (plot.name(fixed[key]) for key in ("model", "device")) if {"model", "device"} <= fixed.keys() else ("", "")
+    model, device = (
+        (plot.name(fixed[key]) for key in ("model", "device")) if {"model", "device"} <= fixed.keys() else ("", "")
+    )
     parts += [f"{model.rpartition('/')[2]} on {device}"] if model else []
     shown = ("model", "weights", "device", "trace", "arrival", *_LOAD_NAMES, "seed")
-    parts += [f"{key} {value}" for key, value in fixed.items() if key in shown and not (model and key in ("model", "device"))]
+    parts += [
+        f"{key} {value}" for key, value in fixed.items() if key in shown and not (model and key in ("model", "device"))
+    ]
     if table["num_runs"].max() > 1:
         parts.append(f"means of {table['num_runs'].max()} seeds, bars: 95% interval")
     if "verdict" in table and (table["verdict"] == "overloaded").any():
@@ -175,7 +179,9 @@ def slo_line(axes: Axes, which: str, limit: float | None, unit: str = "") -> Non
     """A dashed line at an SLO, with its value where a unit is given."""
     if limit is None:
         return
-    (axes.axvline if which == "x" else axes.axhline)(limit, color=SLO, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1, label="SLO")
+    (axes.axvline if which == "x" else axes.axhline)(
+        limit, color=SLO, linewidth=0.9, linestyle=(0, (4, 2)), zorder=1, label="SLO"
+    )
     if not unit:
         return
     text, at = f"SLO {number(limit)} {unit}", (limit, 1.0) if which == "x" else (0.0, limit)

@@ -72,7 +72,9 @@ def draw_frontier(table: pd.DataFrame, plot: PlotConfig) -> Figure | None:
     if load:
         notes.append(f"numbers on it: {plot.name(short_name(load, [load]))}")
     if table.attrs["parameters"]:
-        notes.append("names: " + " · ".join(short_name(name, table.attrs["parameters"]) for name in table.attrs["parameters"]))
+        notes.append(
+            "names: " + " · ".join(short_name(name, table.attrs["parameters"]) for name in table.attrs["parameters"])
+        )
     subtitle = comparison_subtitle(table, plot, *notes)
     figure, axes = fitting("Throughput against what users get", subtitle, len(planes), plot, _PANEL_IN)
     colors = line_colors(table, ["label"]) if table["label"].nunique() <= len(COLORS) and load else {}
@@ -156,7 +158,11 @@ def _name_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str
 
     rows_of.sort(key=lambda rows: not plane.front[rows].any())  # those on the frontier first
     names = [
-        names_at(rows, plot.name(label := table["label"][rows[0]]), colors.get(label, INK if plane.front[rows].any() else GREY))
+        names_at(
+            rows,
+            plot.name(label := table["label"][rows[0]]),
+            colors.get(label, INK if plane.front[rows].any() else GREY),
+        )
         for rows in rows_of
     ]
     names += [names_at([row], value_label(table[load][row]), GREY) for row in np.flatnonzero(plane.front) if load]

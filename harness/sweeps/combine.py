@@ -95,7 +95,10 @@ def _told_apart_by(table: pd.DataFrame, swept: Swept) -> list[str]:
     columns = [*swept.parameters, *([swept.load] if swept.load else []), SEED]
     if alive.empty or not alive.duplicated(columns).any():
         return []
-    if alive["revision"].nunique() > 1 and not alive[alive["simulated"].astype(bool)].duplicated([*columns, "revision"]).any():
+    if (
+        alive["revision"].nunique() > 1
+        and not alive[alive["simulated"].astype(bool)].duplicated([*columns, "revision"]).any()
+    ):
         return ["revision"]
     return ["run"] if alive[alive["simulated"].astype(bool)].duplicated(columns).any() else []
 

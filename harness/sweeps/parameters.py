@@ -17,7 +17,16 @@ from engine.documents import DocumentError, parse_yaml, read_text
 
 LOADS = ("arrival.rate", "arrival.concurrency", "arrival.time_scale")
 SEED = "seed"
-_NOT_SWEPT = ("task", "results", "progress", "plots", "plot", "report")  # keys that do not decide the outcome of a run
+_NOT_SWEPT = (
+    "task",
+    "results",
+    "progress",
+    "plots",
+    "plot",
+    "report",
+    "verbose",
+    "figures",
+)  # keys that do not decide the outcome of a run
 _DEFINING = ("kind", "name", "policy")
 _ANY_KEY = "experiment"  # the group whose options set keys of other groups
 _CHOICES = re.compile(r"^    choices:\n((?:      .*\n)+)", re.MULTILINE)

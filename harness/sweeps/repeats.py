@@ -68,7 +68,9 @@ def baseline_label(table: pd.DataFrame, baseline: str | int | None) -> str:
     named = table.loc[table["run"] == baseline, "label"].tolist()
     if named:
         return str(named[0])
-    raise ConfigError(f"report.baseline={baseline}: give an index below {len(labels)} or one of {'; '.join(labels[:20])}")
+    raise ConfigError(
+        f"report.baseline={baseline}: give an index below {len(labels)} or one of {'; '.join(labels[:20])}"
+    )
 
 
 def _one_row(group: pd.DataFrame) -> dict[str, Any]:
