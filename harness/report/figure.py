@@ -44,6 +44,7 @@ class Series:
         color: number in the palette of `assets/page.css`.
         dashed: of lines, such as measured ones beside simulated ones.
         low, high: bounds of y, or of x where y is an axis of categories.
+        hollow: of points, those drawn as rings.
         texts: more lines of the box beside the pointer, by title; one text per value.
     """
 
@@ -55,6 +56,7 @@ class Series:
     dashed: bool = False
     low: Values | None = None
     high: Values | None = None
+    hollow: Sequence[bool] | None = None
     texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
@@ -108,6 +110,7 @@ def _series(series: Series) -> dict[str, Any]:
         "kind": series.kind,
         "color": series.color,
         "dashed": series.dashed,
+        "hollow": None if series.hollow is None else list(series.hollow),
         "texts": {name: list(texts) for name, texts in series.texts.items()},
         **{name: None if values is None else [_rounded(each) for each in values] for name, values in numbers.items()},
     }

@@ -148,7 +148,9 @@ def _table(
         "request_goodput": "goodput req/s",
         "preemptions": "preempted",
     }
-    metrics = {key: name for key, name in metrics.items() if any(is_known(row.get(key)) for row in rows)}
+    metrics = {key: name for key, name in metrics.items() if any(is_known(row.get(key)) and row[key] for row in rows)}
+    if all((row.get("num_gpus") or 1) == 1 for row in rows):
+        metrics.pop("output_throughput_per_gpu", None)
     keys = [*parameters, *([load] if load else [])] or ["run"]
     against = {key for key in metrics if any(is_known(row.get(f"{key}_vs_baseline_pct")) for row in rows)}
     columns: list[tuple[str, list[Cell]]] = [
@@ -160,8 +162,9 @@ def _table(
         columns.append((name, [number_cell(row.get(key)) for row in rows]))
         if key in against:
             columns.append(("±%", [_difference(row.get(f"{key}_vs_baseline_pct")) for row in rows]))
-    columns.append(("KV use", [_share(row.get("mean_kv_cache_usage")) for row in rows]))
-    columns.append(("cache hits", [_share(row.get("prefix_cache_hit_rate")) for row in rows]))
+    for key, name in (("mean_kv_cache_usage", "KV use"), ("prefix_cache_hit_rate", "cache hits")):
+        if any(is_known(row.get(key)) and row[key] for row in rows):
+            columns.append((name, [_share(row.get(key)) for row in rows]))
     if any(row.get("verdict") for row in rows):
         columns.append(("verdict", [_verdict_cell(row.get("verdict")) for row in rows]))
     if any(row.get("slo_met") is not None for row in rows):

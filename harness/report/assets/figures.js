@@ -100,7 +100,8 @@ window.drawFigures = (() => {
     if (few || series.kind === "points" || series.kind === "interval") {
       const many = series.x.length > 400;
       glyphs.push(plot.scatter({
-        x, y, source, size: many ? 4 : 8, fill_color: color, fill_alpha: many ? 0.45 : 1, line_color: null,
+        x, y, source, size: many ? 4 : 8, fill_color: color, line_color: series.hollow ? color : null,
+        fill_alpha: series.hollow ? {field: "fill"} : many ? 0.45 : 1,
       }));
     }
     return glyphs;
@@ -125,6 +126,7 @@ window.drawFigures = (() => {
   function sourceOf(figure, series, range) {
     const data = {x: floats(series.x), y: floats(series.y), name: series.x.map(() => series.name)};
     for (const bound of ["low", "high"]) if (series[bound]) data[bound] = onAxis(series[bound], figure, range);
+    if (series.hollow) data.fill = series.hollow.map(hollow => hollow ? 0 : 1);
     Object.values(series.texts).forEach((texts, place) => { data[`text${place}`] = texts; });
     if (figure.y.names) data.name = series.y.map(place => figure.y.names[place]);
     return new Bokeh.ColumnDataSource({data});

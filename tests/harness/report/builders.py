@@ -60,11 +60,16 @@ def capacity_document() -> dict[str, Any]:
                 "folder": "p",
                 "holds": value < 10 * number,
                 "verdict": "stable",
-                "p99_ttft_ms": 50.0 * value,
+                "ttft_ms": 50.0 * value,
             }
             for value in (5.0 * number, 12.0 * number)
         ]
-        row = {"label": f"{HOSTILE} {number}", "overrides": {}, "capacity": 9.5 * number, "low": 9.0 * number}
+        row = {
+            "label": f"{HOSTILE} {number}",
+            "overrides": {"scheduler": f"{HOSTILE} {number}", "max_num_seqs": str(number)},
+            "capacity": 9.5 * number,
+            "low": 9.0 * number,
+        }
         row |= {"high": 10.0 * number, "per_gpu": 9.5 * number, "num_gpus": 1, "cost_per_million_tokens": None}
         row |= {"interactivity": 40.0, "output_throughput": 3000.0 * number, "num_probes": 2, "probes": probes}
         rows.append(row)
@@ -73,7 +78,7 @@ def capacity_document() -> dict[str, Any]:
         "question": f"At which rate does the SLO hold with {HOSTILE}?",
         "over": "arrival.rate",
         "unit": "requests/s",
-        "slo": {"ttft_ms": 500, "percentile": 99},
+        "slo": {"ttft": 500, "percentile": 99},
         "rows": rows,
         "best": 2,
         "sentence": f"{HOSTILE} carries most.",
