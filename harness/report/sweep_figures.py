@@ -106,7 +106,7 @@ def _curves(rows: Rows, load: str, key: str) -> list[Series]:
         low, high = _bounds(own, key)
         texts = {"load": [str(row["verdict"]) for row in own]} if own and all(row.get("verdict") for row in own) else {}
         xs, ys = [row[load] for row in own], [row[key] for row in own]
-        found.append(Series(label, "line", xs, ys, color % _COLORS, color >= _COLORS, low, high, texts))
+        found.append(Series(label, "line", xs, ys, color % _COLORS, color >= _COLORS, low, high, texts=texts))
     return found
 
 
