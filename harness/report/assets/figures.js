@@ -89,7 +89,8 @@ window.drawFigures = (() => {
       glyphs.push(plot.segment({...ends, source, line_color: color, line_width: 1.5, line_alpha: 0.8}));
     }
     if (series.kind === "area") {
-      glyphs.push(plot.varea({x, y1: 0, y2: y, source, fill_color: color, fill_alpha: 0.18}));
+      const own = new Bokeh.ColumnDataSource({data: source.data});  // as Bokeh draws no area of which a point is found
+      glyphs.push(plot.varea({x, y1: 0, y2: y, source: own, fill_color: color, fill_alpha: 0.18}));
     }
     if (series.kind === "bars") {
       glyphs.push(plot.hbar({y, right: x, left: 0, height: 0.6, source, fill_color: color, line_color: null}));
@@ -106,16 +107,27 @@ window.drawFigures = (() => {
     }
     return glyphs;
   }
+  // What the pointer finds: the last glyph, or around the points of a line discs that are not seen. They have a source of
+  // their own, as Bokeh draws of a line only the found points.
+  function targetOf(plot, figure, series, source, glyphs) {
+    if (series.kind !== "line" || figure.group) return glyphs[glyphs.length - 1];
+    const own = new Bokeh.ColumnDataSource({data: source.data});
+    return plot.scatter({
+      x: {field: "x"}, y: {field: "y"}, source: own, size: 14, fill_color: colorOf(series.color), fill_alpha: 0, line_color: null,
+    });
+  }
   function hoverOf(figure, series, glyph) {
     const value = (axis, field) => axis.names ? null : [axis.label, `@${field}{${axis.format}}`];
     const texts = Object.keys(series.texts).map((name, place) => [name, `@text${place}`]);
-    const bounds = figure.y.names ? figure.x : figure.y;
-    const interval = series.low ? [["interval", `@low{${bounds.format}} to @high{${bounds.format}}`]] : [];
+    const interval = series.low ? [["95 % interval", "@interval"]] : [];
     const name = [["", "@name"]];
-    const rows = [...name, value(figure.x, "x"), value(figure.y, "y"), ...interval, ...texts].filter(row => row);
-    const mode = series.kind === "area" ? "vline" : "mouse";
+    const here = figure.group
+      ? figure.series.map((each, place) => [each.name, `@series${place}{${figure.y.format}}`])
+      : [value(figure.y, "y"), ...interval, ...texts];
+    const rows = [...figure.group ? [] : name, value(figure.x, "x"), ...here].filter(row => row);
     return new Bokeh.HoverTool({
-      renderers: [glyph], tooltips: rows, mode, line_policy: "nearest", point_policy: "snap_to_data", toggleable: false,
+      renderers: [glyph], tooltips: rows, mode: figure.group ? "vline" : "mouse", limit: 1, line_policy: "nearest",
+      point_policy: "snap_to_data", visible: false,
     });
   }
   // Bounds of intervals; on a logarithmic axis one of 0 is drawn at its end
@@ -123,9 +135,18 @@ window.drawFigures = (() => {
     const {log} = figure.y.names ? figure.x : figure.y;
     return floats(bounds).map(value => log && value <= 0 ? range.start : value);
   }
+  function intervalText(low, high, figure) {
+    const isShare = (figure.y.names ? figure.x : figure.y).format.endsWith("%");
+    const format = new Intl.NumberFormat("en", {maximumSignificantDigits: 4, style: isShare ? "percent" : "decimal"});
+    return low === null || high === null ? "not known" : `${format.format(low)} to ${format.format(high)}`;
+  }
   function sourceOf(figure, series, range) {
     const data = {x: floats(series.x), y: floats(series.y), name: series.x.map(() => series.name)};
-    for (const bound of ["low", "high"]) if (series[bound]) data[bound] = onAxis(series[bound], figure, range);
+    if (series.low) {
+      for (const bound of ["low", "high"]) data[bound] = onAxis(series[bound], figure, range);
+      data.interval = series.low.map((low, place) => intervalText(low, series.high[place], figure));
+    }
+    if (figure.group) figure.series.forEach((each, place) => { data[`series${place}`] = floats(each.y); });
     if (series.hollow) data.fill = series.hollow.map(hollow => hollow ? 0 : 1);
     Object.values(series.texts).forEach((texts, place) => { data[`text${place}`] = texts; });
     if (figure.y.names) data.name = series.y.map(place => figure.y.names[place]);
@@ -163,20 +184,26 @@ window.drawFigures = (() => {
       if (!groups.has(figure.group)) groups.set(figure.group, []);
       follow(groups.get(figure.group), xRange);
     }
+    const zoom = new Bokeh.BoxZoomTool();
     const plot = Bokeh.Plotting.figure({
       x_range: xRange, y_range: rangeOf(figure.y, valuesOn("y", figure)),
       x_axis_type: figure.x.log ? "log" : "linear", y_axis_type: figure.y.log ? "log" : "linear",
-      sizing_mode: "stretch_both", tools: "box_zoom,pan,wheel_zoom,reset,save", toolbar_location: "right",
+      sizing_mode: "stretch_both", toolbar_location: "right",
+      tools: [zoom, new Bokeh.PanTool(), new Bokeh.WheelZoomTool(), new Bokeh.ResetTool(), new Bokeh.SaveTool()],
       background_fill_color: null, border_fill_color: null, outline_line_color: null, output_backend: "svg",
-      active_drag: coarse ? null : "auto", min_border_top: 8, min_border_left: figure.group ? 84 : 5, min_border_right: 12,
+      active_drag: coarse ? null : zoom, active_scroll: null, min_border_top: 8, min_border_left: figure.group ? 84 : 5, min_border_right: 12,
     });
     style(plot, figure);
     const bounded = figure.y.names ? plot.x_range : plot.y_range;
     const legend = place.parentElement.querySelector(".legend");
     legend.replaceChildren();
     for (const series of figure.series) {
-      const glyphs = glyphsOf(plot, series, sourceOf(figure, series, bounded), figure.y.names !== null);
-      plot.add_tools(hoverOf(figure, series, glyphs[glyphs.length - 1]));
+      const source = sourceOf(figure, series, bounded);
+      const glyphs = glyphsOf(plot, series, source, figure.y.names !== null);
+      // figures over time have one box with all series, whose times are the same
+      if (!figure.group || series === figure.series[0]) {
+        plot.add_tools(hoverOf(figure, series, targetOf(plot, figure, series, source, glyphs)));
+      }
       const mark = series.dashed ? "dashed" : series.kind === "points" || series.kind === "interval" ? "points" : "";
       if (series.name) legend.append(entry(mark, colorOf(series.color), series.name, glyphs));
     }

@@ -27,6 +27,12 @@ def _clean_hydra() -> Iterator[None]:
     HydraConfig.instance().cfg = None
 
 
+@pytest.fixture(autouse=True)
+def _no_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("harness.plots.write_run_plots", "harness.sweeps.comparison.write_comparison_plots"):
+        monkeypatch.setattr(name, lambda *_: [])
+
+
 @pytest.fixture
 def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
     """What `run.py` does with the given arguments, in an empty working directory."""
