@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from harness.errors import TwinServeError
 from harness.report.elements import Cell, Markup, Tone, bullets, facts, figures, section, table, tiles, verdict
 from harness.report.page import Page
 from harness.report.reproduction import reproduction
@@ -23,9 +24,18 @@ from harness.report.words import (
     slo_text,
     tail_of,
 )
-from harness.results.files import read_results
+from harness.results.files import GAPS, REQUESTS, STEPS, read_summary, read_table
 from harness.results.summary import number, percent
+from harness.results.tables import Gaps, RunResult
 
+_STEP_COLUMNS = [
+    "start_time", "duration", "num_decode_seqs", "num_prefill_tokens", "num_running", "num_waiting", "num_used_blocks",
+    "num_preempted",
+]  # fmt: skip
+_REQUEST_COLUMNS = [
+    "request_id", "status", "arrival_time", "first_token_time", "ttft", "tpot", "e2el", "num_prompt_tokens",
+    "num_output_tokens",
+]  # fmt: skip
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
@@ -35,7 +45,8 @@ def run_page(folder: Path) -> Page:
     Raises:
         TwinServeError: the result cannot be read.
     """
-    result, summary = read_results(folder)
+    summary = read_summary(folder)
+    result = _read_drawn(folder, summary)
     config = summary.get("config") or {}
     limits = limits_of(summary, config)
     requests = counted(result, summary)
@@ -53,6 +64,24 @@ def run_page(folder: Path) -> Page:
             section("Good to know", bullets(_warnings(summary))),
             reproduction(folder, summary.get("environment") or {}, config),
         ],
+    )
+
+
+def _read_drawn(folder: Path, summary: dict[str, Any]) -> RunResult:
+    """The result with the columns that are drawn, as all columns of a large run take seconds to read."""
+    try:
+        steps = read_table(folder / STEPS, [*_STEP_COLUMNS, "num_accepted_tokens"])
+    except TwinServeError:  # of an earlier version, or damaged
+        steps = read_table(folder / STEPS, _STEP_COLUMNS)
+    gaps = read_table(folder / GAPS, ["value_s", "weight"])
+    return RunResult(
+        requests=read_table(folder / REQUESTS, _REQUEST_COLUMNS),
+        steps=steps,
+        gaps=Gaps(gaps["value_s"].to_numpy(), gaps["weight"].to_numpy()),
+        num_blocks=summary["num_blocks"],
+        block_size=summary["block_size"],
+        complete=summary["complete"],
+        meta=summary,
     )
 
 
