@@ -29,11 +29,13 @@ from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CALIBRATION, ERRORS, INPUTS, REPORT, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
+from harness.results.perfetto import TRACE
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
+_LAUNCHING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
@@ -146,7 +148,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, REPORT):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, REPORT):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -177,7 +179,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)})"
+        hint = (
+            "; text with = , ~ or spaces needs quotes of its own, such as results=['a=1']"
+            if "=" in error.override
+            else ""
+        )
+        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)}){hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"
@@ -203,11 +210,11 @@ def _odd_choice() -> str | None:
 
 
 def _is_users(error: Exception) -> bool:
-    """Whether the user can be the cause; Hydra also uses ValueError for misuse of its flags and groups."""
+    """Whether the user can be the cause; Hydra and its launchers also use other types for wrong flags and groups."""
     if isinstance(error, _USERS):
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
+    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in _LAUNCHING
 
 
 def _one_line(text: str) -> str:

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from harness.calibration.fit import Fit, minimise
 from harness.calibration.objective import Misfit, Objective, make_objective
@@ -20,8 +19,10 @@ from harness.config import RunConfig
 from harness.config.validation import CalibrationConfig, LatencyFrom, Part
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
+from harness.plots import write_calibration_plot
 from harness.results.environment import command_line
 from harness.results.files import CALIBRATION
+from harness.results.terminal import print_line
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
 from harness.runs.system import System, resolve
@@ -62,11 +63,12 @@ def fit_constants(
     console = Console()
     earlier, constants = system.calibration, chosen_constants(system, config.calibration)
     for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
-        console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
+        print_line(console, f"! {warning}", "yellow")
     limit = config.calibration.max_evaluations
     with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
         fit = minimise(_with_prior(objective.misfit, _known(system, config.calibration)), constants, limit, report)
-    before = objective.misfit({name: constant.default for name, constant in constants.items()})
+    start = {name: constant.default for name, constant in constants.items()}
+    before = objective.misfit(start)
     after = objective.misfit(fit.values)
     limits = at_limits(constants, fit.values)
     document = {
@@ -84,14 +86,20 @@ def fit_constants(
             "before": before,
             "after": after,
             "evaluations": fit.num_evaluations,
+            "start": start,
+            "limits": {name: [constant.low, constant.high] for name, constant in constants.items()},
+            "errors_before": objective.errors(start),
+            "errors_after": objective.errors(fit.values),
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
     }
     fitted.write(output_dir / CALIBRATION, document)
+    if config.plots:
+        write_calibration_plot(document, output_dir, config.plot)
     _print(console, constants, fit, limits)
     text = f"\n{objective.what}: {before:.2%} before, {after:.2%} after {fit.num_evaluations} evaluations"
-    console.print(Text(text), soft_wrap=True)
+    print_line(console, text)
     console.print(f"constants: {output_dir / CALIBRATION}", highlight=False, soft_wrap=True)
     return document
 
@@ -203,4 +211,4 @@ def _print(console: Console, constants: Mapping[str, Constant], fit: Fit, limits
     console.print(table)
     for name, limit in limits.items():
         text = f"! {name} is at its {limit}: the cost model has no value that fits better, or the run does not tell it"
-        console.print(Text(text, style="yellow"), soft_wrap=True)
+        print_line(console, text, "yellow")

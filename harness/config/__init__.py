@@ -2,6 +2,7 @@
 
 from harness.config import option_sets as option_sets  # registers the option sets with Hydra
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
+from harness.config.metrics import IntervalConfig, MetricsConfig, SloConfig
 from harness.config.parse import load, parse, to_yaml
 from harness.config.run import RunConfig
 from harness.config.system import (
@@ -13,13 +14,11 @@ from harness.config.system import (
     EngineConfig,
     GpuEngine,
     LinearCost,
-    MetricsConfig,
     ModelConfig,
     ProfiledCost,
     RooflineCost,
     SchedulerConfig,
     SimEngine,
-    SloConfig,
 )
 from harness.config.tiers import TiersConfig
 from harness.config.workload import (
@@ -69,6 +68,7 @@ __all__ = [
     "EngineConfig",
     "GammaArrival",
     "GpuEngine",
+    "IntervalConfig",
     "JsonlTrace",
     "LengthsConfig",
     "LinearCost",

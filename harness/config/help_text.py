@@ -27,7 +27,7 @@ Examples:
   {program} experiment=conversations
       a whole setup; keys and groups can still be changed
   {program} trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
-  {program} -m experiment=first_sweep
+  {program} experiment=limits_sweep
   {program} -m block_size=16,64 hydra/launcher=joblib
       in parallel, on all cores or hydra.launcher.n_jobs of them
   {program} -m block_size=16,64,256 hydra.sweep.dir=multirun/a

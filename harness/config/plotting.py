@@ -30,11 +30,14 @@ class PlotConfig(ConfigModel):
     color: Text | None = None
     facet: Text | None = None
     log: Literal["none", "x", "y", "xy"] | None = None
-    labels: dict[str, str] = {}
+    labels: dict[str, str] | None = None
 
     def name(self, text: str) -> str:
         """The text that stands for `text` in figures."""
-        return self.labels.get(text, text)
+        return (self.labels or {}).get(text, text)
+
+
+AS_USUAL = PlotConfig()
 
 
 class ReportConfig(ConfigModel):

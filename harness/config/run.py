@@ -8,7 +8,8 @@ from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
-from harness.config.base import ConfigModel, Fraction, Text, within
+from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.metrics import MetricsConfig
 from harness.config.plotting import PlotConfig, ReportConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
@@ -16,7 +17,6 @@ from harness.config.system import (
     CostConfig,
     DeviceConfig,
     EngineConfig,
-    MetricsConfig,
     ModelConfig,
     SchedulerConfig,
     WeightFormat,
@@ -59,6 +59,8 @@ class RunConfig(ConfigModel):
     verbose: bool = False
     plots: bool = True
     figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    perfetto: bool = False
+    perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     plot: PlotConfig = PlotConfig()
     report: ReportConfig = ReportConfig()
@@ -85,6 +87,15 @@ class RunConfig(ConfigModel):
                 f"max_model_len={self.max_model_len}: must be <= {limit}, model.max_position_embeddings "
                 f"of {self.model.name}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        window = self.perfetto_window
+        if window is not None and not (len(window) == 2 and window[0] < window[1]):
+            raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
+        if window is not None and not self.perfetto:
+            raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
         return self
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Configuration of what serves the requests: engine, model, device, scheduler, step cost; and of the metrics."""
+"""Configuration of what serves the requests: engine, model, device, scheduler, step cost."""
 
 from typing import Annotated, Any, Literal, Self
 
@@ -261,31 +261,3 @@ class CustomCost(CustomConfig):
 
 
 CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost | CustomCost, Field(discriminator="kind")]
-
-
-class SloConfig(ConfigModel):
-    """Service-level objectives in milliseconds. A request is good when it meets every one given; a run meets them when
-    `percentile` percent of its requests are within each."""
-
-    ttft_ms: Annotated[float, within("latency_ms")] | None = None
-    tpot_ms: Annotated[float, within("latency_ms")] | None = None
-    e2el_ms: Annotated[float, within("latency_ms")] | None = None
-    percentile: Annotated[float, Field(gt=0, le=100)] = 99.0
-
-
-class MetricsConfig(ConfigModel):
-    """What the summary reports, and of which requests.
-
-    Attributes:
-        percentiles: of the latencies to report, each 0 to 100.
-    """
-
-    percentiles: Annotated[tuple[Annotated[float, Field(ge=0, le=100)], ...], Field(strict=False, min_length=1)] = (
-        50.0,
-        90.0,
-        95.0,
-        99.0,
-    )
-    warmup: Annotated[float, within("cut_s")] = 0.0
-    drain: Annotated[float, within("cut_s")] = 0.0
-    slo: SloConfig = SloConfig()

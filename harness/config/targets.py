@@ -6,8 +6,8 @@
     cost.target        a cost model: a function of model, device, tensor_parallel_size and its options
     figures            a list of figures: functions of a RunResult and its summary
 
-Modules are found where Python finds them, and in the working directory. Only `import_targets` runs code, and only
-`parse` calls it, for what the user composes. A configuration that is loaded from a folder of results, which may be of
+Modules are found where Python finds them, and in the working directory. Only `import_targets` runs code: `parse` calls
+it for what the user composes. A configuration that is loaded from a folder of results, which may be of
 another person, names code without running it: `find` refuses a name that has not been imported.
 """
 
@@ -16,8 +16,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,13 @@ def import_targets(values: Mapping[str, Any]) -> None:
                 POLICIES[name] = _checked_policy(name, _imported[name])
 
 
+def is_known(policy: str) -> bool:
+    """Whether a policy can be asked for its settings; one of the user's own is imported for it, if it can be."""
+    with suppress(ConfigError):
+        import_targets({"scheduler": {"policy": policy}})
+    return policy in POLICIES
+
+
 def find(key: str, name: str) -> Callable[..., Any]:
     """What `import_targets` imported under a name.
 
@@ -83,7 +91,7 @@ def errors_of(key: str, name: str) -> Iterator[None]:
     except TwinServeError:
         raise
     except Exception as error:
-        raise ConfigError(f"{key}={name!r}: {_described(error)}") from error
+        raise ConfigError(f"{key}={name!r}: {_described(name, error)}") from error
 
 
 def _import(key: str, name: str) -> Any:
@@ -96,11 +104,11 @@ def _import(key: str, name: str) -> Any:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ConfigError(f"{key}={name!r}: importing it failed: {_described(error)}") from error
+            raise ConfigError(f"{key}={name!r}: importing it failed: {_described(name, error)}") from error
         where = "among Python's packages, on PYTHONPATH or in the working directory"
         raise ConfigError(f"{key}={name!r}: no module {error.name!r} {where}") from None
     except Exception as error:
-        raise ConfigError(f"{key}={name!r}: importing it failed: {_described(error)}") from error
+        raise ConfigError(f"{key}={name!r}: importing it failed: {_described(name, error)}") from error
     found = getattr(module, attribute, None)
     if not callable(found):
         hint = nearest(attribute, [each for each in vars(module) if not each.startswith("_")])
@@ -117,12 +125,11 @@ def _checked_policy(name: str, found: Any) -> Any:
     return found
 
 
-def _described(error: Exception) -> str:
-    """The error and the line of the user's file that raised it, in one line."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    where = "" if trace is None else f" ({Path(trace.tb_frame.f_code.co_filename).name}, line {trace.tb_lineno})"
+def _described(name: str, error: Exception) -> str:
+    """The error in one line, with the last line of the module that it came through."""
+    stem = name.partition(":")[0].rpartition(".")[2]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, PlainSerializer, WrapValidator, model_validator
 
 from harness.config.base import ConfigModel, CustomConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Text, within
 from harness.config.schema import nearest
@@ -20,6 +20,13 @@ TimeUnit = Literal["s", "ms", "us", "date"]
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 SequenceCount = Annotated[int, within("max_num_seqs")]
 RequestCount = Annotated[int, Field(ge=1, le=MAX_REQUESTS)]
+AUTO_REQUESTS = "auto"  # as a number of requests to draw: as many as metrics.interval needs
+
+DrawnCount = Annotated[
+    RequestCount,
+    WrapValidator(lambda value, validate: AUTO_REQUESTS if value == AUTO_REQUESTS else validate(value)),
+    PlainSerializer(lambda value: value, return_type=Any),
+]
 
 
 class ConstantLengths(ConfigModel):
@@ -179,7 +186,8 @@ class ShareGptTrace(EveryTrace):
         path: JSON file with texts, or CSV file of lengths; null draws lengths.
         turns: first exchanges only (first), or whole conversations (multi).
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
-        num_requests: number of requests to draw without a path; null draws 2000.
+        num_requests: number of requests to draw without a path; null draws 2000, auto as many as metrics.interval
+            needs.
         limit: requests to keep, from the start; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
@@ -188,7 +196,7 @@ class ShareGptTrace(EveryTrace):
     path: Text | None = None
     turns: Literal["first", "multi"] = "first"
     tokenizer: Text | None = None
-    num_requests: RequestCount | None = None
+    num_requests: DrawnCount | None = None
     limit: PositiveInt | None = None
     on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
@@ -235,7 +243,7 @@ class SyntheticTrace(DrawnClasses):
     """
 
     kind: Literal["synthetic"] = "synthetic"
-    num_requests: RequestCount
+    num_requests: DrawnCount
     prompt: LengthsConfig
     output: LengthsConfig
 
@@ -251,7 +259,7 @@ class SharedPrefixTrace(DrawnClasses):
     """
 
     kind: Literal["shared_prefix"] = "shared_prefix"
-    num_requests: RequestCount
+    num_requests: DrawnCount
     num_prefixes: RequestCount
     prefix_tokens: Annotated[int, Field(ge=16, le=MAX_TOKENS)]
     zipf_exponent: NonNegativeFloat = 0.0

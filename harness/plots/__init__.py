@@ -21,15 +21,16 @@ def write_run_plots(result: RunResult, summary: Mapping[str, Any], folder: Path,
     a step, latency a finished request, cache a prefix cache hit.
     """
     from harness.plots.latency import draw_latency
-    from harness.plots.style import write_figures
+    from harness.plots.style import styled, write_figures
     from harness.plots.timeline import draw_cache, draw_timeline
 
-    figures = {
-        "latency": draw_latency(result, summary, plot),
-        "timeline": draw_timeline(result, summary, plot),
-        "cache": draw_cache(result, summary, plot),
-    }
-    return write_figures(figures, folder, plot)
+    with styled():
+        figures = {
+            "latency": draw_latency(result, summary, plot),
+            "timeline": draw_timeline(result, summary, plot),
+            "cache": draw_cache(result, summary, plot),
+        }
+        return write_figures(figures, folder, plot)
 
 
 def write_comparison_plots(
@@ -43,25 +44,27 @@ def write_comparison_plots(
     """
     from harness.plots.compare import draw_metrics
     from harness.plots.latency import draw_distributions
-    from harness.plots.style import write_figures
+    from harness.plots.style import styled, write_figures
     from harness.plots.tradeoff import draw_frontier
 
-    if plot.x or plot.y or plot.color or plot.facet:
-        return write_figures({"comparison": draw_metrics(table, plot)}, folder, plot)
-    figures = {
-        "comparison_metrics": draw_metrics(table, plot),
-        "comparison_frontier": draw_frontier(table, plot),
-        "comparison_latency": draw_distributions(table, curves, plot),
-    }
-    return write_figures(figures, folder, plot)
+    with styled():
+        if plot.x or plot.y or plot.color or plot.facet:
+            return write_figures({"comparison": draw_metrics(table, plot)}, folder, plot)
+        figures = {
+            "comparison_metrics": draw_metrics(table, plot),
+            "comparison_frontier": draw_frontier(table, plot),
+            "comparison_latency": draw_distributions(table, curves, plot),
+        }
+        return write_figures(figures, folder, plot)
 
 
 def write_profile_plot(profile: Profile, folder: Path, plot: PlotConfig, name: str = "profile") -> list[Path]:
     """Draw the operator times of a profile by shape; returns the files."""
     from harness.plots.profile import draw_profile
-    from harness.plots.style import write_figures
+    from harness.plots.style import styled, write_figures
 
-    return write_figures({name: draw_profile(profile, plot)}, folder, plot)
+    with styled():
+        return write_figures({name: draw_profile(profile, plot)}, folder, plot)
 
 
 def write_calibration_plot(
@@ -69,6 +72,7 @@ def write_calibration_plot(
 ) -> list[Path]:
     """Draw the constants and errors in the content of a calibration.yaml; returns the files."""
     from harness.plots.calibration import draw_calibration
-    from harness.plots.style import write_figures
+    from harness.plots.style import styled, write_figures
 
-    return write_figures({name: draw_calibration(document, plot)}, folder, plot)
+    with styled():
+        return write_figures({name: draw_calibration(document, plot)}, folder, plot)

@@ -14,7 +14,8 @@ from harness.plots.labels import number
 from harness.plots.style import COLORS, GREY, INK, LIGHT, WIDTHS_IN, head, panels
 
 _ROW_IN = 0.24
-_BEFORE, _AFTER = {"color": COLORS[0], "markerfacecolor": "white"}, {"color": COLORS[1]}
+_BEFORE: dict[str, Any] = {"color": COLORS[0], "markerfacecolor": "white"}
+_AFTER: dict[str, Any] = {"color": COLORS[1]}
 
 
 def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
@@ -35,7 +36,7 @@ def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
     _draw_constants(left, constants)
     _draw_errors(right, errors)
     whole = f"{objective.get('before', np.nan):.2%} before, {objective.get('after', np.nan):.2%} after"
-    head(left, "Constants")
+    head(left, "Constants", "before → after")
     head(right, "Errors", f"{whole} {objective.get('evaluations', '')} evaluations")
     return figure
 

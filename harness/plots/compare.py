@@ -1,4 +1,4 @@
-"""The metrics of a set of configurations: curves over the load or another key, in facets; dots where nothing is ordered.
+"""The metrics of a set of configurations: curves over the load or another key, in facets; dots without such a key.
 
 A table of configurations has a row per configuration and load (`harness.sweeps.repeats`), with `label`, `simulated`,
 the metrics with `<metric>_low` and `<metric>_high`, and in attrs `parameters`, `load` and `fixed`.
@@ -122,8 +122,9 @@ def _draw_curves(table: pd.DataFrame, shown: Sequence[Metric], roles: Roles, plo
     shown = shown[:limit]
     keys = [roles.x, *roles.color, *roles.facet]
     x_name = plot.name(_X_NAMES.get(roles.x, short_name(roles.x, keys)))
-    title = f"{'Metrics' if len(shown) > 1 else plot.name(shown[0].title)} over {x_name.partition(',')[0]}"
+    title = f"{'Metrics' if len(shown) > 1 else _title(shown[0], plot)} over {x_name.partition(',')[0]}"
     notes = [f"colours: {parameter_title(roles.color)}"] if roles.color else []
+    notes += _bar_note(table, shown)
     per_row = len(facets) if 1 < len(facets) <= 3 else 2
     figure, axes = fitting(
         title, comparison_subtitle(table, plot, *notes), len(shown) * len(facets), plot, _PANEL_IN, per_row
@@ -136,7 +137,7 @@ def _draw_curves(table: pd.DataFrame, shown: Sequence[Metric], roles: Roles, plo
                 _draw_curve(panel, part, each, roles.x, colors[label], table)
             _metric_axis(panel, "y", each, table, plot)
             slo_line(panel, "y", each.slo(table), each.unit)
-            head(panel, plot.name(each.title), _facet_name(facet, roles.facet, plot) if facet else "")
+            head(panel, _title(each, plot), _facet_name(facet, roles.facet, plot) if facet else "")
             _x_axis(panel, x_name, table[roles.x], plot)
     figure.draw_without_rendering()  # places the axes, on which the names depend
     for number, panel in enumerate(axes):
@@ -147,9 +148,19 @@ def _draw_curves(table: pd.DataFrame, shown: Sequence[Metric], roles: Roles, plo
     return figure
 
 
+def _bar_note(table: pd.DataFrame, shown: Sequence[Metric]) -> list[str]:
+    return ["bars: 95% interval"] if any(np.isfinite(each.values(table, "_low")).any() for each in shown) else []
+
+
+def _title(each: Metric, plot: PlotConfig) -> str:
+    """The title of a metric, or the text that stands for its column."""
+    given = plot.name(each.column)
+    return each.title if given == each.column else given
+
+
 def _facet_name(label: str, keys: Sequence[str], plot: PlotConfig) -> str:
     name = f"{short_name(keys[0], keys)} {label}" if len(keys) == 1 and "=" not in label else label
-    return plot.labels.get(label, name)
+    return plot.name(label) if plot.name(label) != label else name
 
 
 def _positions(values: pd.Series[Any], all_values: pd.Series[Any]) -> np.ndarray:
@@ -232,7 +243,7 @@ def _draw_dots(table: pd.DataFrame, shown: Sequence[Metric], plot: PlotConfig) -
     best = table.sort_values("output_throughput", ascending=False, na_position="last").head(_MAX_DOTS)
     per_row, limit = _DOT_METRICS[plot.width]
     shown = shown[: len(plot.y) or limit]
-    notes = [f"rows: {parameter_title(table.attrs['parameters'])}"]
+    notes = [f"rows: {parameter_title(table.attrs['parameters'])}", *_bar_note(table, shown)]
     if len(best) < len(table):
         notes.append(f"the {len(best)} rows with the highest output throughput")
     columns = min(len(shown), per_row)
@@ -247,7 +258,7 @@ def _draw_dots(table: pd.DataFrame, shown: Sequence[Metric], plot: PlotConfig) -
         _metric_axis(axes, "x", each, table, plot)
         slo_line(axes, "x", each.slo(table), each.unit)
         axes.tick_params(axis="y", length=0)
-        head(axes, plot.name(each.title))
+        head(axes, _title(each, plot))
         axes.set_yticks(np.arange(len(best)), labels, size=7, color=INK)
         axes.set_ylim(len(best) - 0.4, -0.6)
     for spare in list(grid.flat)[len(shown) :]:

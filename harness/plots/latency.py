@@ -90,7 +90,7 @@ def draw_distributions(
     dashed = dict(zip(best["label"], best["simulated"].astype(bool) & (not best["simulated"].all()), strict=True))
     for (whole, tail), name in zip(grid, names, strict=True):
         some = [found[name] for found in drawn.values() if name in found]
-        limits = best[f"slo_{name}_ms"].dropna().unique() if f"slo_{name}_ms" in best else []
+        limits = best[f"slo_{name}_ms"].dropna().unique().tolist() if f"slo_{name}_ms" in best else []
         limit = float(limits[0]) / 1e3 if len(limits) == 1 else None
         for axes in (whole, tail):
             scale, unit = seconds_axis(axes, [*some, *([np.array([limit])] if limit else [])])
@@ -132,7 +132,7 @@ def tail_axis(axes: Axes, least: float) -> None:
 
 
 def seconds_axis(axes: Axes, curves: Sequence[Floats]) -> tuple[float, str]:
-    """Set up x for curves in s: logarithmic where they are spread wide, in ms or s; returns units per second and unit."""
+    """Set up x for curves in s: logarithmic where they are spread wide; returns units per second and unit, ms or s."""
     everything = np.concatenate(list(curves))
     scale, unit = (1.0, "s") if float(np.median(everything)) >= 1 else (1e3, "ms")
     low, high = everything.min() * scale, everything.max() * scale

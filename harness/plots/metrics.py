@@ -60,9 +60,14 @@ def metric(column: str) -> Metric:
     if match := _LATENCY.fullmatch(column):
         statistic = {"mean": "Mean", "median": "Median"}.get(match[1], match[1])
         return Metric(column, f"{statistic} {match[2].replace('_', ' ').upper()}", "ms")
-    scale = 100.0 if _SHARE.fullmatch(column) and column not in ("offered_rate", "served_rate") else 1.0
+    scale = 100.0 if is_share(column) else 1.0
     title, unit = _KNOWN.get(column, (column.replace("_", " "), "%" if scale == 100 else ""))
     return Metric(column, title, unit, scale)
+
+
+def is_share(column: str) -> bool:
+    """Whether the values of a column are shares, from 0 to 1."""
+    return bool(_SHARE.fullmatch(column)) and column not in ("offered_rate", "served_rate")
 
 
 def headline_metrics(table: pd.DataFrame) -> list[Metric]:
@@ -89,7 +94,7 @@ def tail_percentile(columns: Sequence[str]) -> str:
 
 def slo_statistic(table: pd.DataFrame) -> str:
     """The percentile that the SLO is about: `slo_percentile` of the summaries, or the tail."""
-    known = table["slo_percentile"].dropna().unique() if "slo_percentile" in table else []
+    known = table["slo_percentile"].dropna().unique().tolist() if "slo_percentile" in table else []
     return f"p{known[0]:g}" if len(known) == 1 else tail_percentile(list(map(str, table.columns)))
 
 

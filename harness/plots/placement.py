@@ -50,13 +50,21 @@ def name_ends(axes: Axes, names: Sequence[Name], size: float) -> None:
     if not shown:
         return
     texts = [wrapped_label(name.text) for name in shown]
-    total_pt = axes.get_window_extent().height / axes.figure.dpi * 72  # type: ignore[union-attr]
+    total_pt = axes.get_window_extent().height / axes.figure.dpi * 72
     heights = np.array([(text.count("\n") + 1) * size * _LINE_PT / total_pt for text in texts])
     wanted = np.array([_height(axes, name) for name in shown])
     for name, text, at in zip(shown, texts, _spread(wanted, heights), strict=True):
-        line = {"arrowstyle": "-", "color": name.color, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 2, "alpha": 0.6}
+        line: dict[str, Any] = {
+            "arrowstyle": "-",
+            "color": name.color,
+            "linewidth": 0.6,
+            "shrinkA": 1,
+            "shrinkB": 2,
+            "alpha": 0.6,
+        }
+        line["relpos"] = (0, 0.5)
         axes.annotate(
-            text, (name.x, name.y), (1.03, at), textcoords="axes fraction", color=name.color, size=size,
+            text, (name.x, name.y), (1.06, at), textcoords="axes fraction", color=name.color, size=size,
             va="center", linespacing=1.0, arrowprops=line, annotation_clip=False,
         )  # fmt: skip
 
@@ -92,6 +100,7 @@ def name_points(
     renderer = FigureCanvasAgg(axes.get_figure(root=True)).get_renderer()
     frame = axes.get_window_extent(renderer).padded(4)
     taken = [box for curve in curves for box in _boxes(axes.transData.transform(curve))]
+    taken += [text.get_window_extent(renderer) for text in axes.texts]
     left_out = []
     for choices in names:
         for name, place in ((name, place) for places in (_AROUND, _FARTHER) for name in choices for place in places):

@@ -1,4 +1,4 @@
-"""The operator times of a profile by shape: linear layers, attention, logits, all-reduce and what steps take besides."""
+"""The operator times of a profile by shape: linear layers, attention, logits, all-reduce, and steps beyond them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.plots.placement import Name, name_ends
 from harness.plots.style import COLORS, fitting, head, log_axis
 from simulator.profile.profile import Profile
 
-_PANEL_IN = 2.2
+_PANEL_IN = {"column": 1.6, "page": 2.2}
 _MAX_CURVES = 6
 _Curves = list[tuple[str, pd.DataFrame]]
 
@@ -25,8 +25,12 @@ def draw_profile(profile: Profile, plot: PlotConfig) -> Figure:
     """Times in microseconds over the size of the work, a panel for each table that has rows."""
     panels = [panel for panel in _panels(profile) if panel[3]]
     meta = profile.meta
-    facts = [f"{meta.model} on {meta.device}", f"{meta.tensor_parallel_size} ranks", "median times of one call"]
-    figure, axes = fitting("Operator times of a profile", " · ".join(facts), len(panels), plot, _PANEL_IN)
+    facts = [
+        f"{meta.model} on {meta.device}",
+        f"tensor_parallel_size {meta.tensor_parallel_size}",
+        "median times of one call",
+    ]
+    figure, axes = fitting("Operator times of a profile", " · ".join(facts), len(panels), plot, _PANEL_IN[plot.width])
     drawn = [_draw(panel, *content) for panel, content in zip(axes, panels, strict=True)]
     figure.draw_without_rendering()  # places the axes, on which the names depend
     for panel, names in zip(axes, drawn, strict=True):
@@ -96,5 +100,5 @@ def _log_limits(axes: Axes) -> None:
     for which, values in zip("xy", points.T, strict=True):
         low, high = (float(values.min()), float(values.max())) if len(values) else (1.0, 10.0)
         high = max(high, 1.01 * low)
-        log_axis(axes, which, low, high, num_ticks=5)
+        log_axis(axes, which, low, high, num_ticks=4 if which == "x" else 5)
         (axes.set_xlim if which == "x" else axes.set_ylim)(low / 1.3, high * 1.3)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ _STYLE: dict[Any, Any] = {
     "ytick.color": GREY,
     "text.color": INK,
     "legend.frameon": False,
+    "text.parse_math": False,  # a name with dollar signs is no formula
     "pdf.fonttype": 42,
     "lines.linewidth": 1.5,
 }
@@ -119,6 +121,11 @@ def save(figure: Figure, path: Path) -> Path:
     return path
 
 
+def styled() -> AbstractContextManager[None]:
+    """Within it figures are drawn as here, whatever their texts hold."""
+    return matplotlib.rc_context(_STYLE)
+
+
 def write_figures(figures: Mapping[str, Figure | None], folder: Path, plot: PlotConfig) -> list[Path]:
     """Write the figures for which there was data in every format of `plot`; keys are file names without a suffix."""
     drawn = {name: figure for name, figure in figures.items() if figure is not None}
@@ -166,7 +173,7 @@ def comparison_subtitle(table: pd.DataFrame, plot: PlotConfig, *notes: str) -> s
         f"{key} {value}" for key, value in fixed.items() if key in shown and not (model and key in ("model", "device"))
     ]
     if table["num_runs"].max() > 1:
-        parts.append(f"means of {table['num_runs'].max()} seeds, bars: 95% interval")
+        parts.append(f"means of {table['num_runs'].max()} seeds")
     if "verdict" in table and (table["verdict"] == "overloaded").any():
         parts.append("×: overloaded")
     for status, word in (("failed", "failed, not drawn"), ("interrupted", "interrupted before the end")):

@@ -203,7 +203,7 @@ def _waste(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_
         return []
     kinds = ("reserved", "internal", "external")
     means = [f"{kind} {summary.get(f'mean_kv_{kind}') or 0:.1%}" for kind in kinds]
-    wasted = bins.mean(sum(uses[kind] for kind in kinds) / (result.num_blocks * result.block_size))
+    wasted = bins.mean(np.sum([uses[kind] for kind in kinds], axis=0) / (result.num_blocks * result.block_size))
     return [_Panel("KV memory that holds no tokens", "% of slots", 100 * wasted, COLORS[4], facts=", ".join(means))]
 
 

@@ -33,7 +33,7 @@ from harness.plots.style import (
 from harness.results.metrics import Bools
 from harness.results.tables import Floats
 
-_PANEL_IN = 2.9
+_PANEL_IN, _MAX_NAMED = 2.9, 40
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,11 @@ def frontier(throughput: Floats, cost: Floats, kinds: Bools) -> Bools:
 
 def _planes(table: pd.DataFrame, plot: PlotConfig) -> list[_Plane]:
     y, kinds = per_gpu(table), table["simulated"].to_numpy(dtype=bool)
-    speed, tail = interactivity(table), slo_statistic(table)
-    tpot, ttft = metric(f"{tail}_tpot_ms"), metric(f"{tail}_ttft_ms")
-    tpot_limit = tpot.slo(table)
+    speed, ttft = interactivity(table), metric(f"{slo_statistic(table)}_ttft_ms")
     latency = ttft.values(table)
     return [
         _Plane(
-            "Interactivity", "tok/s per user (1 / median TPOT)", speed, y, -speed, kinds, frontier(y, -speed, kinds),
-            1e3 / tpot_limit if tpot_limit else None,
+            "Interactivity", "tok/s per user (1 / median TPOT)", speed, y, -speed, kinds, frontier(y, -speed, kinds)
         ),
         _Plane(plot.name(ttft.title), "ms", latency, y, latency, kinds, frontier(y, latency, kinds), ttft.slo(table)),
     ]  # fmt: skip
@@ -122,10 +119,11 @@ def _draw_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str
         front = np.flatnonzero(plane.front & (plane.kinds == simulated))
         front = front[np.argsort(plane.x[front])]
         axes.plot(plane.x[front], plane.y[front], color=LIGHT, linewidth=4, alpha=0.6, zorder=1, label="frontier")
-    for (label, simulated), rows in table.groupby(["label", table["simulated"].astype(bool)], sort=False):
+    for _, rows in table.groupby(["label", table["simulated"].astype(bool)], sort=False):
+        label, simulated = str(rows["label"].iloc[0]), bool(rows["simulated"].iloc[0])
         at = rows.sort_values(table.attrs["load"]).index if table.attrs["load"] else rows.index
         color = colors.get(label, COLORS[0] if simulated else COLORS[1])
-        style = marker(bool(simulated), color)
+        style = marker(simulated, color)
         axes.plot(plane.x[at], plane.y[at], "--" if simulated and mixed else "-", linewidth=1, markersize=4, **style)
         if "verdict" in rows:
             over = at[(rows.loc[at, "verdict"] == "overloaded").to_numpy()]
@@ -142,7 +140,7 @@ def _draw_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str
     axes.set_xlabel(plane.unit)
     axes.set_ylabel("output tok/s per GPU")
     plain_numbers(axes, "y")
-    slo_line(axes, "x", plane.limit, "ms" if plane.unit == "ms" else "tok/s")
+    slo_line(axes, "x", plane.limit, plane.unit)
     head(axes, plane.title, "better: up and " + ("left" if plane.unit == "ms" else "right"))
 
 
@@ -154,7 +152,7 @@ def _name_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str
     rows_of = [rows.index.to_numpy() for _, rows in curves]
 
     def names_at(rows: Iterable[int], text: str, color: Any) -> list[Name]:
-        return [Name(*points[row], text, color) for row in rows if np.isfinite(points[row]).all()]
+        return [Name(plane.x[row], plane.y[row], text, color) for row in rows if np.isfinite(points[row]).all()]
 
     rows_of.sort(key=lambda rows: not plane.front[rows].any())  # those on the frontier first
     names = [
@@ -163,7 +161,8 @@ def _name_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str
             plot.name(label := table["label"][rows[0]]),
             colors.get(label, INK if plane.front[rows].any() else GREY),
         )
-        for rows in rows_of
+        for rows in rows_of[:_MAX_NAMED]
     ]
-    names += [names_at([row], value_label(table[load][row]), GREY) for row in np.flatnonzero(plane.front) if load]
+    loads = table[load] if load else pd.Series(dtype=float)
+    names += [names_at([row], value_label(loads[row]), GREY) for row in np.flatnonzero(plane.front).tolist() if load]
     name_points(axes, names, [points[rows] for rows in rows_of], size=6.5)

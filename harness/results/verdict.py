@@ -57,7 +57,8 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
     """
     arrival = np.sort(floats(requests, "arrival_time"))
     arrival = arrival[~np.isnan(arrival)]
-    if result.meta.get("arrival") not in _OPEN or len(arrival) < 2 or not arrival[-1] > arrival[0]:
+    is_open = result.meta.get("open_loop", result.meta.get("arrival") in _OPEN)
+    if not is_open or len(arrival) < 2 or not arrival[-1] > arrival[0]:
         return Judgement("closed", math.nan, 0)
     window = arrival[-1] - arrival[0]
     rate = _configured_rate(result.meta) or (len(arrival) - 1) / window

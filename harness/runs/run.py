@@ -17,14 +17,16 @@ from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
 from harness.results.metrics import summarize
+from harness.results.perfetto import write_trace
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
+from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
 from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
-from harness.workload.arrivals import make_arrivals
+from harness.workload.arrivals import OpenLoop, make_arrivals
 from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
@@ -96,17 +98,45 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
             engine, the tables up to then have been written, marked incomplete.
     """
-    drawn = getattr(config.trace, "num_requests", None)
-    if drawn is not None:
-        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
-    trace = load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
     console = Console()
-    served = serve(config, trace, arrivals, output_dir, console)
+    served = (
+        _serve_until_known(config, output_dir, console) if is_open(config) else _serve_once(config, output_dir, console)
+    )
     print_summary(served.summary, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     served.check(output_dir)
     return served.summary
+
+
+def _serve_once(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    trace = _loaded(config)
+    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+    return serve(config, trace, arrivals, output_dir, console)
+
+
+def _serve_until_known(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    """Ever longer runs of the same draws, until one knows its metric well enough; the last one's results stay."""
+    whole = _loaded(with_most_requests(config))
+    served: Served | None = None
+    for trace in first_requests(whole):
+        arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+        part = reporting_the_metric(config)
+        served = serve(part, trace, arrivals, output_dir, console)
+        decision = decide(served.summary, config.metrics.interval)
+        is_last = decision.is_enough or served.failure is not None or len(trace.table) == len(whole.table)
+        console.print(decision.reason if is_last else f"{decision.reason}; going on", highlight=False)
+        if is_last:
+            break
+    assert served is not None, "there is always a first part"
+    _draw(config, served.result, served.summary, output_dir)
+    return served
+
+
+def _loaded(config: RunConfig) -> Trace:
+    drawn = getattr(config.trace, "num_requests", None)
+    if drawn is not None:
+        check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
+    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
 
 
 def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
@@ -128,7 +158,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = _collect(config, trace, engine, failure, time.perf_counter() - started)
+            result = collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -180,17 +210,28 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
+    if config.perfetto:
+        write_trace(result, output_dir, config.perfetto_window)
+    _draw(config, result, summary, output_dir)
+    return summary
+
+
+def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_dir: Path) -> None:
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
         from harness.plots.own import write_own_figures
 
         write_run_plots(result, summary, output_dir, config.plot)
         write_own_figures(config.figures, result, summary, output_dir)
-    return summary
 
 
-def _collect(
-    config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float
+def collect(
+    config: RunConfig,
+    trace: Trace,
+    arrivals: Arrivals,
+    engine: Engine,
+    failure: BaseException | None,
+    wall_s: float,
 ) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
@@ -206,6 +247,7 @@ def _collect(
         "trace_file": trace.stamp,
         "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
+        "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from rich.console import Console
 
-from harness.config.plotting import PlotConfig
+from harness.config.plotting import AS_USUAL, PlotConfig
 from harness.errors import TwinServeError
 from harness.plots import write_comparison_plots
 from harness.plots.latency import curve_key, latency_curves
@@ -50,7 +50,7 @@ class Compared(NamedTuple):
 def write_comparison(
     folders: Sequence[Path],
     out_folder: Path,
-    plot: PlotConfig = PlotConfig(),  # noqa: B008, it is frozen
+    plot: PlotConfig = AS_USUAL,
     baseline: str | int | None = None,
     console: Console | None = None,
 ) -> Comparison:

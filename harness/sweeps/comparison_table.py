@@ -13,6 +13,7 @@ from rich.text import Text
 from harness.plots.labels import parameter_title, short_name, value_label
 from harness.plots.metrics import tail_percentile
 from harness.results.summary import number, percent
+from harness.sweeps.notes import notes_on
 
 _MAX_ROWS = 40
 _LABEL_WIDTH = 24  # at most, where there are many columns
@@ -136,6 +137,8 @@ def _difference(row: Mapping[Any, Any], name: str, table: pd.DataFrame) -> str:
 
 
 def _print_notes(table: pd.DataFrame, console: Console) -> None:
+    for note in notes_on(table, table.attrs["parameters"]):
+        console.print(Text(note, style="dim"))
     notes = []
     if table.attrs["baseline"] and table["label"].nunique() > 1:
         notes.append(f"Δ: from {table.attrs['baseline']} (report.baseline)")

@@ -52,7 +52,7 @@ def _results_in(folder: Path) -> list[Path]:
 
 def _natural(path: Path) -> list[str]:
     """Sorts numbers in names by value."""
-    return [part.zfill(20) for part in re.split(r"(\d+)", str(path))]
+    return [part.zfill(20) if part.isdigit() else part for part in re.split(r"(\d+)", str(path))]
 
 
 def job_folders(folder: Path) -> list[Path]:

@@ -17,16 +17,8 @@ from engine.documents import DocumentError, parse_yaml, read_text
 
 LOADS = ("arrival.rate", "arrival.concurrency", "arrival.time_scale")
 SEED = "seed"
-_NOT_SWEPT = (
-    "task",
-    "results",
-    "progress",
-    "plots",
-    "plot",
-    "report",
-    "verbose",
-    "figures",
-)  # keys that do not decide the outcome of a run
+# keys that do not decide the outcome of a run
+_NOT_SWEPT = ("task", "results", "progress", "plots", "plot", "report", "verbose", "figures")
 _DEFINING = ("kind", "name", "policy")
 _ANY_KEY = "experiment"  # the group whose options set keys of other groups
 _CHOICES = re.compile(r"^    choices:\n((?:      .*\n)+)", re.MULTILINE)
@@ -81,9 +73,9 @@ def _parameter(key: str, differing: Sequence[str], groups: Sequence[str], runs: 
     """The parameter that a differing key stands for: its group, itself, or none where it follows from another key."""
     values = [run.keys.get(key) for run in runs]
     for group in groups:
-        if (group == _ANY_KEY or key.startswith(f"{group}.")) and key != SEED and key not in LOADS:
-            if _follow(values, [run.choices[group] for run in runs]):
-                return group
+        sets = group == _ANY_KEY or key.startswith(f"{group}.")
+        if sets and key not in (SEED, *LOADS) and _follow(values, [run.choices[group] for run in runs]):
+            return group
     group = key.split(".")[0]
     leaders = [name for name in (f"{group}.{last}" for last in _DEFINING) if name in differing]
     leaders = leaders[: leaders.index(key)] if key in leaders else leaders

@@ -11,6 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from harness.errors import ConfigError
+from harness.plots.metrics import is_share
 from harness.sweeps.parameters import SEED
 
 _COVERAGE = 0.95
@@ -29,8 +30,8 @@ def configurations(runs: pd.DataFrame) -> pd.DataFrame:
     keys = ["simulated", "label", *parameters, *([load] if load else [])]
     if not (parameters or load or runs.attrs["repeats"]):
         keys = ["run"]
-    groups = alive.groupby(keys, sort=False, dropna=False) if len(alive) else []
-    table = pd.DataFrame([_one_row(group) for _, group in groups])
+    groups = [group for _, group in alive.groupby(keys, sort=False, dropna=False)] if len(alive) else []
+    table = pd.DataFrame([_one_row(group) for group in groups])
     counts = {f"num_{status}": int((runs["status"] == status).sum()) for status in ("failed", "interrupted")}
     table.attrs.update(runs.attrs | counts)
     return table
@@ -83,7 +84,13 @@ def _one_row(group: pd.DataFrame) -> dict[str, Any]:
             row[name] = values.iloc[0]
         elif name != SEED and pd.api.types.is_numeric_dtype(values) and not pd.api.types.is_bool_dtype(values):
             row[name] = float(values.mean())
-            row |= dict(zip((f"{name}_low", f"{name}_high"), t_interval(values), strict=True))
+            row |= dict(
+                zip(
+                    (f"{name}_low", f"{name}_high"),
+                    t_interval(values, most=1.0 if is_share(name) else math.inf),
+                    strict=True,
+                )
+            )
         else:
             row[name] = None
     if "verdict" in group:
@@ -95,14 +102,14 @@ def _one_row(group: pd.DataFrame) -> dict[str, Any]:
     return {**row, "num_runs": len(group)}
 
 
-def t_interval(values: pd.Series[Any]) -> tuple[float, float]:
-    """The 95 % interval of the mean by Student's t, from 0 for amounts; NaN with fewer than two values."""
+def t_interval(values: pd.Series[Any], most: float = math.inf) -> tuple[float, float]:
+    """The 95 % interval of the mean by Student's t, within 0 (of amounts) and `most`; NaN of fewer than two values."""
     known = values.dropna().to_numpy(dtype=np.float64)
     if len(known) < 2:
         return math.nan, math.nan
     half = float(stats.t.ppf((1 + _COVERAGE) / 2, len(known) - 1) * known.std(ddof=1) / math.sqrt(len(known)))
     mean, is_amount = float(known.mean()), bool((known >= 0).all())
-    return max(mean - half, 0.0) if is_amount else mean - half, mean + half
+    return max(mean - half, 0.0) if is_amount else mean - half, min(mean + half, most)
 
 
 def _common_verdict(verdicts: Sequence[Any]) -> str | None:

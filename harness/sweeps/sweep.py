@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, load, parse
-from harness.config.plotting import PlotConfig, ReportConfig
+from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
 from harness.results.inputs import input_digests, read_inputs
@@ -130,7 +130,7 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
 
 
 def report(
-    results: Sequence[str], out_folder: Path, plot: PlotConfig = PlotConfig(), baseline: str | int | None = None
+    results: Sequence[str], out_folder: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None
 ) -> None:
     """Compares the folders of runs and sweeps that `results` names.
 
@@ -158,7 +158,7 @@ def write_report_page(folder: Path, out_folder: Path) -> bool:
 
 
 def write_report(
-    folders: Sequence[Path], out_folder: Path, plot: PlotConfig = PlotConfig(), baseline: str | int | None = None
+    folders: Sequence[Path], out_folder: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None
 ) -> list[str]:
     """Compares the results in `folders` and names what was written to `out_folder`; returns the runs left out."""
     from harness.sweeps.comparison import write_comparison  # imported late, as a run does without it

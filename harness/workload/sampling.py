@@ -12,10 +12,11 @@ from harness.config import (
     LengthsConfig,
     LognormalLengths,
     SharedPrefixTrace,
+    ShareGptTrace,
     SyntheticTrace,
     UniformLengths,
 )
-from harness.config.workload import MAX_TOKENS, DrawnClasses
+from harness.config.workload import AUTO_REQUESTS, MAX_TOKENS, DrawnClasses
 from harness.errors import ConfigError
 from harness.workload.trace import Trace, conversation_columns, trace_table
 
@@ -60,11 +61,12 @@ def draw_sharegpt(n: int, *, turns: Literal["first", "multi"], rng: np.random.Ge
 
 def synthetic(config: SyntheticTrace, rng: np.random.Generator) -> Trace:
     """Requests with independent prompt and output lengths, and no tokens in common."""
+    n = num_drawn(config)
     columns = {
-        "num_prompt_tokens": draw_lengths(config.prompt, config.num_requests, rng),
-        "num_output_tokens": draw_lengths(config.output, config.num_requests, rng),
+        "num_prompt_tokens": draw_lengths(config.prompt, n, rng),
+        "num_output_tokens": draw_lengths(config.output, n, rng),
     }
-    columns |= draw_classes(config, config.num_requests, rng)
+    columns |= draw_classes(config, n, rng)
     return Trace("synthetic", trace_table(columns), "drawn from trace.prompt and trace.output")
 
 
@@ -73,7 +75,7 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
 
     Equality is told by hash ids of 16-token blocks, so only a prefix's whole blocks are shared.
     """
-    n = config.num_requests
+    n = num_drawn(config)
     _check_num_ids(config, config.num_prefixes * config.prefix_tokens)
     prefixes = _draw_zipf(config.num_prefixes, config.zipf_exponent, n, rng)
     num_prompt_tokens = config.prefix_tokens + draw_lengths(config.suffix, n, rng)
@@ -101,6 +103,18 @@ def shared_prefix(config: SharedPrefixTrace, rng: np.random.Generator) -> Trace:
         hash_block_size=SHARED_PREFIX_BLOCK_SIZE,
         notes=notes if shared_tokens < config.prefix_tokens else (),
     )
+
+
+def num_drawn(config: SyntheticTrace | SharedPrefixTrace | ShareGptTrace) -> int:
+    """Requests to draw.
+
+    Raises:
+        ConfigError: the number is left open, and the caller does not choose it.
+    """
+    if config.num_requests == AUTO_REQUESTS:
+        raise ConfigError("trace.num_requests=auto: only task=run finds out how many are needed; give a number")
+    assert config.num_requests is not None, "the configuration fills it in"
+    return config.num_requests
 
 
 def draw_lengths(config: LengthsConfig, n: int, rng: np.random.Generator) -> Tokens:

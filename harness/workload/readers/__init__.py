@@ -77,8 +77,8 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
 
 def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:
     if config.path is None:
-        assert config.num_requests is not None  # the configuration fills it in
-        num_requests = min(config.num_requests, config.limit or config.num_requests)
+        num_requests = sampling.num_drawn(config)
+        num_requests = min(num_requests, config.limit or num_requests)
         return sampling.sharegpt(num_requests, turns=config.turns, rng=rng)
     return sharegpt.read(
         config.path,

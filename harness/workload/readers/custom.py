@@ -11,7 +11,7 @@ import pandas as pd
 from harness.config import CustomTrace
 from harness.config.targets import errors_of, find
 from harness.config.workload import TRACE_COLUMNS
-from harness.errors import TraceError
+from harness.errors import ConfigError
 from harness.workload.readers import plain
 from harness.workload.readers.checks import Numbers
 from harness.workload.readers.layout import Layout
@@ -26,21 +26,20 @@ def read(config: CustomTrace, rng: np.random.Generator, rules: RowRules) -> Trac
     """Calls the function and checks what it returns, row by row, as the rows of a file.
 
     Raises:
-        ConfigError: the function fails, or is named by a stored configuration only.
-        TraceError: it returns no columns of the trace table, or no usable row.
+        ConfigError: the function fails, is named by a stored configuration only, or returns no requests.
+        TraceError: it returns a column that is not one of the trace table, or no usable row.
     """
     function = find(_KEY, config.target)
     with errors_of(_KEY, config.target):
         found = function(path=config.path, rng=rng, **config.options)
         table = pd.DataFrame(found) if isinstance(found, Mapping) else found
-    source = config.path or config.target
     if not isinstance(table, pd.DataFrame):
-        raise TraceError(
-            f"{source}: {_KEY} returned {type(table).__name__}; it must return a DataFrame or columns by name"
-        )
+        kind = type(table).__name__
+        raise ConfigError(f"{_KEY}={config.target!r}: returned {kind}; must be a DataFrame, or columns by name")
     for name in plain.REQUIRED:
         if name not in table:
-            raise TraceError(f"{source}: {_KEY} returned no column {name}")
+            raise ConfigError(f"{_KEY}={config.target!r}: returned no column {name}")
+    source = config.path or config.target
     plain.names_in(source, [str(name) for name in table], TRACE_COLUMNS, Layout())
     first = {str(name): _plain(value) for name, value in table.iloc[0].items()} if len(table) else {}
     block_size = plain.hash_block_size(source, first)

@@ -120,9 +120,13 @@ class _Keys(NamedTuple):
 
 def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
     names, block_size = keys.names, keys.block_size
-    other_keys = _mask(record.keys() != keys.all for record in batch.records)
-    for record in compress(batch.records, other_keys if not keys.layout.columns else ()):
-        names_in(sieve.path, record, TRACE_COLUMNS, keys.layout)
+    if keys.layout.columns:  # only those that are read count
+        read = frozenset(names.values())
+        other_keys = _mask(not read <= record.keys() for record in batch.records)
+    else:
+        other_keys = _mask(record.keys() != keys.all for record in batch.records)
+        for record in compress(batch.records, other_keys):
+            names_in(sieve.path, record, TRACE_COLUMNS, keys.layout)
     columns: Columns = {}
     for ours, check in CHECKS.items():
         if ours in names and (sieve.rules.with_times or ours != "arrival_time"):
