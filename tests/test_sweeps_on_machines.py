@@ -44,7 +44,8 @@ def test_the_page_has_a_command_for_each_launcher() -> None:
 
 
 @pytest.mark.parametrize(
-    "launcher", [pytest.param(name, marks=pytest.mark.slow if name == "ray" else ()) for name in sorted(COMMANDS)]
+    "launcher",
+    [pytest.param(name, marks=() if name == "submitit_local" else pytest.mark.slow) for name in sorted(COMMANDS)],
 )
 def test_a_launcher_gives_what_the_default_gives(tmp_path: Path, launcher: str) -> None:
     if not installed(launcher):
@@ -57,8 +58,8 @@ def test_a_launcher_gives_what_the_default_gives(tmp_path: Path, launcher: str) 
     jobs = sorted(path.parent.name for path in folder.glob("*/summary.json"))
     assert len(jobs) == 2 and (folder / "comparison.csv").exists()
     for job in jobs:
-        there, here = (pd.read_parquet(each / job / "requests.parquet") for each in (folder, tmp_path / "plain"))
-        pd.testing.assert_frame_equal(there, here)
+        launched, plain = (pd.read_parquet(each / job / "requests.parquet") for each in (folder, tmp_path / "plain"))
+        pd.testing.assert_frame_equal(launched, plain)
 
 
 def test_without_slurm_there_is_one_line(tmp_path: Path) -> None:

@@ -255,7 +255,5 @@ class RunConfig(ConfigModel):
         if reads and not self.results:
             raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")
         if not reads and self.results:
-            raise ValueError(
-                "results: read by task=report and task=plot only; add task=report to compare earlier results"
-            )
+            raise ValueError("results: read by task=report and plot only; add task=report to compare earlier results")
         return self

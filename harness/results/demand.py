@@ -10,9 +10,9 @@ empty. But the steps of any run tell what a step takes, and so what a request wo
     steps of a request  = decode tokens / decodes of a full step + its share of steps without decodes
     load                = rate · time of a request
 
-Decodes of a full step are those of steps in which requests were left waiting, and without any as many as the seats
-and the KV pool can hold. Of requests and arrivals that are drawn, the rate and the mean lengths of the distributions
-count, since those of 500 draws are off by several percent.
+Decodes of a full step are those of steps in which enough requests were left waiting to take all free room, and without
+any as many as the seats and the KV pool can hold. Of requests and arrivals that are drawn, the rate and the mean
+lengths of the distributions count, since those of 500 draws are off by several percent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from itertools import combinations
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -45,18 +44,21 @@ def offered_load(result: RunResult, requests: pd.DataFrame, rate: float) -> floa
     if not inside.any() or not len(requests):
         return math.nan
     counts = np.stack([np.ones(len(steps)), *(floats(steps, name) for name in _COUNTS)], axis=1)
-    durations = _busy_time(steps)
-    times = _fit(counts, durations)
-    full = inside & (floats(steps, "num_waiting") > 0)
+    decodes, durations = counts[:, _DECODES], _busy_time(steps)
+    times, factors = _fit(counts, durations), _of_distribution(result)
+    most, growth = _most_decodes(result, durations, factors)
+    waiting = floats(steps, "num_waiting")
+    full = inside & (waiting > 0) & (waiting >= most - floats(steps, "num_running"))
     share = ratio(durations[full].sum(), nan_max(arrival) - nan_min(arrival))
+    if (seen := full & (decodes > 0)).any():
+        observed = ratio((decodes * durations)[seen].sum(), durations[seen].sum()) / growth
+        sure = min(1.0, share / _SURE)
+        most = 1 / (sure / observed + (1 - sure) / most)
     # the steps most like full ones: the model's error there is the error of the load
-    decodes = counts[:, _DECODES]
     alike = full if share > 0.1 else inside & (decodes >= np.quantile(decodes[inside], 0.8))
     correction = ratio(durations[alike].sum(), (counts[alike] @ times).sum())
-    factors = _of_distribution(result)
     of_request = counts.sum(axis=0) / len(result.requests) * factors
-    of_request[0] = of_request[_DECODES] / _full_decodes(result, full, durations, share, factors)
-    of_request[0] += (decodes == 0).sum() / len(result.requests)
+    of_request[0] = of_request[_DECODES] / most + (decodes == 0).sum() / len(result.requests)
     return float(rate * correction * (of_request @ times))
 
 
@@ -87,8 +89,9 @@ def _fit(counts: Floats, durations: Floats) -> Floats:
     return best / scale
 
 
-def _full_decodes(result: RunResult, full: Any, durations: Floats, share: float, factors: Floats) -> float:
-    """Mean number of decodes of a full step that has any."""
+def _most_decodes(result: RunResult, durations: Floats, factors: Floats) -> tuple[float, float]:
+    """Sequences that seats and KV pool can hold, and the factor by which those of the run are too short for that: 1
+    where seats are the limit."""
     steps = result.steps
     running, used = floats(steps, "num_running"), floats(steps, "num_used_blocks")
     # blocks of a running sequence grow with its context
@@ -97,16 +100,7 @@ def _full_decodes(result: RunResult, full: Any, durations: Floats, share: float,
     in_pool = _POOL_USE * result.num_blocks / blocks if blocks > 0 else math.inf
     configured = (result.meta.get("config") or {}).get("max_num_seqs")
     seats = configured if isinstance(configured, int) else math.inf  # unknown of foreign results
-    limit = min(seats, in_pool)
-    decodes = floats(steps, "num_decode_seqs")
-    seen = full & (decodes > 0)
-    if not seen.any():
-        return limit
-    observed = ratio((decodes * durations)[seen].sum(), durations[seen].sum())
-    if in_pool < seats:
-        observed = min(observed / growth, seats)
-    sure = min(1.0, share / _SURE)
-    return 1 / (sure / observed + (1 - sure) / limit)
+    return (in_pool, growth) if in_pool < seats else (seats, 1.0)
 
 
 def _of_distribution(result: RunResult) -> Floats:

@@ -62,7 +62,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
 def _latency_table(summary: Mapping[str, Any]) -> Table:
     """Values, with half of the 95 % interval in percent where it is known and latencies do not grow with the run."""
     shown = [key for key in _STATISTICS if f"{key}_ttft_ms" in summary]
-    told = summary.get("verdict") != "overloaded"
+    bounded, is_told = summary.get("verdict") != "overloaded", False
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Latency, ms", style="bold")
     for key in shown:
@@ -71,8 +71,11 @@ def _latency_table(summary: Mapping[str, Any]) -> Table:
     for name, label in _LATENCY_NAMES.items():
         row: list[str] = []
         for key in shown:
-            row += [number(summary[f"{key}_{name}_ms"]), _uncertainty(summary, f"{key}_{name}_ms") if told else ""]
+            row += [number(summary[f"{key}_{name}_ms"]), _uncertainty(summary, f"{key}_{name}_ms") if bounded else ""]
         table.add_row(label, *row)
+        is_told |= any(row[1::2])
+    if is_told:
+        table.caption, table.caption_justify = "±: half of the 95 % interval for a long run", "left"
     return table
 
 

@@ -44,7 +44,8 @@ def _error(system: System, database: str) -> str:
         return f"not validated on {gpu} with these tables"
     errors = sorted(row["tpot"] for row in rows)
     span = f"{errors[0]:g} to {errors[-1]:g}" if errors[0] < errors[-1] else f"{errors[0]:g}"
-    return f"not validated for this model (TPOT of others on this device: within {span} %)"
+    what = "median TPOT error" if all(row["statistic"] == "median" for row in rows) else "TPOT error"
+    return f"not validated for this model (others on this device: {what} {span} %)"
 
 
 def _of_row(row: dict[str, Any]) -> str:

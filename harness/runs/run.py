@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -13,6 +14,7 @@ from rich.console import Console
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
+from harness.config.vllm_serve import serve_command
 from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
@@ -253,6 +255,7 @@ def collect(
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],
+        "vllm_command": serve_command(config),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
@@ -260,11 +263,17 @@ def collect(
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
-        "environment": environment(),
+        "environment": _environment(),
     }
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+@cache
+def _environment() -> dict[str, Any]:
+    """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
+    return environment()
 
 
 def _length_limit(config: RunConfig, engine: Engine) -> int:

@@ -115,7 +115,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_finished(config: RunConfig, folder: Path) -> bool:
-    """Whether `folder` holds the complete result of this very configuration, of which what it prints is not part,
+    """Whether `folder` holds the complete result of this very configuration, of which what it shows is not part,
     with the contents of all input files unchanged; and that of a run, with the file of its trace not written again."""
     if not is_complete(folder) or read_inputs(folder) != input_digests(config):
         return False
@@ -126,7 +126,8 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         earlier = load(folder / "config.yaml")
     except ConfigError:
         return False
-    return earlier.model_copy(update={"progress": config.progress, "verbose": config.verbose}) == config
+    shown = {key: getattr(config, key) for key in ("progress", "verbose", "plot", "report")}
+    return earlier.model_copy(update=shown) == config
 
 
 def report(

@@ -56,7 +56,7 @@ def test_a_run_goes_on_until_the_interval_is_narrow_or_the_limit_is_reached(
     result, stored = read_results(tmp_path)
     assert len(result.requests) == stored["num_prompts"] == num_requests
     out = capsys.readouterr().out
-    assert f"{num_requests:,} requests: mean_e2el is known to" in out and out.count("KV pool: ") == 1
+    assert f"{num_requests:,} requests: mean_e2el is known to" in out
     assert ("going on" in out) is (num_requests == 2000)
 
 
