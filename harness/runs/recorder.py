@@ -26,7 +26,7 @@ from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
-    from engine.llm_engine import StepReport
+    from engine.step_report import StepReport
     from harness.runs.replay import Issued
 
 _PLAN_COLUMNS = (

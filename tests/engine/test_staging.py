@@ -67,9 +67,11 @@ def test_tokens_of_steps_and_prompts_come_back_in_their_rows() -> None:
     buffer = TokenBuffer(3, 4, CPU)
     buffer.prompts[:2] = torch.tensor([7, 8])
     buffer.ring[:2] = torch.arange(8).view(2, 4)
-    fetched = buffer.fetch(2)
+    read = buffer.fetch(2)
     buffer.ring.zero_()
-    assert not buffer.fetch(2)[1:].any()
+    read_next = buffer.fetch(2)
+    fetched = read()
+    assert not read_next()[1:].any()
     assert fetched[0, :2].tolist() == [7, 8] and fetched[1:].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -90,9 +92,9 @@ def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
         plan = scheduler.extend(plan, min(plan.horizon, 3))
         preemptions += len(plan.preempted)
         inputs = staging.send(builder.build(plan))
-        state.apply(inputs.rows)
+        state.apply(inputs.rows, torch.zeros(0))
         n = plan.num_decodes
-        rows = builder.sequences
+        rows = builder.samples.decodes
         if n:
             assert n == len(rows)
             assert state.lengths.tolist() == [s.num_tokens for s in rows] + [0] * (6 - n)

@@ -13,8 +13,9 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.llm_engine import ExecutedPlan, LLMEngine  # noqa: E402
+from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.model_config import ModelConfig, hf_config  # noqa: E402
+from engine.step_report import ExecutedPlan  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from harness.results.files import read_results  # noqa: E402
 from harness.runs.profiling import profile  # noqa: E402

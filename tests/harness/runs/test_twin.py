@@ -26,12 +26,13 @@ from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make
 from engine.core.sequence import Request, Sequence  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
-from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
+from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
 from engine.runner.kv_cache import GIB  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
+from engine.step_report import StepReport  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
 from harness.runs.replay import Intake, Issued, Replay  # noqa: E402
 from harness.workload.arrivals import OpenLoop  # noqa: E402
