@@ -34,3 +34,8 @@ class ConfigModel(BaseModel):
     """Base of all configuration models: unknown keys are errors, types are not converted (but int to float)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    def changed(self, but: str | None = None) -> str | None:
+        """The first key that is not at its default, `but` left out; None if all others are."""
+        fields = type(self).model_fields.items()
+        return next((key for key, field in fields if key != but and getattr(self, key) != field.get_default()), None)

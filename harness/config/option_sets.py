@@ -52,7 +52,7 @@ def register() -> None:
 
 def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
     """Key, default and explanation of every option, in the order of the schema."""
-    texts = _attribute_texts(model)
+    texts = attribute_texts(model)
     for name, default in _defaults(model).items():
         yield name, default, texts.get(name, "")
 
@@ -60,7 +60,7 @@ def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
 def explained_settings(policy: str) -> list[tuple[str, Any, str]]:
     """The same of the settings that a policy declares."""
     options_type = POLICIES[policy].options_type
-    texts = _attribute_texts(options_type)
+    texts = attribute_texts(options_type)
     return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
 
 
@@ -72,7 +72,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     return {n: DictConfig(value, flags={"struct": False}) if value == {} else value for n, value in defaults.items()}
 
 
-def _attribute_texts(model: type) -> dict[str, str]:
+def attribute_texts(model: type) -> dict[str, str]:
     """What the docstrings of a class and its bases say under `Attributes:`, by attribute."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):

@@ -1,6 +1,6 @@
 """The configuration of one run: the groups, the top-level keys, and what must hold between them."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tasks import Task, check_measured, check_profile
 from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
@@ -32,7 +33,7 @@ class RunConfig(ConfigModel):
     `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
     folders that `task=report` compares."""
 
-    task: Literal["run", "report", "profile", "import", "validate", "calibrate", "retime"] = "run"
+    task: Task = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
@@ -101,7 +102,7 @@ class RunConfig(ConfigModel):
         if conflict := conflict_with_reservations(self.scheduler):
             raise ValueError(f"scheduler.{conflict}, or allocator=paged")
         for key in ("n", "beam_width"):
-            if (count := getattr(self.trace, key, 1)) > 1:
+            if (count := getattr(self.trace, key)) > 1:
                 raise ValueError(
                     f"trace.{key}={count}: the sequences of a request share the blocks of its prompt, and contiguous "
                     "reservations share none; use allocator=paged"
@@ -195,16 +196,16 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        size = self.tensor_parallel_size
-        heads, kv_heads = self.model.num_attention_heads, self.model.num_kv_heads
-        if heads % size:
+        size, model = self.tensor_parallel_size, self.model
+        if model.num_attention_heads % size:
             raise ValueError(
-                f"tensor_parallel_size={size}: must divide model.num_attention_heads={heads} of {self.model.name}"
+                f"tensor_parallel_size={size}: must divide model.num_attention_heads={model.num_attention_heads} of "
+                f"{model.name}"
             )
-        if kv_heads % size and size % kv_heads:  # beyond their number, KV heads are replicated
+        if not model.shares_out(size):
             raise ValueError(
-                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={kv_heads} "
-                f"of {self.model.name}"
+                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={model.num_kv_heads} "
+                f"of {model.name}"
             )
         return self
 
@@ -226,7 +227,9 @@ class RunConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _check_results(self) -> Self:
+    def _check_tasks(self) -> Self:
+        check_profile(self.task, self.profile, self.engine, self.cost)
+        check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
         if self.task == "report" and not self.results:
             raise ValueError(
                 "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
@@ -234,43 +237,3 @@ class RunConfig(ConfigModel):
         if self.task != "report" and self.results:
             raise ValueError("results: read by task=report only; add task=report to compare earlier results")
         return self
-
-    @model_validator(mode="after")
-    def _check_profile(self) -> Self:
-        if self.task == "profile" and self.engine.kind == "sim":
-            raise ValueError("engine=sim: task=profile measures the real engine; use engine=cpu or engine=gpu")
-        if self.task == "import" and ":" not in (getattr(self.cost, "profile", None) or ""):
-            raise ValueError(
-                "cost.profile: task=import needs a profile that another tool measured, such as "
-                "cost=profiled cost.profile=aiconfigurator:h100_sxm"
-            )
-        but = "out" if self.task == "import" else None
-        if self.task != "profile" and (key := _changed(self.profile, but=but)):
-            raise ValueError(f"profile.{key}: task={self.task} does not read it; a simulation reads cost.profile")
-        return self
-
-    @model_validator(mode="after")
-    def _check_measured(self) -> Self:
-        simulates = self.task in ("validate", "calibrate")
-        measures = simulates or self.task == "retime"
-        if measures and self.validation.measured is None:
-            raise ValueError(
-                f"validation.measured: task={self.task} needs a measured run, e.g. validation.measured=run:outputs/a"
-            )
-        if not simulates and (key := _changed(self.validation, but="measured" if measures else None)):
-            raise ValueError(f"validation.{key}: task={self.task} does not read it, task=validate does")
-        if self.validation.step_times == "median" and (self.task != "validate" or self.validation.repeats):
-            raise ValueError("validation.step_times=median: only task=validate reads it, and only of a single run")
-        if self.task != "calibrate" and (key := _changed(self.calibration)):
-            raise ValueError(f"calibration.{key}: read by task=calibrate only")
-        if self.task != "retime" and (key := _changed(self.retiming)):
-            raise ValueError(f"retiming.{key}: read by task=retime only")
-        if simulates and self.engine.kind != "sim":
-            raise ValueError(f"engine={self.engine.kind}: task={self.task} simulates; use engine=sim")
-        return self
-
-
-def _changed(group: ConfigModel, but: str | None = None) -> str | None:
-    """The first key of a group that is not at its default, `but` left out."""
-    fields = type(group).model_fields
-    return next((name for name in fields if name != but and getattr(group, name) != fields[name].get_default()), None)

@@ -37,7 +37,14 @@ class UniformLengths(ConfigModel):
 
 
 class LognormalLengths(ConfigModel):
-    """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max]."""
+    """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max].
+
+    Attributes:
+        mean: tokens.
+        std: standard deviation in tokens.
+        min: shorter lengths become this one.
+        max: longer lengths become this one; null: no upper bound.
+    """
 
     kind: Literal["lognormal"] = "lognormal"
     mean: Annotated[float, Field(ge=1e-3, le=MAX_TOKENS)]
@@ -160,8 +167,10 @@ class ShareGptTrace(EveryTrace):
 class DrawnClasses(EveryTrace):
     """What schedulers tell requests apart by, drawn for each on its own.
 
-    `priority_shares` are the shares of the priorities 0 (the most urgent), 1, 2, ...; empty gives all the same. The
-    k-th of `num_tenants` tenants sends in proportion to k ** -tenant_zipf_exponent.
+    Attributes:
+        priority_shares: of the priorities 0 (the most urgent), 1, 2, ..., such as [0.1, 0.9]; [] gives all the same.
+        num_tenants: tenants that send requests.
+        tenant_zipf_exponent: the k-th tenant sends in proportion to k ** -tenant_zipf_exponent; 0 makes all send alike.
     """
 
     priority_shares: Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(strict=False)] = ()
@@ -176,7 +185,11 @@ class DrawnClasses(EveryTrace):
 
 
 class SyntheticTrace(DrawnClasses):
-    """Independent requests of drawn lengths (tokens)."""
+    """Independent requests of drawn lengths (tokens).
+
+    Attributes:
+        num_requests: number of requests to draw.
+    """
 
     kind: Literal["synthetic"] = "synthetic"
     num_requests: RequestCount
@@ -185,8 +198,14 @@ class SyntheticTrace(DrawnClasses):
 
 
 class SharedPrefixTrace(DrawnClasses):
-    """Prompts that open with one of `num_prefixes` prefixes of `prefix_tokens` tokens, followed by `suffix` tokens of
-    their own. The k-th prefix is drawn in proportion to k ** -zipf_exponent: 0 makes all equally likely."""
+    """Prompts that open with one of a few prefixes, followed by `suffix` tokens of their own.
+
+    Attributes:
+        num_requests: number of requests to draw.
+        num_prefixes: prefixes that prompts open with.
+        prefix_tokens: tokens of each prefix.
+        zipf_exponent: the k-th prefix is drawn in proportion to k ** -zipf_exponent; 0 makes all equally likely.
+    """
 
     kind: Literal["shared_prefix"] = "shared_prefix"
     num_requests: RequestCount

@@ -51,6 +51,9 @@ class Engine(Protocol):
     def step_times_from(self) -> str:
         """One line on where the times of steps come from."""
 
+    def cost_model_text(self) -> str:
+        """The cost model and its known error, for the summary."""
+
     def notes(self) -> list[str]:
         """After the run: lines that a reader of the results must know, such as step times outside a profile."""
 
@@ -207,6 +210,7 @@ def _collect(
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
+        "cost_model": engine.cost_model_text(),
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),

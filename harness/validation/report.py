@@ -15,7 +15,8 @@ from rich.text import Text
 
 from harness.measured.names import NAMES
 from harness.results.files import ERRORS, VALIDATION, write_whole
-from harness.results.metrics import LATENCIES, json_ready
+from harness.results.latencies import LATENCIES
+from harness.results.metrics import json_ready
 from harness.validation.comparison import Validation
 
 _STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}
