@@ -19,7 +19,7 @@ from engine.beam_search import BeamSearch
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.plan import StepOutcome, StepPlan
+from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.work import StepWork
@@ -193,19 +193,17 @@ class LLMEngine:
                 return None
             current = self._launch(launcher, plan, time.perf_counter_ns() - started)
         self._launched = None
-        started = time.perf_counter_ns()
+        start, started = plan_start(current.plan), time.perf_counter_ns()
         self._take_landed()
         plan = self.scheduler.schedule(now_ns)
         schedule_ns = time.perf_counter_ns() - started
         self._collector.add_forks(current.samples)
-        if plan is None:
-            return self._collect(current, launcher.collect(), now_ns)
-        if self._builder.must_wait(plan):
-            executed = self._collect(current, launcher.collect(), now_ns)
+        executed = None
+        if plan is not None and self._builder.must_wait(plan):
+            executed = self._collect(current, launcher.collect(), now_ns, start)
+        if plan is not None:
             self._launched = self._launch(launcher, plan, schedule_ns)
-            return executed
-        self._launched = self._launch(launcher, plan, schedule_ns)
-        return self._collect(current, launcher.collect(), now_ns)
+        return executed or self._collect(current, launcher.collect(), now_ns, start)
 
     def _launch(self, launcher: LaunchingExecutor, plan: StepPlan, schedule_ns: int) -> _Launched:
         started = time.perf_counter_ns()
@@ -213,14 +211,16 @@ class LLMEngine:
         launcher.launch(self._builder.build(plan, *self._parked.marks))
         return _Launched(plan, self._builder.samples, schedule_ns, time.perf_counter_ns() - started)
 
-    def _collect(self, launched: _Launched, tokens: StepTokens, now_ns: int) -> ExecutedPlan:
+    def _collect(
+        self, launched: _Launched, tokens: StepTokens, now_ns: int, start: PlanStart | None = None
+    ) -> ExecutedPlan:
         """Append the tokens of a plan that has run."""
         self._landed = tokens.landed
         times = StepTimes(
             launched.schedule_ns, launched.prepare_ns, tokens.execute_ns, tokens.sample_ns, tokens.transfer_ns
         )
         found = self._collector.collect(launched.plan, launched.samples, tokens)
-        return ExecutedPlan(launched.plan, now_ns, times, *found)
+        return ExecutedPlan(launched.plan, now_ns, times, *found, start)
 
     def _schedule(self, now_ns: int) -> StepPlan | None:
         """The next plan, in which those whose KV is back on the device take part.
@@ -252,7 +252,7 @@ class LLMEngine:
             outputs[i] = outputs[i]._replace(finish_reason="stop" if is_stopped else "length")
         if ended:
             self._forget([outputs[i].sequence for i in ended])
-        return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome)
+        return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome, executed.start)
 
     def _choose_beams(self, outputs: list[NewTokens], outcome: StepOutcome) -> None:
         """Choose the next beams of each request whose beams all got a token."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.core.flight import Verified
-from engine.core.plan import StepOutcome, StepPlan
+from engine.core.plan import PlanStart, StepOutcome, StepPlan
 from engine.core.sequence import Sequence
 from engine.token_collector import NewTokens
 
@@ -31,7 +31,12 @@ class StepTimes:
 
 @dataclass(frozen=True)
 class ExecutedPlan:
-    """A plan that ran and is not committed yet; `stopped` and `verified` are the arguments of `Scheduler.commit`."""
+    """A plan that ran and is not committed yet.
+
+    Attributes:
+        stopped, verified: the arguments of `Scheduler.commit`.
+        start: the plan's start as it was before the next plan was made; None where that is not made yet.
+    """
 
     plan: StepPlan
     start_ns: int
@@ -39,11 +44,15 @@ class ExecutedPlan:
     outputs: list[NewTokens]
     stopped: dict[Sequence, int]
     verified: Verified | None
+    start: PlanStart | None = None
 
 
 @dataclass(frozen=True)
 class StepReport:
-    """One executed plan: its start and end in ns on the caller's clock, its tokens, and the outcome of its commit."""
+    """One executed plan: its start and end in ns on the caller's clock, its tokens, and the outcome of its commit.
+
+    `start` as in `ExecutedPlan`.
+    """
 
     plan: StepPlan
     start_ns: int
@@ -51,3 +60,4 @@ class StepReport:
     times: StepTimes
     outputs: list[NewTokens]
     outcome: StepOutcome
+    start: PlanStart | None = None
