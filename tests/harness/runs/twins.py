@@ -16,6 +16,7 @@ from engine.core.decodes.ragged import RaggedDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import extend_hashes
 from engine.core.kv.contiguous import Contiguous
+from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
@@ -103,18 +104,22 @@ class WithTheStep:
     """On the CPU all copies of a plan end while it runs, and its measured time is with them."""
 
     def __init__(self, cost: MeasuredCost) -> None:
-        self.next_ns = NEVER
-        self._parked: list[Sequence] = []
+        self._parked: list[tuple[int, Sequence]] = []
         self._cost = cost
 
+    @property
+    def next_ns(self) -> int:
+        return min((ready_at for ready_at, _ in self._parked), default=NEVER)
+
     def start(self, plan: StepPlan, now_ns: int) -> int:
-        self._parked += plan.parked
-        if self._parked:
-            self.next_ns = now_ns + 1
+        """Those who are parked by a plan that copies nothing to the device wait for copies that have ended."""
+        copies = any(each.target_tier == DEVICE != each.source_tier for each in plan.transfers)
+        self._parked += [(now_ns + copies, sequence) for sequence in plan.parked]
         return 0 if plan.num_decodes or plan.prefills else self._cost.step_ns(plan.work)
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
-        ready, self._parked, self.next_ns = self._parked, [], NEVER
+        ready = [sequence for ready_at, sequence in self._parked if ready_at <= until_ns]
+        self._parked = [(ready_at, sequence) for ready_at, sequence in self._parked if ready_at > until_ns]
         return ready
 
 
