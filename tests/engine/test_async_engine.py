@@ -1,0 +1,288 @@
+"""Planning ahead, the real engine generates what it generates otherwise, whatever is preempted, cached or stopped."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import os
+import random
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from engine.beam_search import BeamSearchParams  # noqa: E402
+from engine.calls import EngineClosedError, RequestAbortedError  # noqa: E402
+from engine.core.kv.block_manager import BlockManager  # noqa: E402
+from engine.core.scheduler import Scheduler  # noqa: E402
+from engine.core.sequence import RequestRefusedError  # noqa: E402
+from engine.engine_config import EngineConfig  # noqa: E402
+from engine.llm import LLM  # noqa: E402
+from engine.runner import model_runner  # noqa: E402
+from engine.runner.executor import LocalExecutor  # noqa: E402
+from engine.runner.model_runner import ModelRunner  # noqa: E402
+from engine.runner.step_inputs import StepBuilder  # noqa: E402
+from engine.runner.tensor_parallel import WorkerError  # noqa: E402
+from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.speculation import NgramOptions  # noqa: E402
+from engine.token_collector import TokenCollector  # noqa: E402
+from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
+from tests.engine.test_llm_calls import fail_once, interrupted  # noqa: E402
+from tests.engine.test_llm_preemption import KINDS, STARVED, Late  # noqa: E402
+
+PROMPTS = make_prompts()[:8]
+BRIEF = replace(GREEDY, max_tokens=20)
+STOPS = tuple(range(0, 300, 12))
+# What each prompt is sampled with, in turn: stops that nobody foresees, forks, and edits of the logits by the output.
+MIXED = [
+    BRIEF,
+    replace(BRIEF, stop_token_ids=STOPS, min_tokens=2),
+    SamplingParams(n=3, max_tokens=15, temperature=0.8, seed=7, stop_token_ids=STOPS),
+    SamplingParams(max_tokens=14, temperature=0.9, seed=3, repetition_penalty=1.2, frequency_penalty=0.5, top_k=50),
+    replace(BRIEF, logprobs=2, prompt_logprobs=1),
+    SamplingParams(n=2, max_tokens=12, temperature=1.0, seed=5, logprobs=1, presence_penalty=1.0, min_tokens=4),
+    replace(BRIEF, max_tokens=1),
+    SamplingParams(max_tokens=18, temperature=1.1, seed=1, top_p=0.8, min_p=0.05, stop_token_ids=STOPS),
+]
+ERRORS = [(ModelRunner, "execute"), (Scheduler, "schedule"), (Scheduler, "commit"), (BlockManager, "register"),
+          (StepBuilder, "build"), (TokenCollector, "collect"), (TokenCollector, "add_forks")]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def ahead(**settings: Any) -> LLM:
+    return LLM(MODEL, **{**SETTINGS, "async_scheduling": True, **settings})
+
+
+def serve(llm: LLM) -> list[Any]:
+    """All that a call returns for each prompt, and the engine's pool is empty after it."""
+    outputs = llm.generate(PROMPTS, MIXED)
+    assert llm.engine.scheduler.blocks.num_used_blocks() == 0
+    llm.engine.scheduler.check_integrity()
+    return [_rounded(output) for output in outputs]
+
+
+def _rounded(output: Any) -> Any:
+    """Log probabilities of equal sums in another order differ in their last bits."""
+    sequences = [
+        (each.token_ids, each.finish_reason, each.stop_reason, _logprobs(each.logprobs)) for each in output.outputs
+    ]
+    return sequences, _logprobs(output.prompt_logprobs)
+
+
+def _logprobs(logprobs: Any) -> Any:
+    if logprobs is None:
+        return None
+    return [None if each is None else {token: round(value.logprob, 3) for token, value in each.items()}
+            for each in logprobs]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    """By an engine that does not plan ahead, from a pool with room for all."""
+    torch.set_num_threads(1)
+    return serve(LLM(MODEL, **SETTINGS))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"policy": "prefill_first", "max_num_batched_tokens": 16},
+        {**STARVED, **KINDS["auto"]},
+        {**STARVED, "policy": "admission_order", "allocation": "chunk", "max_num_batched_tokens": 24},
+        {**STARVED, "host_kv_gib": 2e-3, "offload": True, "preemption": "swap"},
+        pytest.param({**STARVED, **KINDS["recompute"]}, marks=pytest.mark.slow),
+        pytest.param({**STARVED, **KINDS["partial"]}, marks=pytest.mark.slow),
+        pytest.param({**STARVED, **KINDS["swap"], "enable_prefix_caching": False}, marks=pytest.mark.slow),
+        pytest.param({**STARVED, "policy": "static"}, marks=pytest.mark.slow),
+        pytest.param({"cuda_graphs": True, "max_num_seqs": 3}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_outputs_are_those_of_an_engine_that_does_not_plan_ahead(settings: dict[str, Any], expected: Any) -> None:
+    llm = ahead(**settings)
+    for _ in range(2):  # the second time with what is cached
+        assert serve(llm) == expected
+    llm.close()
+
+
+def test_plans_are_launched_behind_one_another_as_on_a_gpu(expected: Any) -> None:
+    """Where the next plan is on the device before the tokens of this one are read."""
+    llm = ahead(**STARVED, cuda_graphs=True)
+    llm.engine._executor._thread.shutdown()  # type: ignore[attr-defined]
+    llm.engine._executor._thread = None  # type: ignore[attr-defined]
+    assert serve(llm) == expected
+
+
+@pytest.mark.parametrize("patience", [3, 10**9])
+def test_no_token_depends_on_when_copies_end(patience: int, expected: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = Late(patience)
+    monkeypatch.setattr(model_runner, "side_stream", lambda device: late)
+    llm = ahead(**{**STARVED, **KINDS["swap"], "offload": True})
+    assert serve(llm) == expected
+    assert len(late.copies) > 5
+
+
+def test_the_next_plan_is_made_and_launched_while_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, launched, numbers = threading.Semaphore(0), threading.Semaphore(0), itertools.count()
+    execute, schedule, launch = ModelRunner.execute, Scheduler.schedule, LocalExecutor.launch
+
+    def held(*args: Any) -> Any:
+        assert made.acquire(timeout=30), "the next plan is not made before the one that runs has ended"
+        return execute(*args)
+
+    def noted(*args: Any) -> Any:
+        plan = schedule(*args)
+        if next(numbers):  # not the first plan: each waits for the one after it
+            made.release()
+        return plan
+
+    def counted(*args: Any) -> None:
+        launch(*args)
+        launched.release()
+
+    monkeypatch.setattr(ModelRunner, "execute", held)
+    monkeypatch.setattr(Scheduler, "schedule", noted)
+    monkeypatch.setattr(LocalExecutor, "launch", counted)
+    llm = ahead()
+    stream = llm.stream(PROMPTS[:3], BRIEF)
+    stream.run_step()
+    assert [launched.acquire(blocking=False) for _ in range(3)] == [True, True, False], "one step, and the next plan"
+    llm.generate(PROMPTS[3:5], BRIEF)
+    stream.close()
+    llm.close()
+
+
+@pytest.mark.parametrize(("asynchronous", "num_more"), [(False, 0), (True, 1)])
+def test_a_stop_that_nobody_foresaw_costs_a_slot_more(asynchronous: bool, num_more: int) -> None:
+    llm = LLM(MODEL, **SETTINGS, async_scheduling=asynchronous, max_lookahead_steps=1)
+    tokens = llm.generate(PROMPTS[0], BRIEF)[0]["token_ids"]
+    stop = next(token for i, token in enumerate(tokens) if i > 3 and token not in tokens[:i])
+    request_params = replace(BRIEF, stop_token_ids=(stop,))
+    num_decodes = 0
+    stream = llm.stream([PROMPTS[0], PROMPTS[2]], [request_params, BRIEF])
+    commit = llm.engine.scheduler.commit
+
+    def counted(plan: Any, *args: Any) -> Any:
+        nonlocal num_decodes
+        num_decodes += plan.num_decodes
+        return commit(plan, *args)
+
+    llm.engine.scheduler.commit = counted  # type: ignore[method-assign,assignment]
+    outputs = {output.index: output["token_ids"] for output in stream}
+    assert outputs[0] == tokens[: tokens.index(stop) + 1]
+    assert num_decodes == sum(len(each) - 1 for each in outputs.values()) + num_more
+    llm.close()
+
+
+def test_what_it_cannot_serve_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"^async_scheduling=True: must be False with speculation, [^\n]*$"):
+        EngineConfig(async_scheduling=True, speculation=NgramOptions())
+    llm = ahead()
+    with pytest.raises(RequestRefusedError, match=r"beam search: async_scheduling: [^\n]*$"):
+        llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=2, max_tokens=4))
+    assert llm.generate(PROMPTS[:1], BRIEF)[0].finished
+
+
+def test_random_calls_streams_and_aborts_leave_the_same_tokens(expected: Any) -> None:
+    """Requests come and go between any two steps."""
+    rng, llm = random.Random(1), ahead(**STARVED)
+    open_streams: dict[int, Any] = {}
+    num_ended = 0
+    for _ in range(250):
+        number = rng.randrange(len(PROMPTS))
+        stream = open_streams.get(number)
+        if stream is None:
+            open_streams[number] = llm.stream(PROMPTS[number], MIXED[number])
+        elif rng.random() < 0.05:
+            open_streams.pop(number).close()
+        elif (output := next(stream, None)) is None or output.finished:
+            if output is not None:
+                assert _rounded(output)[0] == expected[number][0]
+                num_ended += 1
+            del open_streams[number]
+        llm.engine.scheduler.check_integrity()
+    assert num_ended > 5
+    open_streams.clear()
+    assert serve(llm) == expected
+
+
+@pytest.mark.parametrize(("owner", "name"), ERRORS, ids=lambda each: getattr(each, "__name__", each))
+def test_an_error_aborts_what_runs_and_the_engine_serves_on(
+    owner: type, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = ahead()
+    tokens = [output["token_ids"] for output in llm.generate(PROMPTS[:3], BRIEF)]
+    other = llm.stream(PROMPTS[3:5], BRIEF)
+    next(other)
+    with monkeypatch.context() as patched:
+        fail_once(patched, owner, name, MemoryError(), after=True)
+        with pytest.raises(MemoryError):
+            llm.generate(PROMPTS[:3], BRIEF)
+    with pytest.raises(RequestAbortedError):
+        list(other)
+    assert [output["token_ids"] for output in llm.generate(PROMPTS[:3], BRIEF)] == tokens
+    llm.close()
+    with pytest.raises(EngineClosedError):
+        llm.generate(PROMPTS[:1], BRIEF)
+
+
+@pytest.mark.parametrize("num_times", [12, pytest.param(600, marks=pytest.mark.slow)])
+def test_ctrl_c_at_any_line_leaves_an_engine_that_serves(num_times: int) -> None:
+    llm, rng, params = ahead(), random.Random(0), replace(BRIEF, max_tokens=6)
+    tokens = [output["token_ids"] for output in llm.generate(PROMPTS[:3], params)]
+    num_interrupted = 0
+    for _ in range(num_times):
+        num_interrupted += interrupted(llm, rng.randint(1, 4000) if rng.random() < 0.7 else rng.randint(1, 900))
+        assert [output["token_ids"] for output in llm.generate(PROMPTS[:3], params)] == tokens
+        gc.collect()
+        assert not llm.engine.scheduler.unfinished
+    assert num_interrupted > 0.3 * num_times
+    llm.close()
+
+
+@pytest.fixture
+def _interrupts() -> Iterator[None]:
+    """Interrupts raise, also where a shell started the tests in the background, whose children ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interrupts")
+def test_ranks_get_the_next_plan_while_they_run_one(expected: Any) -> None:
+    """Two ranks generate the same, also after Ctrl-C with two plans under way; a dead rank is one clear error."""
+    llm = ahead(**STARVED, tensor_parallel_size=2, worker_timeout_s=60.0)
+    assert serve(llm) == expected
+    stream = llm.stream(PROMPTS[:3], BRIEF)
+    next(stream)
+    executor: Any = llm.engine._executor
+    assert executor._num_launched == 1
+    collect = executor._collect
+
+    def interrupt(timeout_s: float) -> Any:
+        executor._collect = collect
+        os.kill(os.getpid(), signal.SIGINT)
+        return collect(timeout_s)
+
+    executor._collect = interrupt
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    assert executor._num_launched == 0 and not any(worker.pipe.poll() for worker in executor._workers)
+    assert serve(llm) == expected
+    stream = llm.stream(PROMPTS[:3], BRIEF)
+    next(stream)
+    os.kill(executor._workers[1].process.pid, signal.SIGKILL)
+    with pytest.raises(WorkerError, match="^rank 1 failed: the process ended with exit code -9$"):
+        list(stream)
+    with pytest.raises(EngineClosedError, match="^the engine is closed: rank 1 failed"):
+        llm.generate([[1]])
