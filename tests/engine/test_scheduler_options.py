@@ -195,11 +195,6 @@ def test_a_stop_that_was_not_foreseen_costs_one_slot_when_steps_are_planned_ahea
     assert request.num_output_tokens == 5 and scheduler.blocks.num_used_blocks() == 0
 
 
-def test_the_real_engine_refuses_async_scheduling() -> None:
-    with pytest.raises(ValueError, match="async_scheduling"):
-        EngineConfig(async_scheduling=True)
-
-
 @pytest.mark.parametrize(
     ("max_padding", "budget", "expected"),
     [
