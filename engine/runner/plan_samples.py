@@ -38,11 +38,11 @@ class PlanSamples(NamedTuple):
         return samples if self.drafted else [*samples, *self.decodes]
 
     def first_samples(self, sequences: abc.Collection[Sequence]) -> dict[Sequence, int]:
-        """The samples that those of `sequences` get whose prompt the plan completes; all forks exist."""
+        """The samples of `sequences`, whose prompts the plan completes; all forks exist."""
         found: dict[Sequence, int] = {}
         number = 0
         for sequence, count in self.prompts:
             group = [sequence, *sequence.request.sequences[1:]] if count > 1 else [sequence]
             found |= {each: number + i for i, each in enumerate(group)}
             number += count
-        return {sequence: found[sequence] for sequence in sequences if sequence in found}
+        return {sequence: found[sequence] for sequence in sequences}

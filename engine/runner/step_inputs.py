@@ -109,10 +109,7 @@ class StepBuilder:
         for chunk in plan.prefills:
             if chunk.start + chunk.num_tokens > len(chunk.sequence.token_ids):  # type: ignore[arg-type]
                 return True
-        if any(each.reads_output and sequence in plan.decodes for sequence, each in self._adjusted.items()):
-            return True
-        unknown = self._unknown(plan)
-        return any(_is_unknown(s) and s not in unknown for s in self._rows.joining(plan))
+        return any(each.reads_output and sequence in plan.decodes for sequence, each in self._adjusted.items())
 
     def _unknown(self, plan: StepPlan) -> dict[Sequence, int]:
         """Those that join the rows with a token that the last plan samples, and the number of its sample."""

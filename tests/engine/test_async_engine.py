@@ -19,8 +19,12 @@ torch = pytest.importorskip("torch")
 from engine.beam_search import BeamSearchParams  # noqa: E402
 from engine.calls import EngineClosedError, RequestAbortedError  # noqa: E402
 from engine.core.kv.block_manager import BlockManager  # noqa: E402
+from engine.core.plan import StepDraft  # noqa: E402
+from engine.core.policies import POLICIES  # noqa: E402
+from engine.core.policy import BasePolicy  # noqa: E402
 from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.core.sequence import RequestRefusedError  # noqa: E402
+from engine.core.step_planner import StepPlanner  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
@@ -31,7 +35,7 @@ from engine.runner.tensor_parallel import WorkerError  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
 from engine.token_collector import TokenCollector  # noqa: E402
-from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
+from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, make_prompts, one_by_one  # noqa: E402
 from tests.engine.test_llm_calls import fail_once, interrupted  # noqa: E402
 from tests.engine.test_llm_preemption import KINDS, STARVED, Late  # noqa: E402
 
@@ -121,6 +125,32 @@ def test_plans_are_launched_behind_one_another_as_on_a_gpu(expected: Any) -> Non
     llm.engine._executor._thread.shutdown()  # type: ignore[attr-defined]
     llm.engine._executor._thread = None  # type: ignore[attr-defined]
     assert serve(llm) == expected
+
+
+class Readmits(BasePolicy):
+    """Now and then preempts somebody and admits it again for the same step, before its last token is known."""
+
+    num_plans = 0
+
+    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
+        self.num_plans += 1
+        if self.num_plans % 6 == 5 and planner.running.decodes.sequences:
+            planner.preempt(draft, planner.choose_victim())
+        planner.decode(draft)
+        budget = planner.continue_prefills(draft, planner.max_num_batched_tokens - draft.num_decodes)
+        planner.admit(draft, budget, cut="any")
+
+
+def test_a_plan_waits_for_tokens_of_whom_it_preempts_and_computes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits = []
+    must_wait = StepBuilder.must_wait
+    monkeypatch.setitem(POLICIES, "readmits", Readmits)
+    monkeypatch.setattr(StepBuilder, "must_wait", lambda *args: waits.append(must_wait(*args)) or waits[-1])
+    llm = ahead(policy="readmits")
+    outputs = llm.generate(PROMPTS, BRIEF)
+    assert [output["token_ids"] for output in outputs] == [tokens[:20] for tokens in one_by_one()[:8]]
+    assert True in waits
+    llm.close()
 
 
 @pytest.mark.parametrize("patience", [3, 10**9])

@@ -11,7 +11,6 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.policies import POLICIES
 from engine.core.preemption import VICTIM_RULES
 from engine.core.sequence import Request, RequestRefusedError
-from engine.engine_config import EngineConfig
 from tests.engine.builders import bare_sequence, chunks, ids, make, run, step
 
 

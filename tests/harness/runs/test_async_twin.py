@@ -71,16 +71,17 @@ class Case:
         self.durations = draw.integers(1, 2_000_000, 10_000).tolist()
         self.num_blocks = rng.choice([20, 30, 60, 400])
         self.offload = rng.choice([None, None, OffloadOptions(), OffloadOptions(overlap=False)])
-        self.contiguous = Contiguous() if rng.random() < 0.1 else None
+        self.contiguous = Contiguous() if rng.random() < 0.1 and (self.trace.table["n"] == 1).all() else None
+        policy, victim = rng.choice(sorted(POLICIES)), rng.choice(sorted(VICTIM_RULES))
         preemption = rng.choice(["recompute", "partial", "swap", "auto"])
         # What samples of a prompt generate has no identity in a simulation.
         caches = (self.trace.table["n"] == 1).all() and rng.random() < 0.8
         self.options = SchedulerOptions(
-            policy=rng.choice(sorted(POLICIES)),
+            policy=policy,
             watermark=rng.choice([0.0, 0.1]),
             allocation=rng.choice(["prompt", "chunk"]),
             eviction=rng.choice(["unhashed_first", "lru", "fifo", "lfu"]),
-            victim=rng.choice(sorted(VICTIM_RULES)),
+            victim="spare_last" if POLICIES[policy].chooses_victims else victim,
             full_hit=rng.choice(["recompute_block", "recompute_token"]),
             preemption=preemption,
             recompute_token_us=2e-3 * BLOCK_BYTES / 3 if preemption == "auto" else None,
