@@ -257,10 +257,9 @@ def _checked_priorities(priority: abc.Sequence[int] | None, num_prompts: int) ->
     """A priority for each prompt."""
     if priority is None:
         return [0] * num_prompts
-    priorities = list(priority) if isinstance(priority, abc.Sequence) else [priority]
-    for each in priorities:
-        if not isinstance(each, int) or isinstance(each, bool):
-            raise ValueError(f"priority={priority!r}: must be a list of integers, one for each prompt")
+    if not isinstance(priority, abc.Sequence) or any(type(each) is not int for each in priority):
+        raise ValueError(f"priority={priority!r}: must be a list of integers, one for each prompt")
+    priorities = list(priority)
     if len(priorities) != num_prompts:
         raise ValueError(f"{len(priorities)} priorities for {num_prompts} prompts; give one for each")
     return priorities
