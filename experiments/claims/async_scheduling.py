@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from statistics import median
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
-from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
+from experiments.claims.lab import BACKLOG, Lab
 from harness.plots.style import COLORS, head, panels
 
 _MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-70b")
 _SEATS = (8, 64, 256)
 _PARALLEL = {"llama-3.1-70b": 4}
 _TINY_SEATS = (8, 32)
-_NUM_PAIRS = 3
+_NUM_PAIRS = 12
 
 
 def measure(lab: Lab) -> Data:
-    data: Data = {"h100": [], "tiny": []}
+    from experiments.claims.pairs import paired_runs  # loads torch, which the page and the figures do without
+
+    data: Data = {"h100": []}
     for model in _MODELS:
         for seats in _SEATS:
             load = (f"trace.num_requests={8 * seats}", f"max_num_seqs={seats}", f"model={model}")
@@ -29,48 +32,32 @@ def measure(lab: Lab) -> Data:
                 for value in ("false", "true")
             ]
             data["h100"].append({"model": model, "seats": seats, "gain": speeds[1] / speeds[0] - 1})
-    for seats in _TINY_SEATS:
-        for _ in range(_NUM_PAIRS):
-            data["tiny"].append({"seats": seats} | {way: _tiny(lab, seats, way) for way in ("in_turn", "ahead")})
+    data["tiny"] = [row for seats in _TINY_SEATS for row in paired_runs(seats, _NUM_PAIRS)]
     return data
 
 
-def _tiny(lab: Lab, seats: int, way: str) -> dict[str, float]:
-    """A backlog in the real engine, whose model has one thread, so that a core is left to the scheduler."""
-    load = (f"trace.num_requests={5 * seats}", f"max_num_seqs={seats}", "engine.num_threads=1")
-    ahead = f"scheduler.async_scheduling={str(way == 'ahead').lower()}"
-    outcome = lab.serve(*TINY_TRAFFIC, "arrival=all_at_once", *load, ahead)
-    steps = outcome.steps
-    return {
-        "tokens_per_s": outcome.summary["output_throughput"],
-        "steps": len(steps),
-        "step_ms": 1e3 * float(steps["duration"].mean()),
-        "host_ms": 1e3 * float((steps["schedule_time"] + steps["prepare_time"]).mean()),
-    }
-
-
 def _tiny_gains(data: Data, seats: int) -> list[float]:
-    """Of each pair of runs."""
+    """Of the throughput, in each pair of runs."""
     pairs = [row for row in data["tiny"] if row["seats"] == seats]
-    return [row["ahead"]["tokens_per_s"] / row["in_turn"]["tokens_per_s"] - 1 for row in pairs]
+    return [row["in_turn"]["seconds"] / row["ahead"]["seconds"] - 1 for row in pairs]
 
 
 def judge(data: Data) -> Verdict:
     gains = {(row["model"], row["seats"]): row["gain"] for row in data["h100"]}
     listed = "; ".join(f"{model} {', '.join(f'{gains[model, seats]:+.0%}' for seats in _SEATS)}" for model in _MODELS)
     tiny = "; ".join(
-        f"{seats} seats {median(found):+.0%} ({min(found):+.0%} to {max(found):+.0%})"
+        f"{seats} seats {middle:+.0%} (half of them {low:+.0%} to {high:+.0%})"
         for seats in _TINY_SEATS
-        for found in [_tiny_gains(data, seats)]
+        for low, middle, high in [np.quantile(_tiny_gains(data, seats), [0.25, 0.5, 0.75])]
     )
     in_turn = [row["in_turn"] for row in data["tiny"]]
-    share = median(row["host_ms"] / row["step_ms"] for row in in_turn)
-    more = sum(row["ahead"]["steps"] - row["in_turn"]["steps"] for row in data["tiny"]) / len(in_turn)
+    share = median(1e-3 * row["host_ms"] * row["steps"] / row["seconds"] for row in in_turn)
+    more = sum(row["ahead"]["steps"] - row["in_turn"]["steps"] for row in data["tiny"]) / len(data["tiny"])
     return Verdict(
         "yes" if min(gains.values()) > 0 and all(median(_tiny_gains(data, n)) > 0 for n in _TINY_SEATS) else "partly",
         f"Simulated throughput of a backlog of ShareGPT lengths on H100 with {', '.join(map(str, _SEATS))} seats: "
         f"{listed} (70B on 4 GPUs). Measured with tiny on a CPU, medians of {_NUM_PAIRS} pairs of runs: {tiny}; "
-        f"planning and making the inputs take {share:.0%} of a step there, and a run takes {more:.0f} steps more.",
+        f"planning and making the inputs take {share:.0%} of the time there, and a run takes {more:.1f} steps more.",
         "The gain is the host's share of a step: the larger the model, the smaller it is. A stop that could not be "
         "foreseen costs one more slot, and a seat that becomes free stays empty for one more step. The host's times "
         "of the simulation are those fitted to vLLM. On the CPU the model runs in a thread of the scheduler's process: "
