@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import logging
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
-from harness.config import RunConfig, help_text, parse, to_yaml
+from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
 from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
@@ -32,11 +33,14 @@ from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
 
+_VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
 def main() -> int:
     """The console command `twinserve`, and what run.py does: runs the command line, and returns the exit code."""
+    if not _VERBOSE.intersection(sys.argv):
+        logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
     return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
 
 
@@ -58,10 +62,14 @@ def launch(main: Callable[[], None]) -> int:
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
+            sys.argv[1:] = [
+                "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
+            ]
             flags = _flags()
             if flags.help:
                 _print_help(flags)
             else:
+                _import_vllm(flags)
                 main()
         return 0
     except KeyboardInterrupt:
@@ -163,7 +171,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)})"
+        hint = (
+            "; text with = , ~ or spaces needs quotes of its own, such as results=['a=1']"
+            if "=" in error.override
+            else ""
+        )
+        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)}){hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"
@@ -223,3 +236,11 @@ def _print_help(flags: Namespace) -> None:
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
     print(help_text.build([CONF, *own], flags.overrides, program))
+
+
+def _import_vllm(flags: Namespace) -> None:
+    """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
+    folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]
+    sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
+    for note in notes:
+        print(f"{vllm_import.KEY}: {note}", file=sys.stderr)

@@ -18,6 +18,7 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
+    **{f"{group}/custom": [f"{group}.target=json:loads"] for group in ("trace", "arrival", "cost")},
     "experiment/shared_contexts": ["trace.path=x"],
     **{
         f"allocator/contiguous_{name}": ["scheduler.enable_prefix_caching=false"]
@@ -106,10 +107,10 @@ def test_every_option_opens_with_one_line_on_when_to_choose_it(path: Path) -> No
 
 @pytest.mark.parametrize(
     "name",
-    ["trace/azure", "trace/mooncake", "trace/csv"],
+    ["trace/azure", "trace/mooncake", "trace/csv", "cost/custom"],
 )
 def test_an_option_without_its_required_key_is_refused(name: str) -> None:
-    key = REQUIRED[name][0].removesuffix("=x")
+    key = REQUIRED[name][0].partition("=")[0]
     with pytest.raises(Exception, match=f"^{key}: missing"):
         compose_and_parse(name.replace("/", "="))
 

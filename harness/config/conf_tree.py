@@ -11,11 +11,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from engine.core.policies import POLICIES
 from engine.documents import DocumentError, read_yaml
 from harness.config.option_sets import OPTION_SETS, attribute_texts, explained, explained_settings
 from harness.config.run import RunConfig
 from harness.config.schema import models_in, tag_of
+from harness.config.targets import is_known
 from harness.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -100,7 +100,7 @@ def _option(folders: Sequence[Path], group: str, path: Path) -> Option:
     if kind := keys.pop("kind", None):
         models = [model for model in models if tag_of(model) == kind.value]
     policy = keys["policy"].value if group == "scheduler" and "policy" in keys else None
-    if policy in POLICIES:
+    if policy is not None and is_known(policy):
         settings = explained_settings(policy)
         keys |= {f"options.{name}": Key(f"options.{name}", _show(value), text) for name, value, text in settings}
     prefix = f"{group}." if "/" not in group else ""

@@ -27,11 +27,13 @@ Examples:
   {program} experiment=conversations
       a whole setup; keys and groups can still be changed
   {program} trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
-  {program} -m experiment=first_sweep
+  {program} experiment=limits_sweep
   {program} -m block_size=16,64 hydra/launcher=joblib
       in parallel, on all cores or hydra.launcher.n_jobs of them
   {program} -m block_size=16,64,256 hydra.sweep.dir=multirun/a
       again, with more values: finished jobs are skipped
+  {program} import_vllm="vllm serve Qwen/Qwen3-8B --max-num-seqs 128"
+      predict a server of vLLM 0.19 from its command line
   {program} task=report 'results=[outputs/a,multirun/b*]'
       compare what is there; ~, * and ** work, names with = or , need quotes
   {program} task=profile engine=gpu model=qwen3-8b

@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 from engine.core.policies import POLICIES
 from harness.config.allocator import ContiguousAllocator
+from harness.config.base import CustomConfig
 from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
-from harness.config.workload import EveryTrace, FileTrace, ShareGptTrace
+from harness.config.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
 
 _GROUP = "schema"
 # By name, with where the keys stand in a configuration.
@@ -39,7 +40,10 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "every_trace": ("every trace", EveryTrace),
-    "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),
+    "trace_file": ("trace=azure, mooncake, burstgpt", FileTrace),
+    "own_file": ("trace=csv, jsonl", ColumnsTrace),
+    "custom_trace": ("trace=custom", CustomTrace),
+    "custom": ("arrival=custom, cost=custom", CustomConfig),
     "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
 }
 

@@ -5,7 +5,7 @@ from typing import Annotated, Self
 from pydantic import Field, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
-from engine.core.policies import POLICIES
+from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
@@ -55,7 +55,9 @@ class RunConfig(ConfigModel):
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
     progress: bool = True
+    verbose: bool = False
     plots: bool = True
+    figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -151,7 +153,7 @@ class RunConfig(ConfigModel):
             count = getattr(self.trace, key)
             if count > self.max_num_seqs:
                 raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
-        policy, beams = self.scheduler.policy, f"trace.beam_width={self.trace.beam_width}"
+        policy, beams = find_policy(self.scheduler.policy), f"trace.beam_width={self.trace.beam_width}"
         if self.trace.beam_width > 1 and self.speculation.kind != "none":
             raise ValueError(
                 f"{beams}: with speculation={self.speculation.kind} the beams of a request would not stay in step"
@@ -160,10 +162,10 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
             )
-        if self.trace.beam_width > 1 and POLICIES[policy].pauses_decodes:
+        if self.trace.beam_width > 1 and policy is not None and policy.pauses_decodes:
             raise ValueError(
-                f"{beams}: scheduler.policy={policy} lets single sequences sit out a step, and the beams of a request "
-                "go on together; use scheduler=mixed or prefill_first"
+                f"{beams}: scheduler.policy={self.scheduler.policy} lets single sequences sit out a step, and the "
+                "beams of a request go on together; use scheduler=mixed or prefill_first"
             )
         return self
 

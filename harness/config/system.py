@@ -8,6 +8,7 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions, KVDtype
 from harness.config.base import (
     ConfigModel,
+    CustomConfig,
     Text,
     check_ranges,
     within,
@@ -250,7 +251,16 @@ class LinearCost(ConfigModel):
     other_device: bool = False
 
 
-CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]
+class CustomCost(CustomConfig):
+    """Step times of the user's own: a function that is given `model`, `device`, `tensor_parallel_size` and the options,
+    and returns an object like `simulator.costs.cost.CostModel`. It has no constants to fit."""
+
+    @property
+    def calibration(self) -> None:
+        return None
+
+
+CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost | CustomCost, Field(discriminator="kind")]
 
 
 class SloConfig(ConfigModel):

@@ -4,11 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text, within
+from harness.config.base import ConfigModel, CustomConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Text, within
+from harness.config.schema import nearest
 from simulator.quantities import MAX_TOKENS as MAX_TOKENS
 
 DEFAULT_SAMPLED_REQUESTS = 2000
 MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public trace has
+
+TRACE_COLUMNS = (
+    "request_id", "arrival_time", "num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "deadline",
+    "session_id", "turn", "hash_ids", "hash_block_size", "token_ids",
+)  # fmt: skip
+TimeUnit = Literal["s", "ms", "us", "date"]
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 SequenceCount = Annotated[int, within("max_num_seqs")]
@@ -117,16 +124,52 @@ class BurstGptTrace(FileTrace):
     kind: Literal["burstgpt"] = "burstgpt"
 
 
-class CsvTrace(FileTrace):
+class ColumnsTrace(FileTrace):
+    """A file of the user's own.
+
+    Attributes:
+        columns: the trace table's column by the name of the file's, such as {timestamp: arrival_time, prompt_len:
+            num_prompt_tokens}; columns with neither name are left out. {} for a file with the trace table's names.
+        time_unit: of arrival_time: s, ms, us, or date for dates with times (ISO 8601).
+    """
+
+    columns: dict[str, Text] = {}
+    time_unit: TimeUnit = "s"
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        for name, ours in self.columns.items():
+            if ours not in TRACE_COLUMNS:
+                known = ", ".join(TRACE_COLUMNS)
+                raise ValueError(f"columns.{name}={ours!r}: choose one of {known}{nearest(ours, TRACE_COLUMNS)}")
+        return self
+
+
+class CsvTrace(ColumnsTrace):
     """A CSV file with the columns of the trace table."""
 
     kind: Literal["csv"] = "csv"
 
 
-class JsonlTrace(FileTrace):
+class JsonlTrace(ColumnsTrace):
     """JSON lines with the columns of the trace table, token ids and hash ids included."""
 
     kind: Literal["jsonl"] = "jsonl"
+
+
+class CustomTrace(EveryTrace, CustomConfig):
+    """A trace that a function of the user's own reads or draws: it is given `path`, `rng` and the options, and returns
+    the columns of the trace table, as a DataFrame or arrays by name.
+
+    Attributes:
+        path: of the file that the function reads; null for a function that draws requests.
+        limit: requests to keep, from the start; null keeps all.
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
+    """
+
+    path: Text | None = None
+    limit: PositiveInt | None = None
+    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
 
 class ShareGptTrace(EveryTrace):
@@ -224,7 +267,8 @@ TraceConfig = Annotated[
     | CsvTrace
     | JsonlTrace
     | SyntheticTrace
-    | SharedPrefixTrace,
+    | SharedPrefixTrace
+    | CustomTrace,
     Field(discriminator="kind"),
 ]
 
@@ -280,6 +324,11 @@ class SessionsArrival(ConfigModel):
     think_time: NonNegativeFloat = 0.0
 
 
+class CustomArrival(CustomConfig):
+    """Arrivals of a function of the user's own: it is given `trace`, `rng` and the options, and returns the times
+    of the requests in s, ascending, or an object like `simulator.arrivals.Arrivals`."""
+
+
 ArrivalConfig = Annotated[
     TraceArrival
     | PoissonArrival
@@ -287,6 +336,7 @@ ArrivalConfig = Annotated[
     | ConstantArrival
     | AllAtOnceArrival
     | ClosedLoopArrival
-    | SessionsArrival,
+    | SessionsArrival
+    | CustomArrival,
     Field(discriminator="kind"),
 ]

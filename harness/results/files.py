@@ -30,9 +30,9 @@ SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
-_FLAGS, _COUNTS = {"complete", "simulated"}, {"block_size", "num_blocks"}
+_FLAGS, _COUNTS = {"complete", "simulated", "open_loop"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
-_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment"}
+_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths"}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
     "allocator", "kv_pool", "cost_source", "cost_model", "ended_early", "verdict",

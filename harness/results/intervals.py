@@ -2,10 +2,13 @@
 
 Latencies of neighbouring requests are alike, since the same queue delays them, so n requests say less than n
 independent ones. Requests in order of arrival are divided into batches; means of batches are nearly independent when a
-batch is longer than the memory of the queue. The interval of a mean is Student's, from the means of 8, 16 and 32
-batches, of which the widest counts. The interval of a percentile p is that of the share of requests at or below it,
-p ± h, read off the sorted latencies at p - h and p + h (Schruben's form of order statistics, with the effective number
-of requests).
+batch is longer than the memory of the queue. The interval of a mean is Student's, from the means of 4, 8, 16 and 32
+batches, of which the widest counts, taken on the logarithm of the mean since latencies are skewed. The interval of a
+percentile p is that of the share of requests at or below it, p ± h, read off the sorted latencies at p - h and p + h
+(order statistics with the effective number of requests). h is symmetric in the log-odds of the share.
+
+A run begins and ends with an empty system, which a long run does not. Requests of the ramp-up and of the drain are left
+out of intervals, and a run that is short beside the time that a request takes has none (`settled`).
 """
 
 from __future__ import annotations
@@ -18,19 +21,34 @@ import numpy.typing as npt
 
 from harness.results.tables import Floats
 
-_STUDENT = {8: 2.365, 16: 2.131, 32: 2.040}  # 97.5 % quantile of Student's t with one degree of freedom less
-_FEWEST = 2 * min(_STUDENT)  # values from which an interval is told
+# 97.5 % quantile of Student's t with one degree of freedom less than batches.
+_STUDENT = {4: 3.182, 8: 2.365, 16: 2.131, 32: 2.040}
+_FEWEST = 32  # values from which an interval is told
+_SHORTEST = 8  # times that a request takes, for which arrivals go on at least
+_RAMP_UP, _DRAIN = 2, 1  # times that a request takes, after and before which the system is as in a long run
 
 Interval = tuple[float, float]
 NOTHING: Interval = (math.nan, math.nan)
 
 
+def settled(arrival_s: Floats, e2el_s: Floats) -> npt.NDArray[np.bool_]:
+    """bool[n]: requests that found the system, and left it, as it is in a long run; none of a run that is too short."""
+    nobody = np.zeros(len(arrival_s), dtype=np.bool_)
+    if not len(arrival_s):
+        return nobody
+    first, last, taken = arrival_s.min(), arrival_s.max(), float(e2el_s.mean())
+    if last - first < _SHORTEST * taken:
+        return nobody
+    return (arrival_s >= first + _RAMP_UP * taken) & (arrival_s <= last - _DRAIN * taken)
+
+
 def of_mean(values: Floats) -> Interval:
-    """95 % interval of the mean of `values`, float64[n] in order of arrival; NaN where they are too few."""
-    if len(values) < _FEWEST:
+    """95 % interval of the mean of `values` >= 0, float64[n] in order of arrival; NaN where they are too few."""
+    mean = float(values.mean()) if len(values) else 0.0
+    if len(values) < _FEWEST or not mean > 0:
         return NOTHING
-    mean, half = float(values.mean()), _half_width(values)
-    return mean - half, mean + half
+    factor = math.exp(min(_half_width(values) / mean, 700.0))
+    return mean / factor, mean * factor
 
 
 def of_percentiles(values: Floats, percentiles: Sequence[float]) -> list[Interval]:
@@ -50,24 +68,25 @@ def of_percentiles(values: Floats, percentiles: Sequence[float]) -> list[Interva
 
 
 def _of_percentile(values: Floats, ordered: Floats, share: float, cut: float) -> Interval:
-    if ordered[0] == ordered[-1]:
-        return float(cut), float(cut)
-    half = _half_width((values <= cut).astype(np.float64))
-    # of rare events that all fall into a few batches, and of a share that no batch changes
-    half = max(half, 2 * math.sqrt(share * (1 - share) / len(values)))
-    ends = [(len(ordered) - 1) * each for each in (share - half, share + half)]
-    low = math.nan if ends[0] < 0 else float(ordered[math.floor(ends[0])])
-    high = math.nan if ends[1] > len(ordered) - 1 else float(ordered[math.ceil(ends[1])])
-    return low, high
+    variance = share * (1 - share)
+    if not variance:
+        return NOTHING
+    # at least that of independent values: rare events may all fall into a few batches
+    half = max(_half_width((values <= cut).astype(np.float64)), 2 * math.sqrt(variance / len(values)))
+    odds, ratio = math.log(share / (1 - share)), min(half / variance, 700.0)
+    low, high = ((len(ordered) + 1) / (1 + math.exp(-odds + sign * ratio)) for sign in (1, -1))
+    return (
+        math.nan if low < 1 else float(ordered[math.floor(low) - 1]),
+        math.nan if high > len(ordered) else float(ordered[math.ceil(high) - 1]),
+    )
 
 
 def _half_width(values: Floats) -> float:
     """Half of the 95 % interval of the mean of a series."""
     widths = []
     for num_batches, student in _STUDENT.items():
-        if len(values) >= 2 * num_batches:
-            means = _batch_means(values, num_batches)
-            widths.append(student * float(means.std(ddof=1)) / math.sqrt(num_batches))
+        means = _batch_means(values, num_batches)
+        widths.append(student * float(means.std(ddof=1)) / math.sqrt(num_batches))
     return max(widths)
 
 

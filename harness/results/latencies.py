@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -22,10 +22,11 @@ def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float]) 
     `<statistic>_low` and `<statistic>_high` are the ends of the 95 % interval (`harness.results.intervals`).
     """
     finished = finished.iloc[np.argsort(floats(finished, "arrival_time"), kind="stable")]
+    settled = intervals.settled(floats(finished, "arrival_time"), floats(finished, "e2el"))
     out: dict[str, float] = {}
     for name in LATENCIES:
-        seconds = floats(finished, name)
-        seconds = seconds[~np.isnan(seconds)]
+        every = floats(finished, name)
+        seconds = every[~np.isnan(every)]
         if len(seconds):
             cuts = np.percentile(seconds, [50, *percentiles])
             out |= _statistics(name, float(seconds.mean()), float(seconds.std()), cuts, percentiles)
@@ -33,7 +34,7 @@ def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float]) 
             nothing = np.full(len(percentiles) + 1, math.nan)
             out |= _statistics(name, math.nan, math.nan, nothing, percentiles)
         if name in _WITH_INTERVALS:
-            out |= _intervals(name, seconds, percentiles)
+            out |= _intervals(name, every[settled & ~np.isnan(every)], percentiles, out)
     return out | _statistics("itl", gaps.mean(), gaps.std(), gaps.percentiles([50, *percentiles]), percentiles)
 
 
@@ -50,10 +51,17 @@ def _statistics(name: str, mean: float, std: float, cuts: Floats, percentiles: S
     return {f"{statistic}_{name}_ms": value * 1e3 for statistic, value in seconds.items()}
 
 
-def _intervals(name: str, seconds: Floats, percentiles: Sequence[float]) -> dict[str, float]:
+def _intervals(
+    name: str, seconds: Floats, percentiles: Sequence[float], found: Mapping[str, float]
+) -> dict[str, float]:
+    """The ends of the intervals, from the `seconds` of settled requests; the values `found` of all lie within."""
     median, *others = intervals.of_percentiles(seconds, [50, *percentiles])
-    found = {"mean": intervals.of_mean(seconds), "median": median}
+    of = {"mean": intervals.of_mean(seconds), "median": median}
     for percentile, interval in zip(percentiles, others, strict=True):
-        found[percentile_name(percentile)] = interval
-    ends = (("low", 0), ("high", 1))
-    return {f"{key}_{name}_ms_{end}": interval[i] * 1e3 for key, interval in found.items() for end, i in ends}
+        of[percentile_name(percentile)] = interval
+    out = {}
+    for statistic, (low, high) in of.items():
+        key = f"{statistic}_{name}_ms"
+        out[f"{key}_low"] = float(np.minimum(low * 1e3, found[key]))
+        out[f"{key}_high"] = float(np.maximum(high * 1e3, found[key]))
+    return out

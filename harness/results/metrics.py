@@ -28,7 +28,7 @@ from harness.results.latencies import latencies
 from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.tables import Floats, RunResult
-from harness.results.verdict import verdict_of
+from harness.results.verdict import judge
 
 Bools = npt.NDArray[np.bool_]
 
@@ -67,24 +67,25 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     if limits_ms(config.slo):
         percentiles = tuple(dict.fromkeys((*percentiles, config.slo.percentile)))
     load = load_of(result, requests)
-    verdict = verdict_of(load, result.meta)
+    judgement = judge(result, requests)
     metrics = {
         "complete": result.complete,
-        "verdict": verdict,
+        "verdict": judgement.verdict,
+        "offered_load": judgement.offered_load,
         **asdict(load),
         "window_start_s": window.start_s,
         "window_end_s": window.end_s,
         "num_excluded": excluded,
         **_throughput(requests, finished, duration),
         **goodput(finished, len(requests), duration, config.slo),
-        **verdict_on_slo(finished, config.slo, overloaded=verdict == "overloaded", complete=result.complete),
+        **verdict_on_slo(finished, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
         **latencies(finished, result.gaps, percentiles),
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
         **_replay_lag(requests),
     }
     metrics |= _per_gpu_and_user(metrics, result.meta.get("tensor_parallel_size", 1))
-    notes = list(result.meta.get("notes", ()))
+    notes = [*result.meta.get("notes", ()), *judgement.notes()]
     if excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")
     own = {"block_size": result.block_size, "num_blocks": result.num_blocks}

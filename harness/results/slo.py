@@ -36,9 +36,12 @@ def goodput(finished: pd.DataFrame, offered: int, duration: float, slo: SloConfi
 
 
 def verdict_on_slo(finished: pd.DataFrame, slo: SloConfig, *, overloaded: bool, complete: bool) -> dict[str, Any]:
-    """The limits, and whether the run meets them: `slo_met` is None without limits and for a run that ended early."""
+    """The limits, which share of the finished requests is within each, and whether the run meets them: `slo_met` is
+    None without limits and for a run that ended early."""
     given = limits_ms(slo)
     limits = {f"slo_{name}_ms": given.get(name) for name in LIMITED}
+    for name, limit in given.items():
+        limits[f"slo_{name}_attainment"] = ratio(int(_within(finished, name, limit).sum()), len(finished))
     met: bool | None = None
     if given and complete:
         met = bool(len(finished)) and not overloaded

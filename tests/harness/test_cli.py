@@ -224,7 +224,7 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
     assert launch("task=report", "results=[a,sweep]", "hydra.run.dir=out") == 0
     folders = [Path("a"), Path("sweep/block_size=16"), Path("sweep/block_size=128")]
     assert calls == [(folders, tmp_path / "out")]
-    assert capsys.readouterr().out == f"comparison in {tmp_path / 'out'}: table.csv\n"
+    assert capsys.readouterr().out == f"comparison: {tmp_path / 'out'}\n  table.csv\n"
 
 
 def fake_torch(monkeypatch: pytest.MonkeyPatch, *, installed: bool, cuda: bool) -> None:
