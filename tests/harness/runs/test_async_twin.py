@@ -13,9 +13,9 @@ torch = pytest.importorskip("torch")
 
 from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
-from engine.core.preemption import VICTIM_RULES  # noqa: E402
+from engine.core.preemption import VICTIM_RULES, PreemptionMode  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations  # noqa: E402
-from harness.results.tables import RunResult  # noqa: E402
+from harness.runs.recorder import RecordedRun  # noqa: E402
 from harness.workload.trace import Trace  # noqa: E402
 from tests.harness.runs.twins import (  # noqa: E402
     BLOCK_BYTES,
@@ -72,8 +72,9 @@ class Case:
         self.num_blocks = rng.choice([20, 30, 60, 400])
         self.offload = rng.choice([None, None, OffloadOptions(), OffloadOptions(overlap=False)])
         self.contiguous = Contiguous() if rng.random() < 0.1 and (self.trace.table["n"] == 1).all() else None
-        policy, victim = rng.choice(sorted(POLICIES)), rng.choice(sorted(VICTIM_RULES))
-        preemption = rng.choice(["recompute", "partial", "swap", "auto"])
+        policy = rng.choice(sorted(POLICIES))
+        victim: Any = rng.choice(sorted(VICTIM_RULES))
+        preemption: PreemptionMode = rng.choice(["recompute", "partial", "swap", "auto"])
         # What samples of a prompt generate has no identity in a simulation.
         caches = (self.trace.table["n"] == 1).all() and rng.random() < 0.8
         self.options = SchedulerOptions(
@@ -82,7 +83,7 @@ class Case:
             allocation=rng.choice(["prompt", "chunk"]),
             eviction=rng.choice(["unhashed_first", "lru", "fifo", "lfu"]),
             victim="spare_last" if POLICIES[policy].chooses_victims else victim,
-            full_hit=rng.choice(["recompute_block", "recompute_token"]),
+            full_hit=rng.choice(["recompute_block", "copy"]),
             preemption=preemption,
             recompute_token_us=2e-3 * BLOCK_BYTES / 3 if preemption == "auto" else None,
             enable_prefix_caching=bool(caches),
@@ -95,7 +96,7 @@ class Case:
             self.options = SchedulerOptions(enable_prefix_caching=False, async_scheduling=ahead)
             assert conflict_with_reservations(self.options) is None
 
-    def run(self) -> RunResult:
+    def run(self) -> RecordedRun:
         intake, real = make_intake(
             self.trace, self.options, self.num_blocks, 1, self.offload, contiguous=self.contiguous
         )
@@ -108,7 +109,7 @@ def _fuzzed_trace(draw: np.random.Generator, *, num_sequences: int) -> Trace:
     n = int(draw.integers(4, 22))
     prompts = draw.integers(1, 60, n)
     hash_ids = [100 * int(draw.integers(3)) + np.arange(-(-length // 8)) for length in prompts]
-    columns = {
+    columns: dict[str, Any] = {
         "num_prompt_tokens": prompts, "num_output_tokens": draw.integers(1, 18, n), "hash_ids": hash_ids,
         "priority": draw.integers(0, 3, n), "tenant": draw.integers(0, 3, n), "deadline": draw.uniform(0, 0.1, n),
         "n": draw.integers(1, num_sequences + 1, n),

@@ -30,8 +30,7 @@ from engine.runner.kv_cache import GIB
 from engine.sampling_params import SamplingParams
 from engine.speculation import NgramOptions
 from engine.step_report import StepReport
-from harness.results.tables import RunResult
-from harness.runs.recorder import Recorder
+from harness.runs.recorder import RecordedRun, Recorder
 from harness.runs.replay import Intake, Issued, Replay, replay_paced
 from harness.workload.arrivals import OpenLoop
 from harness.workload.prompts import PromptSource
@@ -104,23 +103,24 @@ class WithTheStep:
     """On the CPU all copies of a plan end while it runs, and its measured time is with them."""
 
     def __init__(self, cost: MeasuredCost) -> None:
+        self.next_ns = NEVER
         self._parked: list[tuple[int, Sequence]] = []
         self._cost = cost
-
-    @property
-    def next_ns(self) -> int:
-        return min((ready_at for ready_at, _ in self._parked), default=NEVER)
 
     def start(self, plan: StepPlan, now_ns: int) -> int:
         """Those who are parked by a plan that copies nothing to the device wait for copies that have ended."""
         copies = any(each.target_tier == DEVICE != each.source_tier for each in plan.transfers)
-        self._parked += [(now_ns + copies, sequence) for sequence in plan.parked]
+        self._keep(self._parked + [(now_ns + copies, sequence) for sequence in plan.parked])
         return 0 if plan.num_decodes or plan.prefills else self._cost.step_ns(plan.work)
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
         ready = [sequence for ready_at, sequence in self._parked if ready_at <= until_ns]
-        self._parked = [(ready_at, sequence) for ready_at, sequence in self._parked if ready_at > until_ns]
+        self._keep([(ready_at, sequence) for ready_at, sequence in self._parked if ready_at > until_ns])
         return ready
+
+    def _keep(self, parked: list[tuple[int, Sequence]]) -> None:
+        self._parked = parked
+        self.next_ns = min((ready_at for ready_at, _ in parked), default=NEVER)
 
 
 def make_trace() -> Trace:
@@ -185,7 +185,7 @@ def check_ended(intake: Intake) -> None:
     intake.engine.close()
 
 
-def assert_equal(real: LoggingRecorder, twin: Recorder, trace: Trace, *columns: str) -> RunResult:
+def assert_equal(real: LoggingRecorder, twin: Recorder, trace: Trace, *columns: str) -> RecordedRun:
     """Prove that both made the same plans, and that requests fared alike; returns the tables of the real run."""
     measured, simulated = real.tables(trace, []), twin.tables(trace, [])
     steps = [*DECISIONS, *columns]
@@ -193,7 +193,7 @@ def assert_equal(real: LoggingRecorder, twin: Recorder, trace: Trace, *columns: 
     others = [c for c in measured.requests if c != "replay_lag"]
     pd.testing.assert_frame_equal(measured.requests[others], simulated.requests[others], check_exact=True)
     gaps = [np.sort(np.repeat(each.gaps.values, each.gaps.weights)) for each in (measured, simulated)]
-    np.testing.assert_array_equal(*gaps)
+    np.testing.assert_array_equal(gaps[0], gaps[1])
     return measured
 
 
