@@ -76,11 +76,11 @@ def draw(data: Data) -> Figure:
         "Asynchronous scheduling",
         "Gain in output tokens/s when each step is planned while the one before it runs; a backlog of ShareGPT "
         "lengths on H100, SIMULATED, and of short requests with tiny on a CPU, MEASURED",
-        1,
         2,
-        (4.8, 2.8),
+        1,
+        (6.4, 2.8),
     )
-    simulated, measured = grid[0]
+    simulated, measured = grid[0][0], grid[1][0]
     for index, seats in enumerate(_SEATS):
         gains = [100 * row["gain"] for row in data["h100"] if row["seats"] == seats]
         places = [place + 0.27 * index for place in range(len(_MODELS))]
