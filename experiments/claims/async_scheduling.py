@@ -78,7 +78,7 @@ def draw(data: Data) -> Figure:
         "lengths on H100, SIMULATED, and of short requests with tiny on a CPU, MEASURED",
         2,
         1,
-        (6.4, 2.8),
+        (6.4, 5.4),
     )
     simulated, measured = grid[0][0], grid[1][0]
     for index, seats in enumerate(_SEATS):
@@ -96,7 +96,7 @@ def draw(data: Data) -> Figure:
     measured.axhline(0, color="black", linewidth=0.8)
     measured.set_xlim(-0.5, len(_TINY_SEATS) - 0.5)
     measured.set_xticks(range(len(_TINY_SEATS)), [f"{seats} seats" for seats in _TINY_SEATS])
-    measured.set_ylabel("gain of each pair of runs, %")
+    measured.set_ylabel("gain of each pair, %")
     head(measured, "tiny on a CPU", "MEASURED")
     return figure
 
