@@ -126,6 +126,30 @@ def extended(plan: StepPlan, num_steps: int, growth: list[BlockGrowth]) -> StepP
     return make_step_plan((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
 
 
+class PlanStart(NamedTuple):
+    """What was known of a plan's sequences when it began; planning the next step while it runs can change that.
+
+    Attributes:
+        num_first_admitted_tokens: prompt tokens of the sequences that it admits for the first time.
+        num_cached_tokens: how many of these tokens were in the cache.
+        last_token_times: when each of `fresh_decodes` got its last token.
+    """
+
+    num_first_admitted_tokens: int
+    num_cached_tokens: int
+    last_token_times: list[int | None]
+
+
+def plan_start(plan: StepPlan) -> PlanStart:
+    """The state of a plan's sequences; to be asked for before the next plan is made."""
+    admitted = cached = 0
+    for sequence in plan.admitted:
+        if not sequence.num_preemptions:
+            admitted += sequence.request.num_prompt_tokens
+            cached += sequence.num_cached_tokens
+    return PlanStart(admitted, cached, [sequence.last_token_time for sequence in plan.fresh_decodes])
+
+
 class Drafts(NamedTuple):
     """Tokens that the decodes of each step of a plan drafted, and how many of them were accepted, int64[num_steps]."""
 

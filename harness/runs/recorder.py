@@ -18,7 +18,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from engine.core.kv.tier import DISK, HOST
-from engine.core.plan import StepOutcome, StepPlan
+from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request
 from harness.results.tables import Gaps
 from harness.runs.latencies import NS, UNSET, seconds, with_latencies
@@ -26,7 +26,7 @@ from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
-    from engine.llm_engine import StepReport
+    from engine.step_report import StepReport
     from harness.runs.replay import Issued
 
 _PLAN_COLUMNS = (
@@ -90,7 +90,14 @@ class Recorder:
         self._add_request(request, STATUSES.index("rejected"))
         self.num_done += 1
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(
+        self,
+        plan: StepPlan,
+        start_ns: int,
+        durations_ns: NDArray[np.int64] | int,
+        start: PlanStart | None = None,
+    ) -> None:
+        """A plan ran; `start` is what was known when it began, by default what is known now."""
         if isinstance(durations_ns, int):
             first = durations_ns
             self._durations.append(durations_ns)
@@ -101,16 +108,12 @@ class Recorder:
             later = [(number, ahead, len(blocks)) for ahead, _, blocks in plan.growth if ahead]
             self._growth.extend(chain.from_iterable(later))
         first_end = start_ns + first
-        for sequence in plan.fresh_decodes:
-            self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
+        admitted, cached, last_token_times = start or plan_start(plan)
+        for time in last_token_times:
+            self._single_gaps.append(first_end - time)  # type: ignore[operator]
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
-        admitted, prefill_tokens = 0, 0
-        cached = 0
-        for sequence in plan.admitted:
-            if not sequence.num_preemptions:
-                admitted += sequence.request.num_prompt_tokens
-                cached += sequence.num_cached_tokens
+        prefill_tokens = 0
         for chunk in plan.prefills:
             prefill_tokens += chunk.num_tokens
         if plan.work.tokens_per_decode > 1:
@@ -154,7 +157,7 @@ class Recorder:
         times = report.times
         if plan.transfers:
             self.on_transfers(plan, times.transfer_ns)
-        self.on_step(plan, report.start_ns, durations)
+        self.on_step(plan, report.start_ns, durations, report.start)
         self._times.extend((times.schedule_ns, times.prepare_ns, times.execute_ns, times.sample_ns))
         self.on_commit(report.outcome)
 
