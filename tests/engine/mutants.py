@@ -90,11 +90,11 @@ MUTANTS = [
            "                return end - 2\n"),
     Mutant("a reservation is promised for ever", "kv/contiguous.py",
            "        self._num_promised_tokens -= sequence.end_length - 1\n", ""),
-    Mutant("decodes take blocks beside their reservation", "scheduler.py", "NEVER if self._reserves else ", ""),
+    Mutant("decodes take blocks beside their reservation", "scheduler.py", "NEVER if isinstance(blocks, ContiguousManager) else ", ""),
     Mutant("holes count as useless though the head fits", "kv/contiguous.py",
            "if self.blocks_needed(head, NO_MATCH, 0) <= self._ranges.largest:", "if False:"),
     Mutant("shared slots count for each holder", "plan_making.py",
-           " - num_saved * blocks.block_size", ""),
+           " - num_saved * self._block_size", ""),
     Mutant("forks count what they share twice", "slots.py",
            "            num_unfilled += blocks.block_size - num_filled\n", "            pass\n"),
     # -- forks and the host tier --------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ MUTANTS = [
     Mutant("the pool is promised to one beam", "beams.py",
            "own = (num_blocks - shared) // request.num_sequences", "own = num_blocks - shared"),
     Mutant("a replaced beam unblocks nobody", "beams.py", "            running.note_release()\n", ""),
-    Mutant("steps of beams are grouped", "scheduler.py", " or running.beams", ""),
+    Mutant("steps of beams are grouped", "plan_making.py", " or running.beams", ""),
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",
            "        num_blocks -= not blocks.pool.is_shared(table[num_kept])\n"
