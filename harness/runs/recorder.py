@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.sequence import Request
+from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
 from harness.runs.latencies import NS, UNSET, seconds, with_latencies
 from harness.runs.transfer_log import TransferLog
@@ -101,26 +101,26 @@ class Recorder:
             later = [(number, ahead, len(blocks)) for ahead, _, blocks in plan.growth if ahead]
             self._growth.extend(chain.from_iterable(later))
         first_end = start_ns + first
-        for sequence in plan.fresh_decodes:
+        work, prefills, fresh = plan.work, plan.prefills, plan.fresh_decodes
+        for sequence in fresh:
             self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
-        admitted, prefill_tokens = 0, 0
-        cached = 0
+        admitted = prefill_tokens = cached = 0
         for sequence in plan.admitted:
             if not sequence.num_preemptions:
                 admitted += sequence.request.num_prompt_tokens
                 cached += sequence.num_cached_tokens
-        for chunk in plan.prefills:
-            prefill_tokens += chunk.num_tokens
-        if plan.work.tokens_per_decode > 1:
-            self._contexts = plan.work.contexts(plan.num_steps)
+        for _, num_tokens, _ in work.chunks:
+            prefill_tokens += num_tokens
+        if work.tokens_per_decode > 1:
+            self._contexts = work.contexts(plan.num_steps)
         self._plans.frombytes(
             _PACK_PLAN(
-                start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
-                plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
+                start_ns, plan.num_steps, len(prefills), plan.num_decodes, prefill_tokens,
+                work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
                 plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
-                plan.num_reserved_slots, plan.num_external_slots, len(plan.fresh_decodes),
+                plan.num_reserved_slots, plan.num_external_slots, len(fresh),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -139,7 +139,7 @@ class Recorder:
             self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
         for request in outcome.finished:
             self._add_request(request, 0)
-        self.num_done += len(outcome.finished)
+            self.num_done += 1
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         """A request was issued on a real clock, this much later than intended."""
@@ -160,10 +160,10 @@ class Recorder:
 
     def _add_request(self, request: Request, status: int) -> None:
         first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
-        finish = request.finish_time
-        counts = _counts(request)
-        first = request.sequences[0]
-        tiers = first.cached_by_tier
+        finish, sequences = request.finish_time, request.sequences
+        counts = _counts(sequences[0])
+        if len(sequences) > 1:
+            counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
         self._requests.frombytes(
             _PACK_REQUEST(
                 request.request_id,
@@ -172,11 +172,7 @@ class Recorder:
                 UNSET if first_scheduled is None else first_scheduled,
                 UNSET if first_token is None else first_token,
                 UNSET if finish is None else finish,
-                counts[0],
-                first.num_cached_tokens,
-                *counts[1:],
-                tiers.get(HOST, 0) if tiers else 0,
-                tiers.get(DISK, 0) if tiers else 0,
+                *counts,
             )
         )
 
@@ -298,13 +294,14 @@ class Recorder:
         return Gaps(values * NS, np.concatenate(counts))
 
 
-def _counts(request: Request) -> tuple[int, ...]:
-    """Output tokens, recomputed tokens, preemptions, swaps and partial preemptions of all sequences of a request."""
-    counts = [
-        (s.num_output_tokens, s.num_recomputed_tokens, s.num_preemptions, s.num_swaps, s.num_partial_preemptions)
-        for s in request.sequences
-    ]
-    return counts[0] if len(counts) == 1 else tuple(map(sum, zip(*counts, strict=True)))
+def _counts(sequence: Sequence) -> tuple[int, ...]:
+    """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
+    hits = sequence.cached_by_tier
+    return (
+        sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
+        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions,
+        hits.get(HOST, 0) if hits else 0, hits.get(DISK, 0) if hits else 0,
+    )  # fmt: skip
 
 
 def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:

@@ -167,6 +167,8 @@ class BlockManager:
 
     def blocks_needed(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would use up for a sequence of `num_tokens` tokens."""
+        if match is NO_MATCH:
+            return self.blocks_for(num_tokens)
         num_held = match.num_kept + len(match.blocks)
         return self.blocks_for(num_tokens) - num_held + match.num_revived + match.copy_last
 
