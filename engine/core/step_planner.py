@@ -127,7 +127,7 @@ class StepPlanner(GivingWay):
         return match if self._offload is None else match_below(self._blocks, sequence, match)
 
     def chunk_tokens(self, left: int, budget: int) -> int:
-        """Tokens of the next chunk of a prompt that has `left` to compute, within the budget and the limit of a chunk."""
+        """Tokens of the next chunk of a prompt with `left` to compute, within the budget and the limit of a chunk."""
         most = self.limits.max_chunk_tokens
         if most and most < left:
             left = most

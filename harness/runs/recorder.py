@@ -21,7 +21,7 @@ from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
-from harness.runs.latencies import NS, UNSET, seconds, with_latencies
+from harness.runs.latencies import NS, UNSET, seconds, token_gaps, with_latencies
 from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
@@ -185,7 +185,11 @@ class Recorder:
             self._add_request(request, STATUSES.index("unfinished"))
         plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS))
         durations = np.frombuffer(self._durations, dtype=np.int64)
-        return RecordedRun(self._request_table(trace), self._step_table(plans, durations), self._gaps(plans, durations))
+        return RecordedRun(
+            self._request_table(trace),
+            self._step_table(plans, durations),
+            token_gaps(plans, durations, self._single_gaps),
+        )
 
     def _drop_half_recorded(self) -> None:
         """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
@@ -268,30 +272,6 @@ class Recorder:
         for i, column in enumerate(_TIME_COLUMNS):
             steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
         return steps
-
-    def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:
-        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others.
-
-        Tokens that a step brings together have no gap between them.
-        """
-        plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
-        decoding = plans[plans["num_decode_seqs"] > 0]
-        first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
-        ended = np.concatenate([[0], np.cumsum(durations)])
-        ends = decoding["start_ns"].to_numpy() + ended[first + num_steps] - ended[first]
-        first_ends = decoding["start_ns"].to_numpy() + durations[first]
-        shared = first_ends - np.concatenate([[0], ends])[:-1]  # since the decode step before, whichever plan it was in
-        weights = (decoding["num_decode_seqs"] - decoding["num_fresh"]).to_numpy()
-        plan = np.repeat(np.arange(len(plans)), plans["num_steps"].to_numpy())
-        later = np.arange(len(durations)) > plans["first"].to_numpy()[plan]
-        single = np.frombuffer(self._single_gaps, dtype=np.int64)
-        values = np.concatenate([single, shared[weights > 0], durations[later]])
-        counts = [
-            np.ones(len(single), np.int64),
-            weights[weights > 0],
-            plans["num_decode_seqs"].to_numpy()[plan][later],
-        ]
-        return Gaps(values * NS, np.concatenate(counts))
 
 
 def _counts(sequence: Sequence) -> tuple[int, ...]:

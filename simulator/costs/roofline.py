@@ -41,7 +41,7 @@ class _Products(NamedTuple):
 
 
 class _Matrix(NamedTuple):
-    """A weight matrix: operations per token, columns, bytes, and how its products are priced (as `_Products` has it)."""
+    """A weight matrix: operations per token, columns, bytes, and how its products are priced, as in `_Products`."""
 
     operations: int
     num_columns: int
@@ -63,7 +63,9 @@ class RooflineCost:
         self._bytes_per_ns = device.memory_bandwidth * device.memory_efficiency / _NS
         self._plain = self._products(NONE, device)
         attention, mlp = (self._products(each, device) for each in (model.attention_quantization, model.quantization))
-        self._attention = [self._matrix(*matrix, attention) for matrix in model.attention_matrices(tensor_parallel_size)]
+        self._attention = [
+            self._matrix(*matrix, attention) for matrix in model.attention_matrices(tensor_parallel_size)
+        ]
         self._mlp_matrices = [self._matrix(*matrix, mlp) for matrix in model.mlp_matrices(tensor_parallel_size)]
         self._router = self._matrix(model.num_experts, model.hidden_size, self._plain)
         self._lm_head = self._matrix(model.vocab_size // tensor_parallel_size, model.hidden_size, self._plain)
