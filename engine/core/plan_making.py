@@ -53,12 +53,11 @@ class PlanMaker:
             num_tokens, num_reserved, num_external = count_slots(lanes, draft, blocks, waiting)
         else:  # all that runs takes part, so that all blocks which are shared are full
             num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
-            is_cut = False
-            for start, num_chunk_tokens, is_last in chunks:
-                num_tokens += start + num_chunk_tokens
-                is_cut = is_cut or not is_last
-            if is_cut:
-                num_reserved = num_to_compute(prefills, self._block_size)
+            for sequence, start, num_chunk_tokens, is_last in prefills:
+                end = start + num_chunk_tokens
+                num_tokens += end
+                if not is_last:
+                    num_reserved += num_to_compute(sequence, end, self._block_size)
         fields = (
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,

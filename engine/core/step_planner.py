@@ -83,8 +83,9 @@ class StepPlanner(GivingWay):
         unplanned = unplanned.copy()
         while unplanned and budget > 0:
             sequence = next(iter(unplanned))
-            num_tokens = self.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)
-            if self._make_room(draft, sequence, sequence.num_computed_tokens + num_tokens, unplanned):
+            start = sequence.num_computed_tokens
+            num_tokens = self.chunk_tokens(sequence.num_tokens - start, budget)
+            if self._make_room(draft, sequence, start + num_tokens, unplanned):
                 del unplanned[sequence]
                 self.plan_chunk(draft, sequence, num_tokens)
                 budget -= num_tokens
