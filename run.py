@@ -1,22 +1,8 @@
-"""Entry point: Hydra composes the configuration and the harness runs it. `python run.py --help` explains it."""
+"""Entry point of a checkout: what the console command `twinserve` does. `python run.py --help` explains it."""
 
 import sys
 
-from harness import interrupts
+from harness.command import main
 
 if __name__ == "__main__":
-    interrupts.end_at_once()  # the imports below take a second
-
-import hydra
-from omegaconf import DictConfig
-
-from harness import cli
-
-
-@hydra.main(version_base=None, config_path="conf", config_name="config")
-def main(cfg: DictConfig) -> None:
-    cli.run_job(cfg)
-
-
-if __name__ == "__main__":
-    sys.exit(cli.launch(main))
+    sys.exit(main())

@@ -2,14 +2,17 @@
 
 import importlib
 import json
+import logging
 import os
 import re
 import sys
 import traceback
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+import hydra
 from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -19,7 +22,8 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
-from harness.config import RunConfig, help_text, parse, to_yaml
+from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
+from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
@@ -29,9 +33,15 @@ from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
 
+_VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
-help_text.register()
+
+def main() -> int:
+    """The console command `twinserve`, and what run.py does: runs the command line, and returns the exit code."""
+    if not _VERBOSE.intersection(sys.argv):
+        logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
+    return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
 
 
 def launch(main: Callable[[], None]) -> int:
@@ -52,8 +62,15 @@ def launch(main: Callable[[], None]) -> int:
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
         with interrupts.raised():
-            _check_flags()
-            main()
+            sys.argv[1:] = [
+                "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
+            ]
+            flags = _flags()
+            if flags.help:
+                _print_help(flags)
+            else:
+                _import_vllm(flags)
+                main()
         return 0
     except KeyboardInterrupt:
         with interrupts.noted():
@@ -81,9 +98,9 @@ def run_job(cfg: DictConfig) -> None:
         SystemExit: the user's error is its cause. Hydra lets it through, where it would print a line of its own and a
             list of overrides for any other exception.
     """
-    hydra = HydraConfig.get()
-    folder = Path(hydra.runtime.output_dir)
-    if hydra.mode == RunMode.MULTIRUN:
+    settings = HydraConfig.get()
+    folder = Path(settings.runtime.output_dir)
+    if settings.mode == RunMode.MULTIRUN:
         sweep.run_job(cfg, folder, execute)
         return
     try:
@@ -154,7 +171,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
     if isinstance(error, OverrideParseException):
-        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)})"
+        hint = (
+            "; text with = , ~ or spaces needs quotes of its own, such as results=['a=1']"
+            if "=" in error.override
+            else ""
+        )
+        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)}){hint}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
         group, _, option = error.missing_cfg_file.rpartition("/")
         return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"
@@ -195,7 +217,7 @@ def _first_line(text: str) -> str:
     return text.strip().splitlines()[0]
 
 
-def _check_flags() -> None:
+def _flags() -> Namespace:
     """Parses the flags as Hydra is going to, so that a wrong one ends in one line instead of a usage text."""
 
     def fail(message: str) -> NoReturn:
@@ -203,4 +225,22 @@ def _check_flags() -> None:
 
     parser = get_args_parser()
     parser.error = fail  # type: ignore[method-assign]
-    parser.parse_args()
+    return parser.parse_args()
+
+
+def _print_help(flags: Namespace) -> None:
+    """Prints the help text, or what of it the other arguments ask for."""
+    own = [] if flags.config_dir is None else [Path(flags.config_dir)]
+    if own and not own[0].is_dir():
+        raise ConfigError(f"--config-dir={flags.config_dir}: not a folder")
+    name = Path(sys.argv[0]).name
+    program = f"python {name}" if name.endswith(".py") else name
+    print(help_text.build([CONF, *own], flags.overrides, program))
+
+
+def _import_vllm(flags: Namespace) -> None:
+    """Puts overrides in the place of `import_vllm=...` among the arguments; what they leave out goes to stderr."""
+    folders = [CONF, *([] if flags.config_dir is None else [Path(flags.config_dir)])]
+    sys.argv[1:], notes = vllm_import.expand(sys.argv[1:], folders)
+    for note in notes:
+        print(f"{vllm_import.KEY}: {note}", file=sys.stderr)

@@ -18,7 +18,7 @@ CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
     "errors", "interrupts", "config", "workload", "results", "measured", "plots", "runs", "sweeps", "validation",
-    "calibration", "cli",
+    "calibration", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "runs" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 

@@ -15,7 +15,7 @@ from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
 from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
 from engine.core.limits import Limits
-from engine.core.policies import POLICIES
+from engine.core.policies import find_policy
 from engine.core.policy_options import read_options
 from engine.core.preemption import VICTIM_RULES, Preemption, PreemptionMode
 from engine.core.scheduler import Scheduler
@@ -27,8 +27,8 @@ class SchedulerOptions:
     """How steps are composed and blocks are handed out.
 
     Attributes:
-        policy: what a step is made of, and for some policies who is next; the names of the modules in
-            `engine.core.policies`.
+        policy: what a step is made of, and for some policies who is next: the name of a module in
+            engine.core.policies, or package.module:name for a class of your own.
         options: settings of the policy's own, by name.
         watermark: share of the pool that an admission leaves free while others run, so that they can grow; in [0, 1).
         enable_prefix_caching: blocks of equal content are shared.
@@ -85,11 +85,10 @@ class SchedulerOptions:
     max_padding: int | None = None
 
     def __post_init__(self) -> None:
-        if self.policy not in POLICIES:
-            raise ValueError(f"policy={self.policy!r}: choose one of {', '.join(sorted(POLICIES))}")
-        policy = POLICIES[self.policy]
-        read_options(policy.options_type, self.options, self.policy)
-        if policy.chooses_victims and self.victim != "spare_last":
+        policy = find_policy(self.policy)
+        if policy is not None:
+            read_options(policy.options_type, self.options, self.policy)
+        if policy is not None and policy.chooses_victims and self.victim != "spare_last":
             raise ValueError(f"victim={self.victim!r}: policy={self.policy} preempts by its own order")
         if not 0 <= self.watermark < 1:
             raise ValueError(f"watermark={self.watermark:g}: must be a number >= 0 and < 1")
@@ -112,7 +111,8 @@ def conflict_with_reservations(options: SchedulerOptions) -> str | None:
             "enable_prefix_caching=true: contiguous reservations share no blocks, so nothing can be cached for others; "
             "set it to false"
         )
-    if POLICIES[options.policy].chooses_victims:
+    policy = find_policy(options.policy)
+    if policy is not None and policy.chooses_victims:
         return (
             f"policy={options.policy}: preempts until enough blocks are free, but a contiguous reservation needs them "
             "in one place; use another policy"
@@ -216,7 +216,9 @@ def make_scheduler(
         max_padding=options.max_padding,
     )
     order = by_priority if options.queue == "priority" else by_arrival
-    policy = POLICIES[options.policy]
+    policy = find_policy(options.policy)
+    if policy is None:
+        raise ValueError(f"policy={options.policy!r}: has not been imported")
     return Scheduler(
         blocks,
         policy(order, preemption, read_options(policy.options_type, options.options, options.policy)),

@@ -12,7 +12,6 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
-from rich.text import Text
 
 from harness.calibration.fit import Fit, minimise
 from harness.calibration.objective import Misfit, Objective, make_objective
@@ -22,6 +21,7 @@ from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.results.environment import command_line
 from harness.results.files import CALIBRATION
+from harness.results.terminal import print_line
 from harness.runs import fitted
 from harness.runs.fitted import Calibration
 from harness.runs.system import System, resolve
@@ -62,7 +62,7 @@ def fit_constants(
     console = Console()
     earlier, constants = system.calibration, chosen_constants(system, config.calibration)
     for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
-        console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
+        print_line(console, f"! {warning}", "yellow")
     limit = config.calibration.max_evaluations
     with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
         fit = minimise(_with_prior(objective.misfit, _known(system, config.calibration)), constants, limit, report)
@@ -91,7 +91,7 @@ def fit_constants(
     fitted.write(output_dir / CALIBRATION, document)
     _print(console, constants, fit, limits)
     text = f"\n{objective.what}: {before:.2%} before, {after:.2%} after {fit.num_evaluations} evaluations"
-    console.print(Text(text), soft_wrap=True)
+    print_line(console, text)
     console.print(f"constants: {output_dir / CALIBRATION}", highlight=False, soft_wrap=True)
     return document
 
@@ -203,4 +203,4 @@ def _print(console: Console, constants: Mapping[str, Constant], fit: Fit, limits
     console.print(table)
     for name, limit in limits.items():
         text = f"! {name} is at its {limit}: the cost model has no value that fits better, or the run does not tell it"
-        console.print(Text(text, style="yellow"), soft_wrap=True)
+        print_line(console, text, "yellow")

@@ -1,6 +1,6 @@
 """What all configuration models share: strict, frozen pydantic models and the number types they are made of."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -34,3 +34,22 @@ class ConfigModel(BaseModel):
     """Base of all configuration models: unknown keys are errors, types are not converted (but int to float)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, hide_input_in_errors=True)
+
+    def changed(self, but: str | None = None) -> str | None:
+        """The first key that is not at its default, `but` left out; None if all others are."""
+        fields = type(self).model_fields.items()
+        return next((key for key, field in fields if key != but and getattr(self, key) != field.get_default()), None)
+
+
+class CustomConfig(ConfigModel):
+    """Code of the user's own that stands in for an option of this project.
+
+    Attributes:
+        target: the function, as package.module:name; the module is found where Python finds its packages, or in the
+            working directory.
+        options: arguments for it, by name.
+    """
+
+    kind: Literal["custom"] = "custom"
+    target: Text
+    options: dict[str, Any] = {}

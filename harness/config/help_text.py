@@ -1,113 +1,162 @@
-"""The text of `--help`: every group, option and key with its comment line from the configuration tree itself."""
+"""The text of `--help`: every group, option and key with its explanation, or those that match what is asked for."""
 
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from omegaconf import OmegaConf
+from harness.config.conf_tree import Group, Key, Option, read_tree
+from harness.config.schema import nearest
+from harness.errors import ConfigError
 
-from engine.core.policies import POLICIES
-from harness.config.option_sets import OPTION_SETS, explained, explained_settings
-
-_WIDTH = 118
+_WIDTH = 80
+_INDENT = 26
 _HEADER = """\
-TwinServe replays an LLM request trace through a simulated or a real serving engine, which share one scheduler, and
-records throughput, latencies, preemptions, cache hits and KV use in the same tables for both.
+TwinServe replays an LLM request trace through a simulated or a real serving
+engine, which share one scheduler, and records throughput, latencies,
+preemptions, cache hits and KV use in the same tables for both.
 
-Usage: python run.py [group=option ...] [key=value ...]
-       python run.py -m key=value1,value2 ...
+Usage: {program} [group=option ...] [key=value ...]
+       {program} -m key=value1,value2 ...   all combinations, compared
+       {program} --help [words]             what matches: a group, an option
+            (scheduler=vllm), or names and explanations that hold all words
 
 Examples:
-  python run.py                                              the default run: no data, GPU or torch needed
-  python run.py experiment=conversations                     a whole setup; keys and groups can still be changed
-  python run.py model=tiny device=laptop-cpu arrival.rate=2
-  python run.py trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
-  python run.py arrival=closed_loop arrival.concurrency=64 scheduler=prefill_first
-  python run.py -m block_size=16,64,256 max_num_seqs=32,128,512
-  python run.py -m block_size=16,64,256 hydra/launcher=joblib hydra.launcher.n_jobs=4
-  python run.py -m block_size=16,64,256 hydra.sweep.dir=multirun/a      again: finished jobs are skipped
-  python run.py task=report results=[outputs/a,multirun/b]
-  python run.py task=profile engine=gpu model=qwen3-8b                  measure operators, for cost=profiled
-  python run.py task=validate validation.measured=run:outputs/a         how far is the simulation from a real run?
-  python run.py task=calibrate validation.measured=run:outputs/a        fit the constants of the cost model to it
-  python run.py task=retime validation.measured=run:outputs/a           execute its steps again, to average noise out
+  {program}
+      the default run: no data, GPU or torch needed
+  {program} experiment=conversations
+      a whole setup; keys and groups can still be changed
+  {program} trace=mooncake trace.path=conversation_trace.jsonl arrival=trace
+  {program} experiment=limits_sweep
+  {program} -m block_size=16,64 hydra/launcher=joblib
+      in parallel, on all cores or hydra.launcher.n_jobs of them
+  {program} -m block_size=16,64,256 hydra.sweep.dir=multirun/a
+      again, with more values: finished jobs are skipped
+  {program} import_vllm="vllm serve Qwen/Qwen3-8B --max-num-seqs 128"
+      predict a server of vLLM 0.19 from its command line
+  {program} task=report 'results=[outputs/a,multirun/b*]'
+      compare what is there; ~, * and ** work, names with = or , need quotes
+  {program} task=profile engine=gpu model=qwen3-8b
+      measure operators, for cost=profiled
+  {program} task=validate validation.measured=run:outputs/a
+      how far is the simulation from a real run?
 """
 _FOOTER = """\
-Results go to outputs/ (hydra.run.dir), those of a sweep to multirun/ (hydra.sweep.dir).
---cfg job prints the composed configuration, --hydra-help the flags of Hydra, HYDRA_FULL_ERROR=1 shows tracebacks.
+-v (or verbose=true) shows more: all of a run's account, every job of a sweep.
+Results go to outputs/ (hydra.run.dir), those of a sweep to multirun/
+(hydra.sweep.dir). --config-dir=<folder> adds options of your own to the groups.
+--cfg job prints the composed configuration, --hydra-help the flags of Hydra,
+HYDRA_FULL_ERROR=1 shows tracebacks.
 """
 
 
-def register() -> None:
-    """Makes the text available to conf/config.yaml as `${help_text:}`."""
-    OmegaConf.register_new_resolver("help_text", _from_hydra, replace=True)
+def build(folders: Sequence[Path], words: Sequence[str] = (), program: str = "python run.py") -> str:
+    """The help text of the configuration trees in `folders`, whole or of what `words` ask for.
+
+    Args:
+        folders: the tree of this project, then those of `--config-dir`.
+        words: nothing, the name of one group, one `group=option`, or words that an entry must all hold.
+
+    Raises:
+        ConfigError: nothing matches, or a file of the trees cannot be read.
+    """
+    groups = read_tree(folders)
+    return build_from(groups, words) if words else "\n".join(_whole(groups, program))
 
 
-def build(conf: Path) -> str:
-    """The help text of the configuration tree at `conf`."""
-    defaults = dict(_defaults(conf / "config.yaml"))
-    lines = [_HEADER, "Groups (group=option; * is the default), and when to choose each option:"]
-    for group in defaults:
-        for folder in [conf / group, *sorted(path for path in (conf / group).rglob("*") if path.is_dir())]:
-            lines.append(f"\n  {folder.relative_to(conf).as_posix()}")
-            for path in sorted(folder.glob("*.yaml")):
-                option = path.name.removesuffix(".yaml")
-                mark = "*" if folder == conf / group and option == defaults[group] else " "
-                lines.append(_entry(f"  {mark} {option}", _comment(path)))
-    lines.append("\nKeys (key=value; keys of a group as group.key=value):\n")
-    lines += [_entry(f"    {key}={value}", comment) for key, value, comment in _keys(conf / "config.yaml")]
-    for groups, model in OPTION_SETS.values():
-        lines.append(f"\n  of {groups}")
-        group = groups.partition("=")[0]
-        lines += [_entry(f"    {group}.{key}={_show(value)}", text) for key, value, text in explained(model)]
-    for policy in sorted(POLICIES):
-        if settings := explained_settings(policy):
-            lines.append(f"\n  of scheduler={policy}")
-            lines += [_entry(f"    scheduler.options.{key}={_show(value)}", text) for key, value, text in settings]
-    return "\n".join([*lines, "", _FOOTER])
+def build_from(groups: Sequence[Group], words: Sequence[str]) -> str:
+    """What of `groups` the words ask for.
+
+    Raises:
+        ConfigError: nothing matches.
+    """
+    word = words[0].rstrip(".=")
+    for group in groups if len(words) == 1 else ():
+        if group.name == word:
+            return "\n".join([*_options(group, group.options), *_keys(group, group.keys)])
+        for option in group.options:
+            if f"{group.name}={option.name}" == word:
+                return "\n".join(_option_page(group, option))
+    lines = _matching(groups, words)
+    if not lines:
+        names = [name for group in groups for name in (group.name, *(key.name for key in group.keys))]
+        raise ConfigError(f"--help {' '.join(words)}: nothing matches (--help lists all){nearest(word, names)}")
+    return "\n".join(lines)
 
 
-def _show(default: Any) -> str:
-    """A default as it is written on the command line."""
-    return "null" if default is None else str(default).lower() if isinstance(default, bool) else str(default)
+def _whole(groups: Sequence[Group], program: str) -> Iterator[str]:
+    yield _HEADER.format(program=program)
+    yield "Groups (group=option; * is the default), and when to choose each option:"
+    for group in groups:
+        yield from _options(group, group.options)
+    yield "\nKeys (key=value), with their defaults:"
+    for group in sorted(groups, key=lambda group: bool(group.name)):
+        yield from _keys(group, group.keys)
+    yield f"\n{_FOOTER}"
 
 
-def _from_hydra() -> str:
-    (main,) = (source for source in HydraConfig.get().runtime.config_sources if source.provider == "main")
-    return build(Path(main.path)).replace("$", "$$")  # Hydra fills the text in as a string.Template
+def _options(group: Group, options: Sequence[Option]) -> Iterator[str]:
+    if options:
+        yield f"\n  {group.name}"
+        for option in options:
+            yield _entry(f"  {'*' if option.name == group.default else ' '} {option.name}", option.text)
 
 
-def _entry(name: str, comment: str) -> str:
-    indent = 36
-    return textwrap.fill(comment, _WIDTH, initial_indent=name.ljust(indent - 1) + " ", subsequent_indent=" " * indent)
+def _keys(group: Group, keys: Sequence[Key]) -> Iterator[str]:
+    if keys and group.name:
+        default = f" (default: {group.name}={group.default})" if group.default else ""
+        yield f"\n  of {group.name}{default}"
+    elif keys:
+        yield ""
+    for key in keys:
+        yield _entry(f"    {key.name}={key.value}", f"{key.text} {_owners(group, key)}")
 
 
-def _comment(path: Path) -> str:
-    """When to choose the option: the first line of its file, or the one after Hydra's own `# @package`."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    return lines[lines[0].startswith("# @")].removeprefix("# Choose ")
+def _option_page(group: Group, option: Option) -> Iterator[str]:
+    mark = ", the default" if option.name == group.default else ""
+    yield f"\n  {group.name}={option.name}{mark}"
+    yield textwrap.fill(f"Choose {option.text}", _WIDTH, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    if option.keys:
+        yield ""
+    for key in option.keys:
+        yield _entry(f"    {key.name}={key.value}", key.comment or key.text)
 
 
-def _defaults(path: Path) -> Iterator[tuple[str, str]]:
-    """The groups and default options of the defaults list, in its order."""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if match := re.fullmatch(r"  - (\w+): (\S+)", line):
-            yield match[1], match[2]
+def _owners(group: Group, key: Key) -> str:
+    """Which options have the key, in parentheses; empty when all have it."""
+    others = [option.name for option in group.options if option.name not in key.options]
+    if not key.options:
+        return ""
+    if len(others) < len(key.options):
+        return f"(not in {group.name}={', '.join(others)})"
+    return f"({group.name}={', '.join(key.options)})"
 
 
-def _keys(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Key, default and comment of every value that is not Hydra's; the comment is on the lines above."""
-    group, comment = "", ""
-    for line in path.read_text(encoding="utf-8").splitlines():
-        if line == "hydra:":
-            return
-        if match := re.fullmatch(r"(\w+):", line):
-            group = f"{match[1]}."
-        elif match := re.fullmatch(r"(  )?(\w+): (\S+)", line):
-            group = group if match[1] else ""
-            yield f"{group}{match[2]}", match[3], comment
-        text = line.strip()
-        comment = f"{comment} {text.removeprefix('# ')}".strip() if text.startswith("# ") else ""
+def _matching(groups: Sequence[Group], words: Sequence[str]) -> list[str]:
+    """The options and keys whose name and explanation hold all words: as whole words, or else anywhere in the text."""
+    for pattern in (r"(?<![a-z0-9]){}s?(?![a-z0-9])", "{}"):
+        patterns = [pattern.format(re.escape(word.casefold())) for word in words]
+        lines: list[str] = []
+        for group in groups:
+            options = [
+                option for option in group.options if _holds(patterns, f"{group.name}={option.name} {option.text}")
+            ]
+            lines += _options(group, options)
+            lines += _keys(group, [key for key in group.keys if _holds(patterns, f"{key.name} {key.text}")])
+        if lines:
+            return lines
+    return []
+
+
+def _holds(patterns: Sequence[str], text: str) -> bool:
+    return all(re.search(pattern, text.casefold()) for pattern in patterns)
+
+
+def _entry(name: str, text: str) -> str:
+    """One entry: its name, and its explanation beside it, or below it where the name is long."""
+    margin = " " * _INDENT
+    if len(name) < _INDENT:
+        return (
+            textwrap.fill(text, _WIDTH, initial_indent=name.ljust(_INDENT), subsequent_indent=margin).rstrip() or name
+        )
+    return f"{name}\n{textwrap.fill(text, _WIDTH, initial_indent=margin, subsequent_indent=margin)}".rstrip()

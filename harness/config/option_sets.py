@@ -20,10 +20,11 @@ from pydantic import BaseModel
 
 from engine.core.policies import POLICIES
 from harness.config.allocator import ContiguousAllocator
+from harness.config.base import CustomConfig
 from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
-from harness.config.workload import EveryTrace, FileTrace, ShareGptTrace
+from harness.config.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
 
 _GROUP = "schema"
 # By name, with where the keys stand in a configuration.
@@ -39,7 +40,10 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "every_trace": ("every trace", EveryTrace),
-    "trace_file": ("trace=azure, mooncake, burstgpt, csv, jsonl", FileTrace),
+    "trace_file": ("trace=azure, mooncake, burstgpt", FileTrace),
+    "own_file": ("trace=csv, jsonl", ColumnsTrace),
+    "custom_trace": ("trace=custom", CustomTrace),
+    "custom": ("arrival=custom, cost=custom", CustomConfig),
     "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
 }
 
@@ -52,7 +56,7 @@ def register() -> None:
 
 def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
     """Key, default and explanation of every option, in the order of the schema."""
-    texts = _attribute_texts(model)
+    texts = attribute_texts(model)
     for name, default in _defaults(model).items():
         yield name, default, texts.get(name, "")
 
@@ -60,7 +64,7 @@ def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
 def explained_settings(policy: str) -> list[tuple[str, Any, str]]:
     """The same of the settings that a policy declares."""
     options_type = POLICIES[policy].options_type
-    texts = _attribute_texts(options_type)
+    texts = attribute_texts(options_type)
     return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
 
 
@@ -72,7 +76,7 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     return {n: DictConfig(value, flags={"struct": False}) if value == {} else value for n, value in defaults.items()}
 
 
-def _attribute_texts(model: type) -> dict[str, str]:
+def attribute_texts(model: type) -> dict[str, str]:
     """What the docstrings of a class and its bases say under `Attributes:`, by attribute."""
     texts: dict[str, str] = {}
     for base in reversed(model.__mro__):

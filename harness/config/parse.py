@@ -13,13 +13,14 @@ from engine.documents import DocumentError, read_yaml, yaml_text
 from harness.config.huggingface import resolve_model
 from harness.config.run import RunConfig
 from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
+from harness.config.targets import import_targets
 from harness.errors import ConfigError
 
 _TASK_GROUPS = ("profile", "validation", "calibration", "retiming")
 
 
 def parse(cfg: DictConfig) -> RunConfig:
-    """Checks a composed configuration.
+    """Checks a composed configuration, and imports the code of the user's own that it names.
 
     Raises:
         ConfigError: one line naming the first wrong key, its value and what is allowed, and how many more are wrong.
@@ -32,6 +33,7 @@ def parse(cfg: DictConfig) -> RunConfig:
         raise ConfigError(f"{error.full_key}: {str(error).splitlines()[0]}") from None
     if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
         values = {**values, "model": resolve_model(model)}
+    import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})
     return _validated(values)
 
 

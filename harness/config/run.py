@@ -1,11 +1,11 @@
 """The configuration of one run: the groups, the top-level keys, and what must hold between them."""
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
-from engine.core.policies import POLICIES
+from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, Text, within
@@ -20,6 +20,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
+from harness.config.tasks import Task, check_measured, check_profile
 from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
@@ -32,7 +33,7 @@ class RunConfig(ConfigModel):
     `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
     folders that `task=report` compares."""
 
-    task: Literal["run", "report", "profile", "import", "validate", "calibrate", "retime"] = "run"
+    task: Task = "run"
     engine: EngineConfig
     trace: TraceConfig
     arrival: ArrivalConfig
@@ -54,7 +55,9 @@ class RunConfig(ConfigModel):
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
     progress: bool = True
+    verbose: bool = False
     plots: bool = True
+    figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -106,7 +109,7 @@ class RunConfig(ConfigModel):
         if conflict := conflict_with_reservations(self.scheduler):
             raise ValueError(f"scheduler.{conflict}, or allocator=paged")
         for key in ("n", "beam_width"):
-            if (count := getattr(self.trace, key, 1)) > 1:
+            if (count := getattr(self.trace, key)) > 1:
                 raise ValueError(
                     f"trace.{key}={count}: the sequences of a request share the blocks of its prompt, and contiguous "
                     "reservations share none; use allocator=paged"
@@ -155,7 +158,7 @@ class RunConfig(ConfigModel):
             count = getattr(self.trace, key)
             if count > self.max_num_seqs:
                 raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
-        policy, beams = self.scheduler.policy, f"trace.beam_width={self.trace.beam_width}"
+        policy, beams = find_policy(self.scheduler.policy), f"trace.beam_width={self.trace.beam_width}"
         if self.trace.beam_width > 1 and self.speculation.kind != "none":
             raise ValueError(
                 f"{beams}: with speculation={self.speculation.kind} the beams of a request would not stay in step"
@@ -164,10 +167,10 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
             )
-        if self.trace.beam_width > 1 and POLICIES[policy].pauses_decodes:
+        if self.trace.beam_width > 1 and policy is not None and policy.pauses_decodes:
             raise ValueError(
-                f"{beams}: scheduler.policy={policy} lets single sequences sit out a step, and the beams of a request "
-                "go on together; use scheduler=mixed or prefill_first"
+                f"{beams}: scheduler.policy={self.scheduler.policy} lets single sequences sit out a step, and the "
+                "beams of a request go on together; use scheduler=mixed or prefill_first"
             )
         return self
 
@@ -200,16 +203,16 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_tensor_parallel(self) -> Self:
-        size = self.tensor_parallel_size
-        heads, kv_heads = self.model.num_attention_heads, self.model.num_kv_heads
-        if heads % size:
+        size, model = self.tensor_parallel_size, self.model
+        if model.num_attention_heads % size:
             raise ValueError(
-                f"tensor_parallel_size={size}: must divide model.num_attention_heads={heads} of {self.model.name}"
+                f"tensor_parallel_size={size}: must divide model.num_attention_heads={model.num_attention_heads} of "
+                f"{model.name}"
             )
-        if kv_heads % size and size % kv_heads:  # beyond their number, KV heads are replicated
+        if not model.shares_out(size):
             raise ValueError(
-                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={kv_heads} "
-                f"of {self.model.name}"
+                f"tensor_parallel_size={size}: must divide or be a multiple of model.num_kv_heads={model.num_kv_heads} "
+                f"of {model.name}"
             )
         return self
 
@@ -231,7 +234,9 @@ class RunConfig(ConfigModel):
         return self
 
     @model_validator(mode="after")
-    def _check_results(self) -> Self:
+    def _check_tasks(self) -> Self:
+        check_profile(self.task, self.profile, self.engine, self.cost)
+        check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
         if self.task == "report" and not self.results:
             raise ValueError(
                 "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
@@ -239,43 +244,3 @@ class RunConfig(ConfigModel):
         if self.task != "report" and self.results:
             raise ValueError("results: read by task=report only; add task=report to compare earlier results")
         return self
-
-    @model_validator(mode="after")
-    def _check_profile(self) -> Self:
-        if self.task == "profile" and self.engine.kind == "sim":
-            raise ValueError("engine=sim: task=profile measures the real engine; use engine=cpu or engine=gpu")
-        if self.task == "import" and ":" not in (getattr(self.cost, "profile", None) or ""):
-            raise ValueError(
-                "cost.profile: task=import needs a profile that another tool measured, such as "
-                "cost=profiled cost.profile=aiconfigurator:h100_sxm"
-            )
-        but = "out" if self.task == "import" else None
-        if self.task != "profile" and (key := _changed(self.profile, but=but)):
-            raise ValueError(f"profile.{key}: task={self.task} does not read it; a simulation reads cost.profile")
-        return self
-
-    @model_validator(mode="after")
-    def _check_measured(self) -> Self:
-        simulates = self.task in ("validate", "calibrate")
-        measures = simulates or self.task == "retime"
-        if measures and self.validation.measured is None:
-            raise ValueError(
-                f"validation.measured: task={self.task} needs a measured run, e.g. validation.measured=run:outputs/a"
-            )
-        if not simulates and (key := _changed(self.validation, but="measured" if measures else None)):
-            raise ValueError(f"validation.{key}: task={self.task} does not read it, task=validate does")
-        if self.validation.step_times == "median" and (self.task != "validate" or self.validation.repeats):
-            raise ValueError("validation.step_times=median: only task=validate reads it, and only of a single run")
-        if self.task != "calibrate" and (key := _changed(self.calibration)):
-            raise ValueError(f"calibration.{key}: read by task=calibrate only")
-        if self.task != "retime" and (key := _changed(self.retiming)):
-            raise ValueError(f"retiming.{key}: read by task=retime only")
-        if simulates and self.engine.kind != "sim":
-            raise ValueError(f"engine={self.engine.kind}: task={self.task} simulates; use engine=sim")
-        return self
-
-
-def _changed(group: ConfigModel, but: str | None = None) -> str | None:
-    """The first key of a group that is not at its default, `but` left out."""
-    fields = type(group).model_fields
-    return next((name for name in fields if name != but and getattr(group, name) != fields[name].get_default()), None)

@@ -135,14 +135,10 @@ def check_fits(
         raise ValueError(
             f"speculation.{key}: engine={engine.kind} verifies its drafts, so it reads no acceptance; use engine=sim"
         )
-    if config.kind == "draft_model" and config.drafter is not None:
-        _check_shares(config.drafter, tensor_parallel_size)
-
-
-def _check_shares(drafter: ModelConfig, size: int) -> None:
-    heads, kv_heads = drafter.num_attention_heads, drafter.num_kv_heads
-    if heads % size or (kv_heads % size and size % kv_heads):
-        raise ValueError(
-            f"speculation.drafter: its {heads} attention heads and {kv_heads} KV heads do not share out among "
-            f"tensor_parallel_size={size} ranks"
-        )
+    if config.kind == "draft_model" and (drafter := config.drafter) is not None:
+        size = tensor_parallel_size
+        if drafter.num_attention_heads % size or not drafter.shares_out(size):
+            raise ValueError(
+                f"speculation.drafter: its {drafter.num_attention_heads} attention heads and {drafter.num_kv_heads} KV "
+                f"heads do not share out among tensor_parallel_size={size} ranks"
+            )

@@ -8,6 +8,7 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.engine_config import ExecutionOptions, KVDtype
 from harness.config.base import (
     ConfigModel,
+    CustomConfig,
     Text,
     check_ranges,
     within,
@@ -82,6 +83,16 @@ class ModelConfig(ConfigModel):
     Sizes are counts of elements.
 
     Attributes:
+        name: of the model on Hugging Face.
+        num_layers: decoder layers.
+        hidden_size: width of the activations between layers.
+        num_attention_heads: query heads of a layer.
+        num_kv_heads: heads of keys and values of a layer; divides the number of query heads.
+        head_dim: width of a head.
+        intermediate_size: width of the dense MLP.
+        vocab_size: tokens of the vocabulary.
+        tie_word_embeddings: whether the output uses the weights of the input embedding.
+        max_position_embeddings: longest context in tokens.
         dtype: of weights, activations and KV cache.
         num_experts: 0 means a dense MLP of intermediate_size; with experts every layer's MLP is this many gated MLPs.
         num_experts_per_token: experts that a token uses.
@@ -113,6 +124,10 @@ class ModelConfig(ConfigModel):
     num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
     qk_norm: bool = False
     quantization: WeightFormat = "none"
+
+    def shares_out(self, size: int) -> bool:
+        """Whether `size` ranks can share its KV heads; ranks beyond their number hold copies."""
+        return self.num_kv_heads % size == 0 or size % self.num_kv_heads == 0
 
     @property
     def dtype_bytes(self) -> int:
@@ -154,14 +169,20 @@ class ModelConfig(ConfigModel):
 class DeviceConfig(ConfigModel):
     """One accelerator (or CPU) and its link to its peers.
 
-    `memory_bytes` as the driver reports it; `memory_bandwidth` and `link_bandwidth` (one direction, per device) in
-    bytes/s; `flops` in dense operations/s by format (bf16 also prices float16; fp8, int8 and fp4 only where the device
-    and vLLM's kernels for it have them). The efficiencies are the fractions of the datasheet rates that kernels reach;
-    `link_latency_s` is the fixed time of one all-reduce, `step_overhead_s` the host time of one engine step.
-    `multiprocessors` is how many streaming multiprocessors a GPU has, for imported profiles whose attention times
-    depend on it.
-    `aiconfigurator_system` is the device's name in NVIDIA's database of operator times, from which the profiles that
-    come with the project are compiled; null where it is not in there.
+    Attributes:
+        name: of the hardware.
+        memory_bytes: memory of the device, as the driver reports it.
+        memory_bandwidth: bytes/s, of the datasheet.
+        flops: dense operations/s by format: bf16 (also prices float16) and fp32; fp8, int8 and fp4 only where the
+            device and vLLM's kernels for it have them.
+        memory_efficiency: share of the memory bandwidth that kernels reach.
+        flops_efficiency: share of the datasheet's operations/s that kernels reach.
+        link_bandwidth: bytes/s to the other devices, in one direction.
+        link_latency_s: fixed time of one all-reduce.
+        step_overhead_s: time of the host for one engine step.
+        multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
+        aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
+            come with the project are compiled; null where it is not in there.
     """
 
     name: Text
@@ -230,19 +251,34 @@ class LinearCost(ConfigModel):
     other_device: bool = False
 
 
-CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost, Field(discriminator="kind")]
+class CustomCost(CustomConfig):
+    """Step times of the user's own: a function that is given `model`, `device`, `tensor_parallel_size` and the options,
+    and returns an object like `simulator.costs.cost.CostModel`. It has no constants to fit."""
+
+    @property
+    def calibration(self) -> None:
+        return None
+
+
+CostConfig = Annotated[RooflineCost | LinearCost | ProfiledCost | CustomCost, Field(discriminator="kind")]
 
 
 class SloConfig(ConfigModel):
-    """Service-level objectives in milliseconds; a request is good when it meets every one given."""
+    """Service-level objectives in milliseconds. A request is good when it meets every one given; a run meets them when
+    `percentile` percent of its requests are within each."""
 
     ttft_ms: Annotated[float, within("latency_ms")] | None = None
     tpot_ms: Annotated[float, within("latency_ms")] | None = None
     e2el_ms: Annotated[float, within("latency_ms")] | None = None
+    percentile: Annotated[float, Field(gt=0, le=100)] = 99.0
 
 
 class MetricsConfig(ConfigModel):
-    """Percentiles to report (0 to 100), and seconds cut at the start (`warmup`) and the end (`drain`) of a run."""
+    """What the summary reports, and of which requests.
+
+    Attributes:
+        percentiles: of the latencies to report, each 0 to 100.
+    """
 
     percentiles: Annotated[tuple[Annotated[float, Field(ge=0, le=100)], ...], Field(strict=False, min_length=1)] = (
         50.0,

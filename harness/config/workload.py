@@ -4,11 +4,18 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from harness.config.base import ConfigModel, NonNegativeFloat, PositiveFloat, PositiveInt, Text, within
+from harness.config.base import ConfigModel, CustomConfig, NonNegativeFloat, PositiveFloat, PositiveInt, Text, within
+from harness.config.schema import nearest
 from simulator.quantities import MAX_TOKENS as MAX_TOKENS
 
 DEFAULT_SAMPLED_REQUESTS = 2000
 MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public trace has
+
+TRACE_COLUMNS = (
+    "request_id", "arrival_time", "num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "deadline",
+    "session_id", "turn", "hash_ids", "hash_block_size", "token_ids",
+)  # fmt: skip
+TimeUnit = Literal["s", "ms", "us", "date"]
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 SequenceCount = Annotated[int, within("max_num_seqs")]
@@ -37,7 +44,14 @@ class UniformLengths(ConfigModel):
 
 
 class LognormalLengths(ConfigModel):
-    """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max]."""
+    """Lognormal with `mean` and `std` in tokens (not in logarithms), before rounding and clipping to [min, max].
+
+    Attributes:
+        mean: tokens.
+        std: standard deviation in tokens.
+        min: shorter lengths become this one.
+        max: longer lengths become this one; null: no upper bound.
+    """
 
     kind: Literal["lognormal"] = "lognormal"
     mean: Annotated[float, Field(ge=1e-3, le=MAX_TOKENS)]
@@ -110,16 +124,52 @@ class BurstGptTrace(FileTrace):
     kind: Literal["burstgpt"] = "burstgpt"
 
 
-class CsvTrace(FileTrace):
+class ColumnsTrace(FileTrace):
+    """A file of the user's own.
+
+    Attributes:
+        columns: the trace table's column by the name of the file's, such as {timestamp: arrival_time, prompt_len:
+            num_prompt_tokens}; columns with neither name are left out. {} for a file with the trace table's names.
+        time_unit: of arrival_time: s, ms, us, or date for dates with times (ISO 8601).
+    """
+
+    columns: dict[str, Text] = {}
+    time_unit: TimeUnit = "s"
+
+    @model_validator(mode="after")
+    def _check_columns(self) -> Self:
+        for name, ours in self.columns.items():
+            if ours not in TRACE_COLUMNS:
+                known = ", ".join(TRACE_COLUMNS)
+                raise ValueError(f"columns.{name}={ours!r}: choose one of {known}{nearest(ours, TRACE_COLUMNS)}")
+        return self
+
+
+class CsvTrace(ColumnsTrace):
     """A CSV file with the columns of the trace table."""
 
     kind: Literal["csv"] = "csv"
 
 
-class JsonlTrace(FileTrace):
+class JsonlTrace(ColumnsTrace):
     """JSON lines with the columns of the trace table, token ids and hash ids included."""
 
     kind: Literal["jsonl"] = "jsonl"
+
+
+class CustomTrace(EveryTrace, CustomConfig):
+    """A trace that a function of the user's own reads or draws: it is given `path`, `rng` and the options, and returns
+    the columns of the trace table, as a DataFrame or arrays by name.
+
+    Attributes:
+        path: of the file that the function reads; null for a function that draws requests.
+        limit: requests to keep, from the start; null keeps all.
+        on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
+    """
+
+    path: Text | None = None
+    limit: PositiveInt | None = None
+    on_bad_row: Literal["skip", "drop", "error"] = "skip"
 
 
 class ShareGptTrace(EveryTrace):
@@ -160,8 +210,10 @@ class ShareGptTrace(EveryTrace):
 class DrawnClasses(EveryTrace):
     """What schedulers tell requests apart by, drawn for each on its own.
 
-    `priority_shares` are the shares of the priorities 0 (the most urgent), 1, 2, ...; empty gives all the same. The
-    k-th of `num_tenants` tenants sends in proportion to k ** -tenant_zipf_exponent.
+    Attributes:
+        priority_shares: of the priorities 0 (the most urgent), 1, 2, ..., such as [0.1, 0.9]; [] gives all the same.
+        num_tenants: tenants that send requests.
+        tenant_zipf_exponent: the k-th tenant sends in proportion to k ** -tenant_zipf_exponent; 0 makes all send alike.
     """
 
     priority_shares: Annotated[tuple[Annotated[float, Field(ge=0, le=1e6)], ...], Field(strict=False)] = ()
@@ -176,7 +228,11 @@ class DrawnClasses(EveryTrace):
 
 
 class SyntheticTrace(DrawnClasses):
-    """Independent requests of drawn lengths (tokens)."""
+    """Independent requests of drawn lengths (tokens).
+
+    Attributes:
+        num_requests: number of requests to draw.
+    """
 
     kind: Literal["synthetic"] = "synthetic"
     num_requests: RequestCount
@@ -185,8 +241,14 @@ class SyntheticTrace(DrawnClasses):
 
 
 class SharedPrefixTrace(DrawnClasses):
-    """Prompts that open with one of `num_prefixes` prefixes of `prefix_tokens` tokens, followed by `suffix` tokens of
-    their own. The k-th prefix is drawn in proportion to k ** -zipf_exponent: 0 makes all equally likely."""
+    """Prompts that open with one of a few prefixes, followed by `suffix` tokens of their own.
+
+    Attributes:
+        num_requests: number of requests to draw.
+        num_prefixes: prefixes that prompts open with.
+        prefix_tokens: tokens of each prefix.
+        zipf_exponent: the k-th prefix is drawn in proportion to k ** -zipf_exponent; 0 makes all equally likely.
+    """
 
     kind: Literal["shared_prefix"] = "shared_prefix"
     num_requests: RequestCount
@@ -205,7 +267,8 @@ TraceConfig = Annotated[
     | CsvTrace
     | JsonlTrace
     | SyntheticTrace
-    | SharedPrefixTrace,
+    | SharedPrefixTrace
+    | CustomTrace,
     Field(discriminator="kind"),
 ]
 
@@ -261,6 +324,11 @@ class SessionsArrival(ConfigModel):
     think_time: NonNegativeFloat = 0.0
 
 
+class CustomArrival(CustomConfig):
+    """Arrivals of a function of the user's own: it is given `trace`, `rng` and the options, and returns the times
+    of the requests in s, ascending, or an object like `simulator.arrivals.Arrivals`."""
+
+
 ArrivalConfig = Annotated[
     TraceArrival
     | PoissonArrival
@@ -268,6 +336,7 @@ ArrivalConfig = Annotated[
     | ConstantArrival
     | AllAtOnceArrival
     | ClosedLoopArrival
-    | SessionsArrival,
+    | SessionsArrival
+    | CustomArrival,
     Field(discriminator="kind"),
 ]

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from harness.plots.style import COLORS, GREY, LIGHT, head, panels, plain_numbers, run_subtitle
-from harness.results.metrics import step_integral
+from harness.results.engine_metrics import step_integral
 from harness.results.tables import Floats, RunResult
 
 _MAX_BINS = 240

@@ -16,7 +16,7 @@ from harness.measured.names import NAMES
 from harness.plots.latency import CURVE_PERCENTILES, seconds_axis, share_axis
 from harness.plots.latency import NAMES as LATENCY_NAMES
 from harness.plots.style import COLORS, GREY, head, log_axis, panels, plain_numbers, save
-from harness.results.metrics import LATENCIES
+from harness.results.latencies import LATENCIES
 from harness.results.tables import Floats
 
 _MEASURED, _SIMULATED = COLORS[7], COLORS[1]

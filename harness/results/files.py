@@ -30,11 +30,12 @@ SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
-_FLAGS, _COUNTS = {"complete", "simulated"}, {"block_size", "num_blocks"}
-_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment"}
+_FLAGS, _COUNTS = {"complete", "simulated", "open_loop"}, {"block_size", "num_blocks"}
+_SIGNED = {"queue_growth"}  # all other numbers are >= 0
+_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths"}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
-    "allocator", "kv_pool", "cost_source", "ended_early",
+    "allocator", "kv_pool", "cost_source", "cost_model", "ended_early", "verdict",
 }  # fmt: skip
 
 
@@ -91,7 +92,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def _fits(key: str, value: Any) -> bool:
-    """Whether the summary of a run can have this value. Undefined metrics are None; all others are numbers >= 0."""
+    """Whether the summary of a run can have this value. Undefined metrics are None; all others are numbers."""
     if key in _FLAGS:
         return isinstance(value, bool)
     if key in _COUNTS:
@@ -100,7 +101,9 @@ def _fits(key: str, value: Any) -> bool:
         return value is None or isinstance(value, list if key == "notes" else dict)
     if key in _TEXTS:
         return value is None or isinstance(value, str)
-    return value is None or (type(value) in (int, float) and value >= 0)
+    if key == "slo_met":
+        return value is None or isinstance(value, bool)
+    return value is None or (type(value) in (int, float) and (value >= 0 or key in _SIGNED))
 
 
 def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:

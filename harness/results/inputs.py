@@ -11,11 +11,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from harness.config import RunConfig
+from harness.config.targets import named_targets, source_of
 from harness.results.files import INPUTS
 
 
 def input_digests(config: RunConfig) -> dict[str, str]:
-    """SHA-256 of the content of each input that exists, by its key.
+    """SHA-256 of the content of each input that exists, by its key; code of the user's own is an input.
 
     Of the model's weights, which are too large to read each time, names, sizes and times of change count.
     """
@@ -33,6 +34,9 @@ def input_digests(config: RunConfig) -> dict[str, str]:
     }
     paths = {key: _path(name) for key, name in named.items() if name}
     digests = {key: _digest(path, _content) for key, path in paths.items() if path.exists()}
+    for key, name in named_targets(config.model_dump()):
+        if path := source_of(name):
+            digests[f"{key}={name}"] = _digest(path, _content)
     weights = getattr(config.engine, "weights", None)
     if weights and Path(weights).exists():
         digests["engine.weights"] = _digest(Path(weights), _stamp)

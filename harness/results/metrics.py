@@ -12,8 +12,8 @@ ITL pools the gaps of all requests.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.config import MetricsConfig
-from harness.results.tables import Floats, Gaps, Ints, RunResult
+from harness.results.columns import floats, nan_max, nan_min, ratio, total
+from harness.results.engine_metrics import engine_metrics
+from harness.results.latencies import latencies
+from harness.results.load import load_of
+from harness.results.slo import goodput, limits_ms, verdict_on_slo
+from harness.results.tables import Floats, RunResult
+from harness.results.verdict import judge
 
 Bools = npt.NDArray[np.bool_]
 
 HEADLINE = ("engine", "simulated", "model", "device", "trace", "arrival", "policy", "block_size", "num_blocks")
-LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 
 
 @dataclass(frozen=True)
@@ -51,130 +56,40 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     note says so when the window cuts anything.
     """
     assert isinstance(result.meta.get("simulated"), bool), "a result must say whether it was simulated"
-    arrival = _floats(result.requests, "arrival_time")
+    arrival = floats(result.requests, "arrival_time")
     window = _window(arrival, config.warmup, config.drain)
     requests = result.requests[window.contains(arrival)]
     finished = requests[(requests["status"] == "finished").to_numpy()]
-    start = _nan_min(_floats(requests, "arrival_time"))
-    duration = _nan_max(_floats(finished, "finish_time")) - start
+    start = nan_min(floats(requests, "arrival_time"))
+    duration = nan_max(floats(finished, "finish_time")) - start
     excluded = len(result.requests) - len(requests)
+    percentiles = config.percentiles
+    if limits_ms(config.slo):
+        percentiles = tuple(dict.fromkeys((*percentiles, config.slo.percentile)))
+    load = load_of(result, requests)
+    judgement = judge(result, requests)
     metrics = {
         "complete": result.complete,
+        "verdict": judgement.verdict,
+        "offered_load": judgement.offered_load,
+        **asdict(load),
         "window_start_s": window.start_s,
         "window_end_s": window.end_s,
         "num_excluded": excluded,
         **_throughput(requests, finished, duration),
-        **_goodput(finished, len(requests), duration, config),
-        **_latencies(finished, result.gaps, config.percentiles),
+        **goodput(finished, len(requests), duration, config.slo),
+        **verdict_on_slo(finished, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
+        **latencies(finished, result.gaps, percentiles),
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
         **_replay_lag(requests),
     }
-    notes = list(result.meta.get("notes", ()))
+    metrics |= _per_gpu_and_user(metrics, result.meta.get("tensor_parallel_size", 1))
+    notes = [*result.meta.get("notes", ()), *judgement.notes()]
     if excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")
     own = {"block_size": result.block_size, "num_blocks": result.num_blocks}
     return json_ready({**dict.fromkeys(HEADLINE), **result.meta, **own, "notes": notes, **metrics})
-
-
-def step_integral(start_s: Floats, duration_s: Floats, amount: npt.NDArray[Any], at_s: npt.ArrayLike) -> Floats:
-    """Sum of `amount` over all steps up to each time in `at_s`, a step's amount spread evenly over its duration.
-
-    start_s, duration_s, amount: [num_steps], steps in time order, not overlapping. Returns float64 of the shape of
-    `at_s`. The difference between two times is the amount between them, also where they cut a step.
-    """
-    times = np.asarray(at_s, dtype=np.float64)
-    if not len(start_s):
-        return np.zeros_like(times)
-    total = np.concatenate(([0.0], np.cumsum(amount, dtype=np.float64)))
-    # the step that starts last at or before each time; -1: none, and its share below is 0
-    step = np.searchsorted(start_s, times, side="right") - 1
-    into = times - start_s[step]
-    share = np.divide(into, duration_s[step], out=np.ones_like(times), where=duration_s[step] > 0).clip(0.0, 1.0)
-    share = np.where(step >= 0, share, 0.0)
-    before = total[np.maximum(step, 0)]
-    return before + share * (total[step + 1] - before)
-
-
-def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float]:
-    """Metrics of the steps table between two times; idle time counts as zero use, zero running, zero waiting.
-
-    duration_s may be NaN (nothing finished): the span then ends with the last step.
-    """
-    starts, durations = _floats(result.steps, "start_time"), _floats(result.steps, "duration")
-    end = start_s + duration_s
-    if math.isnan(end):
-        end = _nan_max(starts + durations)
-    inside = (starts < end) & (starts + durations > start_s)
-
-    def column(name: str) -> Ints:
-        return result.steps[name].to_numpy(dtype=np.int64)
-
-    def time_mean(values: Ints) -> float:
-        done = step_integral(starts, durations, values * durations, [start_s, end])
-        return _ratio(done[1] - done[0], end - start_s)
-
-    used, running, waiting = column("num_used_blocks"), column("num_running"), column("num_waiting")
-    mean_used, mean_saved = time_mean(used), time_mean(column("num_saved_blocks"))
-    decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
-    drafted, accepted = (int(column(f"num_{name}_tokens")[inside].sum()) for name in ("drafted", "accepted"))
-    num_steps, num_decodes = int(inside.sum()), int(decodes.sum())
-    sequences = num_decodes + int(column("num_prefill_seqs")[inside].sum())
-    return {
-        "num_steps": num_steps,
-        "mean_batch_size": _ratio(sequences, num_steps),
-        "mean_batch_tokens": _ratio(int(prefill_tokens.sum()) + num_decodes + drafted, num_steps),
-        "mean_decode_batch_size": _ratio(num_decodes, int((decodes > 0).sum())),
-        "drafted_tokens": drafted,
-        "accepted_tokens": accepted,
-        "draft_acceptance_rate": _ratio(accepted, drafted),
-        "mean_tokens_per_decode": _ratio(num_decodes + accepted, num_decodes),
-        "mean_kv_cache_usage": _ratio(mean_used, result.num_blocks),
-        "max_kv_cache_usage": _ratio(int(used[inside].max(initial=0)), result.num_blocks),
-        "mean_saved_blocks": mean_saved,
-        "saved_block_share": _ratio(mean_saved, mean_used + mean_saved),
-        **_slot_shares(result, column, time_mean),
-        "mean_running": time_mean(running),
-        "max_running": int(running[inside].max(initial=0)),
-        "mean_waiting": time_mean(waiting),
-        "max_waiting": int(waiting[inside].max(initial=0)),
-        **_transfers(result.steps[inside], result.meta.get("kv_block_bytes", math.nan)),
-    }
-
-
-def _transfers(steps: pd.DataFrame, block_bytes: float) -> dict[str, float]:
-    """What these steps copied between device, host and disk; what comes from the disk does so by way of the host."""
-    columns = {
-        "to_host": "num_blocks_out",
-        "from_host": "num_blocks_in",
-        "to_disk": "num_blocks_to_disk",
-        "from_disk": "num_blocks_from_disk",
-    }
-    blocks = {link: _total(steps, column) for link, column in columns.items()}
-    return {
-        **{f"blocks_{link}": count for link, count in blocks.items()},
-        **{f"bytes_{link}": count * block_bytes for link, count in blocks.items()},
-        "transfer_wait_s": float(_floats(steps, "transfer_time").sum()),
-    }
-
-
-def _slot_shares(
-    result: RunResult, column: Callable[[str], Ints], time_mean: Callable[[Ints], float]
-) -> dict[str, float]:
-    """What the KV memory is used for, in shares of the pool over time, and which share of all that is taken is waste.
-
-    After Kwon et al. 2023, section 3: slots with tokens, slots reserved for tokens to come, slots that their holders
-    never fill (internal), free slots of no use to the next request (external); all but the first are waste.
-    """
-    names = ("tokens", "reserved", "internal", "external")
-    if "num_kv_tokens" not in result.steps:  # recorded by an earlier version
-        return {**{f"mean_kv_{name}": math.nan for name in names}, "kv_waste": math.nan}
-    tokens, reserved = column("num_kv_tokens"), column("num_reserved_slots")
-    internal = column("num_used_blocks") * result.block_size - tokens - reserved
-    means = [time_mean(slots) for slots in (tokens, reserved, internal, column("num_external_slots"))]
-    num_slots = result.num_blocks * result.block_size
-    shares = {f"mean_kv_{name}": _ratio(mean, num_slots) for name, mean in zip(names, means, strict=True)}
-    return {**shares, "kv_waste": _ratio(sum(means[1:]), sum(means))}
 
 
 def json_ready(value: Any) -> Any:
@@ -198,12 +113,12 @@ def json_ready(value: Any) -> Any:
 
 
 def _window(arrival: Floats, warmup_s: float, drain_s: float) -> Window:
-    return Window(_nan_min(arrival) + warmup_s, _nan_max(arrival) - drain_s)
+    return Window(nan_min(arrival) + warmup_s, nan_max(arrival) - drain_s)
 
 
 def _throughput(requests: pd.DataFrame, finished: pd.DataFrame, duration: float) -> dict[str, Any]:
     status = requests["status"].astype(str).value_counts()
-    inputs, outputs = _total(finished, "num_prompt_tokens"), _total(finished, "num_output_tokens")
+    inputs, outputs = total(finished, "num_prompt_tokens"), total(finished, "num_output_tokens")
     short = finished["num_output_tokens"].to_numpy() < finished["num_requested_tokens"].to_numpy()
     return {
         "num_prompts": len(requests),
@@ -214,89 +129,42 @@ def _throughput(requests: pd.DataFrame, finished: pd.DataFrame, duration: float)
         "truncated": int(short.sum()),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
-        "request_throughput": _ratio(len(finished), duration),
-        "output_throughput": _ratio(outputs, duration),
-        "total_token_throughput": _ratio(inputs + outputs, duration),
+        "request_throughput": ratio(len(finished), duration),
+        "output_throughput": ratio(outputs, duration),
+        "total_token_throughput": ratio(inputs + outputs, duration),
     }
 
 
-def _goodput(finished: pd.DataFrame, offered: int, duration: float, config: MetricsConfig) -> dict[str, Any]:
-    limits_ms = {"ttft": config.slo.ttft_ms, "tpot": config.slo.tpot_ms, "e2el": config.slo.e2el_ms}
-    given = {name: limit for name, limit in limits_ms.items() if limit is not None}
-    if not given:
-        return {"request_goodput": None, "goodput_share": None}
-    good = np.ones(len(finished), dtype=bool)
-    for name, limit in given.items():
-        # an undefined TPOT (NaN, of n = 1) meets every limit
-        good &= ~(_floats(finished, name) * 1e3 > limit)
-    met = int(good.sum())
-    return {"request_goodput": _ratio(met, duration), "goodput_share": _ratio(met, offered)}
-
-
-def _latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float]) -> dict[str, float]:
-    out: dict[str, float] = {}
-    for name in LATENCIES:
-        seconds = _floats(finished, name)
-        seconds = seconds[~np.isnan(seconds)]
-        if len(seconds):
-            cuts = np.percentile(seconds, [50, *percentiles])
-            out |= _statistics(name, float(seconds.mean()), float(seconds.std()), cuts, percentiles)
-        else:
-            nothing = np.full(len(percentiles) + 1, math.nan)
-            out |= _statistics(name, math.nan, math.nan, nothing, percentiles)
-    return out | _statistics("itl", gaps.mean(), gaps.std(), gaps.percentiles([50, *percentiles]), percentiles)
-
-
-def _statistics(name: str, mean: float, std: float, cuts: Floats, percentiles: Sequence[float]) -> dict[str, float]:
-    """Named as in `vllm bench serve`, from seconds; `cuts` holds the median and then the percentiles."""
-    seconds = {"mean": mean, "std": std, "median": float(cuts[0])}
-    for percentile, cut in zip(percentiles, cuts[1:], strict=True):
-        whole = float(percentile).is_integer()
-        seconds[f"p{int(percentile) if whole else percentile}"] = float(cut)
-    return {f"{statistic}_{name}_ms": value * 1e3 for statistic, value in seconds.items()}
+def _per_gpu_and_user(metrics: Mapping[str, Any], num_gpus: int) -> dict[str, Any]:
+    """Throughput per GPU, and output tokens/s that a user sees after the first one, at the median."""
+    return {
+        "num_gpus": num_gpus,
+        "output_throughput_per_gpu": metrics["output_throughput"] / num_gpus,
+        "interactivity": ratio(1e3, metrics["median_tpot_ms"]),
+    }
 
 
 def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
     admitted = requests[requests["first_scheduled_time"].notna().to_numpy()]
-    cached, prompt = _total(admitted, "num_cached_tokens"), _total(admitted, "num_prompt_tokens")
+    cached, prompt = total(admitted, "num_cached_tokens"), total(admitted, "num_prompt_tokens")
     return {
-        "prefix_cache_hit_rate": _ratio(cached, prompt),
-        "host_hit_rate": _ratio(_total(admitted, "num_host_cached_tokens"), prompt),
-        "disk_hit_rate": _ratio(_total(admitted, "num_disk_cached_tokens"), prompt),
-        "parked_s": float(_floats(requests, "parked_time").sum()),
-        "recomputed_tokens": _total(requests, "num_recomputed_tokens"),
-        "preemptions": _total(requests, "num_preemptions"),
-        "swapped_preemptions": _total(requests, "num_swaps"),
-        "partial_preemptions": _total(requests, "num_partial_preemptions"),
+        "prefix_cache_hit_rate": ratio(cached, prompt),
+        "host_hit_rate": ratio(total(admitted, "num_host_cached_tokens"), prompt),
+        "disk_hit_rate": ratio(total(admitted, "num_disk_cached_tokens"), prompt),
+        "parked_s": float(floats(requests, "parked_time").sum()),
+        "recomputed_tokens": total(requests, "num_recomputed_tokens"),
+        "preemptions": total(requests, "num_preemptions"),
+        "swapped_preemptions": total(requests, "num_swaps"),
+        "partial_preemptions": total(requests, "num_partial_preemptions"),
         "preempted_requests": int((requests["num_preemptions"].to_numpy() > 0).sum()),
     }
 
 
 def _replay_lag(requests: pd.DataFrame) -> dict[str, float]:
     """How late requests were issued; empty for a simulation, which issues them on time."""
-    lag_ms = _floats(requests, "replay_lag") * 1e3
+    lag_ms = floats(requests, "replay_lag") * 1e3
     lag_ms = lag_ms[~np.isnan(lag_ms)]
     if not lag_ms.any():
         return {}
     p99 = float(np.percentile(lag_ms, 99))
     return {"mean_replay_lag_ms": float(lag_ms.mean()), "p99_replay_lag_ms": p99, "max_replay_lag_ms": lag_ms.max()}
-
-
-def _floats(table: pd.DataFrame, name: str) -> Floats:
-    return table[name].to_numpy(dtype=np.float64)
-
-
-def _total(table: pd.DataFrame, name: str) -> int:
-    return int(table[name].to_numpy(dtype=np.int64).sum())
-
-
-def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole > 0 else math.nan
-
-
-def _nan_min(values: Floats) -> float:
-    return float(np.fmin.reduce(values, initial=math.nan))
-
-
-def _nan_max(values: Floats) -> float:
-    return float(np.fmax.reduce(values, initial=math.nan))

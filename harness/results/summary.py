@@ -10,8 +10,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.results.latencies import percentile_name
+from harness.results.slo import LIMITED
+
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
+_VERDICTS = {
+    "stable": ("STABLE", "bold green"),
+    "overloaded": ("OVERLOADED", "bold red"),
+    "unclear": ("UNCLEAR", "bold yellow"),
+}
 
 
 def print_summary(summary: Mapping[str, Any], console: Console) -> None:
@@ -35,18 +43,46 @@ def _headline(summary: Mapping[str, Any]) -> Text:
         left = f"{summary['unfinished']:,} of {summary['num_prompts']:,} requests unfinished"
         reason = summary.get("ended_early") or "interrupted"
         text.append(f"\nINCOMPLETE: {reason}, {left}", style="bold red")
+    if (verdict := summary.get("verdict")) in _VERDICTS:
+        text.append("\n").append(*_VERDICTS[verdict]).append(f"  {_explained(summary)}")
     return text
 
 
+def _explained(summary: Mapping[str, Any]) -> str:
+    """The verdict in words."""
+    load = summary.get("offered_load")
+    share = "" if load is None else f"the rate is about {load:.0%} of capacity"
+    if summary["verdict"] != "unclear":
+        return share
+    if not summary["complete"]:
+        return "the run ended too early to tell whether it was overloaded"
+    return f"{share}: too near to tell whether it is overloaded" if share else "too few steps to tell the load"
+
+
 def _latency_table(summary: Mapping[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("Latency, ms", style="bold")
+    """Values, with half of the 95 % interval in percent where it is known and latencies do not grow with the run."""
     shown = [key for key in _STATISTICS if f"{key}_ttft_ms" in summary]
+    told = summary.get("verdict") != "overloaded"
+    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("Latency, ms", style="bold")
     for key in shown:
-        table.add_column(_STATISTICS[key], justify="right", min_width=8)
+        table.add_column(_STATISTICS[key], justify="right", min_width=9)
+        table.add_column("", style="dim", min_width=5)
     for name, label in _LATENCY_NAMES.items():
-        table.add_row(label, *(number(summary[f"{key}_{name}_ms"]) for key in shown))
+        row: list[str] = []
+        for key in shown:
+            row += [number(summary[f"{key}_{name}_ms"]), _uncertainty(summary, f"{key}_{name}_ms") if told else ""]
+        table.add_row(label, *row)
     return table
+
+
+def _uncertainty(summary: Mapping[str, Any], key: str) -> str:
+    """Half of the width of the interval around a value, in percent of it; nothing where an end is not known."""
+    value, low, high = summary[key], summary.get(f"{key}_low"), summary.get(f"{key}_high")
+    if not value or low is None or high is None:
+        return ""
+    half = (high - low) / 2 / value
+    return f"±{half:.0%}" if half >= 0.01 else f"±{half:.1%}"
 
 
 def _facts_table(summary: Mapping[str, Any]) -> Table:
@@ -62,10 +98,13 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     def show(key: str) -> str:
         return number(summary[key])
 
+    if summary.get("offered_rate") is not None:
+        rates = f"{show('offered_rate')} requests/s offered · {show('served_rate')} served"
+        yield "Load", f"{rates} during {show('arrival_window_s')} s of arrivals"
+        yield "Edges", f"{show('ramp_up_s')} s of ramp-up · {show('drain_s')} s of drain after the last arrival"
     throughput = [f"{show('output_throughput')} output tok/s", f"{show('total_token_throughput')} tok/s in all"]
     yield "Throughput", " · ".join([*throughput, f"{show('request_throughput')} requests/s"])
-    if summary["goodput_share"] is not None:
-        yield "Goodput", f"{percent(summary['goodput_share'])} of requests · {show('request_goodput')} requests/s"
+    yield from _slo(summary)
     failures = [f"{summary[key]:,} {key}" for key in ("rejected", "aborted", "unfinished") if summary[key]]
     counts = [f"{summary['completed']:,} of {summary['num_prompts']:,} finished in {show('duration')} s", *failures]
     yield "Requests", " · ".join(counts)
@@ -90,6 +129,26 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         yield "Speculation", f"{percent(summary['draft_acceptance_rate'])} of drafted tokens accepted · {tokens}"
     batch = f"{show('mean_batch_size')} sequences and {show('mean_batch_tokens')} tokens"
     yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
+    if cost := summary.get("cost_model"):
+        yield "Cost model", cost
+
+
+def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """A line for each limit: what was reached, how many requests are within; and whether the run meets all."""
+    if summary["goodput_share"] is None:
+        return
+    percentile = percentile_name(summary["slo_percentile"])
+    for name in LIMITED:
+        limit, reached = summary[f"slo_{name}_ms"], summary.get(f"{percentile}_{name}_ms")
+        if limit is None:
+            continue
+        passed = "pass" if reached is None or reached <= limit else "FAIL"
+        within = f"{percent(summary[f'slo_{name}_attainment'])} of requests within"
+        yield f"SLO {_LATENCY_NAMES[name]}", f"{passed} · {percentile} {number(reached)} of {limit:g} ms · {within}"
+    met = {True: "met", False: "not met", None: "not known, as the run is incomplete"}[summary["slo_met"]]
+    because = " (overloaded)" if summary.get("verdict") == "overloaded" else ""
+    good = f"{percent(summary['goodput_share'])} of requests · {number(summary['request_goodput'])} requests/s"
+    yield "Goodput", f"{good} · SLO {met}{because}"
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterable[str]:

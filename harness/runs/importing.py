@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import RunConfig
+from harness.results.terminal import print_line
 from harness.runs.system import resolve
 from simulator.profile.files import save_profile
 
@@ -29,4 +30,4 @@ def import_profile(config: RunConfig, output_dir: Path) -> None:
         f"from {source}",
         f"use it with: cost=profiled cost.profile={out}",
     ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(console, line)

@@ -14,6 +14,7 @@ from engine.models.model_config import ModelError
 from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.results.environment import command_line, cpu_model, environment, slug
+from harness.results.terminal import print_line
 from harness.runs.real import Setup, resolve_real
 from harness.runs.recorder import Recorder
 from harness.runs.system import model_shape
@@ -40,7 +41,7 @@ def profile(config: RunConfig, output_dir: Path) -> None:
         folder = profile_folder(config, device)
         _check_overwrite(config, folder)
         with _bar(config.profile.time_budget_s, config.progress, console) as show:
-            outcome = profile_machine(_job(config, setup), device, folder, show, lambda line: _tell(console, line))
+            outcome = profile_machine(_job(config, setup), device, folder, show, lambda line: print_line(console, line))
     except (ModelError, ProfilingError) as error:
         raise ConfigError(f"task=profile: {error}") from error
     except KeyboardInterrupt:
@@ -128,8 +129,4 @@ def _report(outcome: Outcome, folder: Path, console: Console) -> None:
         f"use it with: cost=profiled cost.profile={folder}",
     ]
     for line in lines:
-        _tell(console, line)
-
-
-def _tell(console: Console, line: str) -> None:
-    console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(console, line)

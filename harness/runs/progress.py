@@ -1,4 +1,4 @@
-"""The progress bar of a run: requests done, time in the run, and how fast it goes."""
+"""The progress bar of a run: requests done, time in the run, how fast it goes, and the time left."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from harness.runs.recorder import Recorder
 
@@ -21,11 +21,9 @@ def progress_bar(recorder: Recorder, total: int, *, simulated: bool, enabled: bo
         yield
         return
     columns = (
-        TextColumn("requests"),
-        BarColumn(bar_width=None),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[clock]}"),
-        TimeElapsedColumn(),
+        BarColumn(bar_width=10),
+        TextColumn("{task.completed:,}/{task.total:,} requests  {task.fields[clock]}"),
+        TimeRemainingColumn(elapsed_when_finished=True),
     )
     done = threading.Event()
     with Progress(*columns, console=console, auto_refresh=False) as progress:
@@ -51,10 +49,8 @@ def progress_bar(recorder: Recorder, total: int, *, simulated: bool, enabled: bo
 
 
 def clock_text(recorder: Recorder, elapsed_s: float, *, simulated: bool) -> str:
-    """The time in the run, and how fast the run goes, `elapsed_s` seconds after its start."""
+    """The time in the run, and how fast a simulation goes, `elapsed_s` seconds after its start."""
     run_s = recorder.now_ns * 1e-9
-    text = f"{'simulated' if simulated else 'served for'} {run_s:,.1f} s"
-    if not elapsed_s:
-        return text
-    speed = f"{run_s / elapsed_s:,.0f}x real time, " if simulated else ""
-    return f"{text}  {speed}{recorder.num_done / elapsed_s:,.0f} requests/s"
+    if not simulated:
+        return f"served for {run_s:,.1f} s"
+    return f"simulated {run_s:,.0f} s" + (f" at {run_s / elapsed_s:,.0f}x" if elapsed_s else "")

@@ -95,6 +95,10 @@ class RealEngine:
         """Where the times of steps come from, in one line."""
         return "step times: measured"
 
+    def cost_model_text(self) -> str:
+        """No cost model prices the steps of a real engine."""
+        return "measured"
+
     def describe(self) -> str:
         """The KV pool and the attention backend, for the log."""
         size, each = self._engine.config.block_size, self._executor.block_bytes

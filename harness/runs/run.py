@@ -24,7 +24,8 @@ from harness.runs.progress import progress_bar
 from harness.runs.recorder import Recorder
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
-from harness.workload.arrivals import make_arrivals
+from harness.workload.arrivals import OpenLoop, make_arrivals
+from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
@@ -50,6 +51,9 @@ class Engine(Protocol):
 
     def step_times_from(self) -> str:
         """One line on where the times of steps come from."""
+
+    def cost_model_text(self) -> str:
+        """The cost model and its known error, for the summary."""
 
     def notes(self) -> list[str]:
         """After the run: lines that a reader of the results must know, such as step times outside a profile."""
@@ -116,15 +120,15 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()):
-            console.print(line, highlight=False, soft_wrap=True)
+        for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
+            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
             with bar, kept_for_tables():
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
-            result = _collect(config, trace, engine, failure, time.perf_counter() - started)
+            result = _collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
             summary = _write(config, result, output_dir)
     finally:
         engine.close()
@@ -178,13 +182,20 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     write_results(result, summary, output_dir)
     if config.plots and result.complete:
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
+        from harness.plots.own import write_own_figures
 
         write_run_plots(result, summary, output_dir)
+        write_own_figures(config.figures, result, summary, output_dir)
     return summary
 
 
 def _collect(
-    config: RunConfig, trace: Trace, engine: Engine, failure: BaseException | None, wall_s: float
+    config: RunConfig,
+    trace: Trace,
+    arrivals: Arrivals,
+    engine: Engine,
+    failure: BaseException | None,
+    wall_s: float,
 ) -> RunResult:
     recorded = engine.recorder.tables(trace, engine.unfinished())
     meta = {
@@ -198,7 +209,9 @@ def _collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
+        "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
         "arrival": config.arrival.kind,
+        "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
@@ -207,6 +220,7 @@ def _collect(
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
+        "cost_model": engine.cost_model_text(),
         "wall_time_s": wall_s,
         "run_time_s": engine.recorder.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
@@ -215,3 +229,9 @@ def _collect(
     return RunResult(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
     )
+
+
+def _length_limit(config: RunConfig, engine: Engine) -> int:
+    """Tokens of prompt and output together that a sequence may have."""
+    longest = config.max_model_len or config.model.max_position_embeddings
+    return min(longest, engine.num_blocks * config.block_size)

@@ -11,6 +11,7 @@ from engine.core.sequence import Request
 from engine.core.work import ChunkWork, StepWork
 from harness.errors import ConfigError
 from harness.runs import tiers
+from harness.runs.known_error import cost_model_text
 from harness.runs.memory import check_pool
 from harness.runs.recorder import Recorder
 from harness.runs.system import System
@@ -103,6 +104,10 @@ class SimulatedEngine:
     def step_times_from(self) -> str:
         """Where the times of steps come from, in one line."""
         return self._system.step_times_from()
+
+    def cost_model_text(self) -> str:
+        """The cost model and its known error on the device."""
+        return cost_model_text(self._system)
 
     def run(self) -> None:
         """Simulate to the end, or to the end of the plan in which `stop` was called.

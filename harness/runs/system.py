@@ -14,6 +14,7 @@ from engine.engine_config import KVDtype
 from harness.config import (
     ContiguousAllocator,
     CostConfig,
+    CustomCost,
     DeviceConfig,
     ModelConfig,
     ProfiledCost,
@@ -25,6 +26,7 @@ from harness.config.system import AUTO
 from harness.config.system import RooflineCost as RooflineConfig
 from harness.errors import ConfigError
 from harness.runs import fitted
+from harness.runs.custom_cost import custom_cost
 from harness.runs.fitted import Calibration
 from harness.runs.pool import kv_pool
 from harness.runs.speculation import accepted_from, resolve_speculation
@@ -119,6 +121,8 @@ class System:
         device, ranks = self.device, self.tensor_parallel_size
         if self.cost.kind == "profiled":
             return profiled_constants(device, ranks, async_scheduling=self.scheduler.async_scheduling)
+        if self.cost.kind == "custom":
+            return {}
         if self.cost.kind == "linear":
             return linear.constants(self.model, device, ranks)
         constants = {
@@ -148,6 +152,8 @@ class System:
         values = {name: constant.default for name, constant in self.constants().items()} | dict(constants)
         if self.cost.kind == "profiled":
             return self._profiled_cost(self.cost, values)
+        if isinstance(self.cost, CustomCost):
+            return custom_cost(self.cost, self.model, self.device, self.tensor_parallel_size)
         if self.cost.kind == "linear":
             return linear.LinearCost(values, pads_prompts=self.scheduler.max_padding is not None)
         rates: dict[str, Any] = values
@@ -156,6 +162,8 @@ class System:
     def step_times_from(self) -> str:
         """Where the times of steps come from, in one line."""
         fit = f", constants of {self.calibration.path}" if self.calibration else ""
+        if isinstance(self.cost, CustomCost):
+            return f"step times: {self.cost.target}"
         if self.profile is None:
             what = "roofline of the device's rates" if self.cost.kind == "roofline" else "four constants"
             return f"step times: cost={self.cost.kind}, {what}{fit}"
@@ -274,7 +282,7 @@ def _with_profile(system: System) -> System:
 
 def _check_arithmetic(system: System) -> None:
     """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
-    if system.cost.kind == "profiled":
+    if system.cost.kind in ("profiled", "custom"):
         return
     try:
         for quantization in (system.model.attention_quantization, system.model.quantization):

@@ -13,7 +13,7 @@ from engine.documents import read_json
 from harness.errors import TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary
 
-_NOT_SWEPT = ("task", "results", "progress", "plots")  # keys that do not decide the outcome of a run
+_NOT_SWEPT = ("task", "results", "progress", "plots", "verbose")  # keys that do not decide the outcome of a run
 _OWN = ("run", "folder", "status", "error")  # columns that no configuration has
 _COMPARED = ("simulated", "output_throughput", "window_start_s", "window_end_s")
 

@@ -20,6 +20,7 @@ from harness.plots.latency import latency_curves
 from harness.results.files import REQUESTS, read_requests, write_whole
 from harness.results.summary import number, percent
 from harness.sweeps.combine import combine
+from harness.sweeps.notes import notes_on
 
 _TIMES = ("arrival_time", "ttft", "tpot", "e2el")
 _MAX_ROWS = 40
@@ -89,6 +90,8 @@ def _print_comparison(runs: pd.DataFrame, parameters: Sequence[str], console: Co
         simulated = alive["simulated"].astype(bool)
         console.print(Text(f"{simulated.sum()} runs SIMULATED, {(~simulated).sum()} MEASURED", style="bold"))
         console.print(_comparison_table(alive, parameters, mixed=simulated.nunique() > 1))
+        for note in notes_on(alive, parameters):
+            console.print(Text(note, style="dim"))
     _print_left_out(runs, console)
 
 

@@ -1,19 +1,21 @@
 """Sweeps: jobs already done are skipped, a failing job does not stop the others, and one table compares them all."""
 
 import copy
-import hashlib
+import io
 import json
 import multiprocessing
-import re
 import signal
 import sys
+import textwrap
+import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from hydra.experimental.callback import Callback
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
@@ -25,6 +27,9 @@ from harness.errors import ConfigError, TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
 from harness.results.inputs import input_digests, read_inputs
 from harness.results.lock import FolderInUseError, locked
+from harness.sweeps import naming
+from harness.sweeps.folders import expand_results, job_folders
+from harness.sweeps.job_lines import JobLine, result_text, shown, tell
 from harness.workload.trace import file_stamp
 
 SOME_JOB_FAILED = 1
@@ -32,23 +37,8 @@ USER_ERROR = 2
 # What callbacks of Hydra open; they go to worker processes as copies and so cannot hold it.
 UNTIL_THE_END = ExitStack()
 _UNTIL_THE_JOBS_ENDED = ExitStack()
+_UNTIL_THE_END_OF_LINES = ExitStack()
 Execute = Callable[[RunConfig, Path], None]
-_MAX_FOLDER_NAME = 120  # well under the 255 bytes of common file systems, and still readable
-
-
-def job_folder(overrides: str) -> str:
-    """Folder name of a job: its overrides (`key=value,key=value`), shortened and with a hash where they make no name.
-
-    It depends on nothing but the overrides, so a sweep that is extended finds the folders of its finished jobs.
-    """
-    name = re.sub(r"[^\w.,=+\-\[\]]", "_", overrides, flags=re.ASCII)[:_MAX_FOLDER_NAME]
-    if name != overrides:
-        name = f"{name}-{hashlib.sha256(overrides.encode()).hexdigest()[:8]}"
-    return name or "defaults"
-
-
-# At import, because worker processes of a launcher import this module and nothing calls into it before Hydra does.
-OmegaConf.register_new_resolver("job_folder", job_folder, replace=True)
 
 
 def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
@@ -57,46 +47,58 @@ def run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
     Any exception ends in the job's `failed.json` (`error`: one line, `traceback`) and one line on stderr. In a worker
     process of the sweep an interrupt ends the job and leaves later ones out; the parent process reports it.
     """
-    name = f"job {HydraConfig.get().job.num} ({', '.join(HydraConfig.get().overrides.task) or 'defaults'})"
     if multiprocessing.parent_process() is None:
         _UNTIL_THE_JOBS_ENDED.close()  # joblib runs jobs here where it may use one process only
-        _run_job(name, cfg, folder, execute)
+        _run_job(cfg, folder, execute)
         return
     received = interrupts.received_in_worker()
     try:
         with interrupts.raised():
             if not received:
-                _run_job(name, cfg, folder, execute)
+                _run_job(cfg, folder, execute)
     except KeyboardInterrupt:
         received.append(signal.SIGTERM)
 
 
-def _run_job(name: str, cfg: DictConfig, folder: Path, execute: Execute) -> None:
+def _run_job(cfg: DictConfig, folder: Path, execute: Execute) -> None:
     try:
         with locked(folder):
-            _run_in(name, cfg, folder, execute)
+            tell(_run_in(cfg, folder, execute))
     except FolderInUseError as error:  # nothing may be written to the folder
-        print(f"{name}: failed: {error}", file=sys.stderr, flush=True)
+        tell(JobLine(folder.name, "failed", str(error)))
         raise SystemExit(SOME_JOB_FAILED) from None
 
 
-def _run_in(name: str, cfg: DictConfig, folder: Path, execute: Execute) -> None:
+def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
     failure = folder / FAILED
+    started = time.monotonic()
     try:
         config = parse(cfg)
         if is_finished(config, folder):
-            print(f"{name}: complete in {folder}, skipped", flush=True)
-        else:
-            print(f"{name}: {folder}", flush=True)
-            in_parallel = _launcher(HydraConfig.get()) != "basic"
-            execute(config.model_copy(update={"progress": False}) if in_parallel else config, folder)
+            failure.unlink(missing_ok=True)
+            return JobLine(folder.name, "skipped", result_text(read_summary(folder)))
+        output = _executed(config, folder, execute)
+        text = result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
     except Exception as error:
         message = _describe(error)
-        text = json.dumps({"error": message, "traceback": traceback.format_exc()}, indent=2)
-        write_whole(failure, lambda path: path.write_text(text, encoding="utf-8"))
-        print(f"{name}: failed: {message}", file=sys.stderr, flush=True)
-    else:
-        failure.unlink(missing_ok=True)
+        document = json.dumps({"error": message, "traceback": traceback.format_exc()}, indent=2)
+        write_whole(failure, lambda path: path.write_text(document, encoding="utf-8"))
+        return JobLine(folder.name, "failed", message)
+    failure.unlink(missing_ok=True)
+    return JobLine(folder.name, "done", text, time.monotonic() - started, output)
+
+
+def _executed(config: RunConfig, folder: Path, execute: Execute) -> str:
+    """Runs the job; returns what it printed, empty where that was shown at once or is not asked for."""
+    in_parallel = _launcher(HydraConfig.get()) != "basic"
+    if config.verbose and not in_parallel:
+        print(f"\n{folder.name}", flush=True)
+        execute(config, folder)
+        return ""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(printed):
+        execute(config.model_copy(update={"progress": False}), folder)
+    return printed.getvalue() if config.verbose else ""
 
 
 def _launcher(hydra: Any) -> str:
@@ -112,7 +114,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_finished(config: RunConfig, folder: Path) -> bool:
-    """Whether `folder` holds the complete result of this very configuration, of which the progress bar is not part,
+    """Whether `folder` holds the complete result of this very configuration, of which what it prints is not part,
     with the contents of all input files unchanged; and that of a run, with the file of its trace not written again."""
     if not is_complete(folder) or read_inputs(folder) != input_digests(config):
         return False
@@ -123,13 +125,7 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         earlier = load(folder / "config.yaml")
     except ConfigError:
         return False
-    return earlier.model_copy(update={"progress": config.progress}) == config
-
-
-def job_folders(folder: Path) -> list[Path]:
-    """Folders at or below `folder` that hold a result or the record of a failure; by name, numbers in it by value."""
-    folders = {path.parent for name in (SUMMARY, FAILED) for path in folder.rglob(name)}
-    return sorted(folders, key=lambda path: [part.zfill(20) for part in re.split(r"(\d+)", str(path))])
+    return earlier.model_copy(update={"progress": config.progress, "verbose": config.verbose}) == config
 
 
 def report(results: Sequence[str], out_folder: Path) -> None:
@@ -143,37 +139,13 @@ def report(results: Sequence[str], out_folder: Path) -> None:
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
 
 
-def expand_results(results: Iterable[str]) -> list[Path]:
-    """The result folders meant by `results`: the folder of a run stands for itself, that of a sweep for its jobs.
-
-    A folder that is named twice is there once. One without a result stands for itself.
-
-    Raises:
-        ConfigError: none of them holds a result.
-    """
-    folders: dict[Path, Path] = {}
-    problems, num_found = [], 0
-    for name in results:
-        folder = Path(name)
-        found = [folder] if (folder / SUMMARY).exists() else job_folders(folder)
-        num_found += len(found)
-        if not folder.is_dir():
-            problems.append(f"results: {name} is not a folder; give folders of earlier runs or sweeps")
-        elif not found:
-            problems.append(f"results: {name} holds no result (no {SUMMARY} in it or below it)")
-        for each in found or [folder]:
-            folders.setdefault(each.resolve(), each)
-    if problems and not num_found:
-        raise ConfigError(problems[0])
-    return list(folders.values())
-
-
 def write_report(folders: Sequence[Path], out_folder: Path) -> list[str]:
     """Compares the results in `folders` and names what was written to `out_folder`; returns the runs left out."""
     from harness.sweeps.comparison import write_comparison  # imported late, as a run does without it
 
     written = write_comparison(folders, out_folder)
-    print(f"comparison in {out_folder}: {', '.join(path.name for path in written.paths)}", flush=True)
+    names = ", ".join(path.name for path in written.paths)
+    print(f"comparison: {out_folder}", *textwrap.wrap(names, 78, initial_indent="  ", subsequent_indent="  "), sep="\n")
     return written.left_out
 
 
@@ -181,6 +153,7 @@ def report_interrupted() -> None:
     """After an interrupt: compares what the jobs of a sweep left, and says how to go on with it."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return
+    _UNTIL_THE_END_OF_LINES.close()
     sweep_dir = Path(HydraConfig.get().sweep.dir)
     folders = job_folders(sweep_dir)
     if folders:
@@ -209,10 +182,12 @@ class SweepReport(Callback):
             SystemExit: the sweep's folder cannot be used, which is its cause.
         """
         _hold(config, "sweep.dir")
+        _name_jobs(config)
         if _launcher(config.hydra) == "joblib":
             _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
         HydraConfig.instance().set_config(copy.deepcopy(config))
+        _show_jobs(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         """Writes the comparison.
@@ -222,6 +197,7 @@ class SweepReport(Callback):
             KeyboardInterrupt: the jobs were interrupted.
         """
         _UNTIL_THE_JOBS_ENDED.close()
+        _UNTIL_THE_END_OF_LINES.close()
         sweep_dir = Path(config.hydra.sweep.dir)
         failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
         folders = job_folders(sweep_dir)
@@ -235,6 +211,24 @@ class SweepReport(Callback):
             jobs = "1 job" if len(failed) == 1 else f"{len(failed)} jobs"
             print(f"{jobs} failed: {', '.join(map(str, failed))}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED)
+
+
+def _name_jobs(config: DictConfig) -> None:
+    """Names the folders of the jobs by what the sweep varies."""
+    try:
+        naming.name_by_what_varies(config, Path(config.hydra.sweep.dir))
+    except (TwinServeError, OSError, HydraException) as error:  # Hydra would turn it into a warning
+        raise SystemExit(USER_ERROR) from error
+
+
+def _show_jobs(config: DictConfig) -> None:
+    """Shows a line for each job that ends, until the sweep does."""
+    overrides = naming.overrides_of(config)
+    left_out = config.hydra.job.config.override_dirname.exclude_keys
+    total = naming.number_of_jobs(overrides) if config.hydra.runtime.choices["hydra/sweeper"] == "basic" else None
+    lines = shown(total, naming.width_of_names(overrides, left_out), with_bar=not config.get("verbose"))
+    _UNTIL_THE_END_OF_LINES.enter_context(lines)
+    UNTIL_THE_END.callback(_UNTIL_THE_END_OF_LINES.close)
 
 
 def _hold(config: DictConfig, key: str) -> None:

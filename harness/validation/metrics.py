@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from harness.config.validation import Part
-from harness.results.metrics import LATENCIES
+from harness.results.latencies import LATENCIES
 
 STATISTICS = ("mean", "median", "p90", "p95", "p99")
 PER_REQUEST = ("ttft", "e2el")  # latencies whose error is also taken request by request

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from harness.measured.names import NAMES
 from harness.results.files import ERRORS, VALIDATION, write_whole
-from harness.results.metrics import LATENCIES, json_ready
+from harness.results.latencies import LATENCIES
+from harness.results.metrics import json_ready
+from harness.results.terminal import print_line
 from harness.validation.comparison import Validation
 
 _STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}
@@ -59,7 +61,7 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
 
 def print_validation(validation: Validation, console: Console) -> None:
     """Print the errors, the levels over time, the errors of single steps, and the warnings."""
-    console.print(_headline(validation), soft_wrap=True)
+    console.print(_headline(validation), soft_wrap=not console.is_terminal)
     for table in (_error_table(validation.errors), _level_table(validation.levels)):
         console.print(table)
         console.print()
@@ -67,17 +69,17 @@ def print_validation(validation: Validation, console: Console) -> None:
         summary, *others = (replay.summary() for replay in validation.steps)
         console.print(_step_table(summary))
         if summary["num_executions"] > 1:
-            console.print(Text(_executions(summary), style="dim"), soft_wrap=True)
-        console.print(Text(_replayed(summary), style="dim"), soft_wrap=True)
+            print_line(console, _executions(summary), "dim")
+        print_line(console, _replayed(summary), "dim")
         for number, other in enumerate(others, 1):
-            console.print(Text(f"repeat {number} {_replayed(other)}", style="dim"), soft_wrap=True)
+            print_line(console, f"repeat {number} {_replayed(other)}", "dim")
         console.print()
     if validation.on_fitted_data:
         assert validation.fitted is not None
         text = f"! SCORED ON FITTED DATA: {validation.fitted.path} was fitted on requests that are scored here"
-        console.print(Text(text, style="bold red"), soft_wrap=True)
+        print_line(console, text, "bold red")
     for warning in validation.warnings:
-        console.print(Text(f"! {warning}", style="yellow"), soft_wrap=True)
+        print_line(console, f"! {warning}", "yellow")
 
 
 def _headline(validation: Validation) -> Text:

@@ -30,6 +30,7 @@ from harness.measured.measured_run import whole_ns
 from harness.results.environment import command_line, environment
 from harness.results.files import RETIMED, STEP_TIMES, write_whole
 from harness.results.tables import Floats
+from harness.results.terminal import print_line
 from harness.runs.availability import check_engine
 from harness.validation.steps import as_delivered, deviations, first_difference
 from harness.workload.arrivals import OpenLoop
@@ -127,4 +128,4 @@ def _report(console: Console, run: MeasuredRun, document: Mapping[str, Any], tim
         f"use it with: task=validate validation.measured=run:{run.source} validation.retimed=[{folder}]",
     ]
     for line in lines:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        print_line(console, line)

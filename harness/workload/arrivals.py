@@ -11,11 +11,13 @@ from harness.config import (
     ArrivalConfig,
     ClosedLoopArrival,
     ConstantArrival,
+    CustomArrival,
     GammaArrival,
     PoissonArrival,
     SessionsArrival,
     TraceArrival,
 )
+from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
@@ -152,6 +154,25 @@ def make_arrivals(trace: Trace, config: ArrivalConfig, rng: np.random.Generator)
             return ClosedLoop(n, config.concurrency)
         case SessionsArrival():
             return _make_sessions(trace, config, rng)
+        case CustomArrival():
+            return _custom(trace, config, rng)
+
+
+def _custom(trace: Trace, config: CustomArrival, rng: np.random.Generator) -> Arrivals:
+    """What a function of the user's own makes: an object with the methods of Arrivals, or times of an open loop."""
+    key, target = "arrival.target", config.target
+    function = find(key, target)
+    with errors_of(key, target):
+        made = function(trace=trace, rng=rng, **config.options)
+        if all(hasattr(made, name) for name in ("next_ns", "pop_due", "on_finish")):
+            arrivals: Arrivals = made
+            return arrivals
+        times = np.asarray(made, dtype=np.float64)
+    if times.shape != (len(trace.table),) or not (
+        np.isfinite(times).all() and (np.diff(times, prepend=0.0) >= 0).all()
+    ):
+        raise ConfigError(f"{key}={target!r}: must return {len(trace.table)} times in s, ascending from 0 or later")
+    return OpenLoop(_to_ns(times, "target"))
 
 
 def _make_sessions(trace: Trace, config: SessionsArrival, rng: np.random.Generator) -> Sessions:

@@ -49,8 +49,13 @@ def sharegpt(num_requests: int, *, turns: Literal["first", "multi"], rng: np.ran
     """
     note = "lengths drawn from distributions fitted to ShareGPT, not read from the data set"
     log.warning("trace: %s; set trace.path to replay a file", note)
-    columns = _conversations(num_requests, rng) if turns == "multi" else _first_exchanges(num_requests, rng)
+    columns = draw_sharegpt(num_requests, turns=turns, rng=rng)
     return Trace("sharegpt-sampled", trace_table(columns), "built-in sampler of ShareGPT lengths", notes=(note,))
+
+
+def draw_sharegpt(n: int, *, turns: Literal["first", "multi"], rng: np.random.Generator) -> dict[str, Tokens]:
+    """The columns of n requests: lengths, and for conversations their sessions and turns."""
+    return _conversations(n, rng) if turns == "multi" else _first_exchanges(n, rng)
 
 
 def synthetic(config: SyntheticTrace, rng: np.random.Generator) -> Trace:

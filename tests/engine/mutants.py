@@ -157,7 +157,8 @@ MUTANTS = [
            "blocks.release_tail(sequence, -(-num_tokens // blocks.block_size))"),
     Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
            "hashes"),
-    Mutant("who is admitted stays a holder", "waiting_queue.py", "            self.holders.pop(sequence, None)\n", ""),
+    Mutant("who is admitted stays a holder", "waiting_queue.py", "            self.holders.pop(sequence, None)\n",
+           "            pass\n"),
     # -- the prefix cache behind the device ---------------------------------------------------------------------------
     Mutant("a hit is evicted while it is read", "kv/tier.py", "self._readers[block_hash] += 1", "pass"),
     Mutant("what a plan stores is evicted by it", "kv/tier.py",
@@ -287,13 +288,15 @@ def mutate(folder: Path, mutant: Mutant) -> None:
     """Put the fault into a copied tree.
 
     Raises:
-        ValueError: the code has changed, so that the mutant is out of date.
+        ValueError, SyntaxError: the code has changed, so that the mutant is out of date.
     """
     file = folder / "engine" / "core" / mutant.file
     source = file.read_text()
     if source.count(mutant.old) != 1:
         raise ValueError(f"mutant out of date: {mutant.old!r} occurs {source.count(mutant.old)} times in {mutant.file}")
-    file.write_text(source.replace(mutant.old, mutant.new))
+    changed = source.replace(mutant.old, mutant.new)
+    compile(changed, mutant.file, "exec")
+    file.write_text(changed)
 
 
 def campaign(folder: Path, num_seeds: int) -> subprocess.CompletedProcess[str]:

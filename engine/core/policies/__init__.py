@@ -1,4 +1,7 @@
-"""The scheduling policies, one per module; a module is found by its name and says which class is its `POLICY`."""
+"""The scheduling policies, one per module; a module is found by its name and says which class is its `POLICY`.
+
+Whoever imports a policy from elsewhere enters it under its path, `package.module:name`.
+"""
 
 from __future__ import annotations
 
@@ -10,3 +13,14 @@ from engine.core.policy import Policy
 POLICIES: dict[str, type[Policy]] = {
     module.name: import_module(f"{__name__}.{module.name}").POLICY for module in iter_modules(__path__)
 }
+
+
+def find_policy(name: str) -> type[Policy] | None:
+    """The policy of a name; None for one from elsewhere that nobody has imported.
+
+    Raises:
+        ValueError: there is no such policy.
+    """
+    if name not in POLICIES and ":" not in name:
+        raise ValueError(f"policy={name!r}: choose one of {', '.join(sorted(POLICIES))}")
+    return POLICIES.get(name)

@@ -4,10 +4,19 @@ from dataclasses import replace
 
 import numpy as np
 
-from harness.config import SharedPrefixTrace, ShareGptTrace, SyntheticTrace, TraceConfig
+from harness.config import (
+    CsvTrace,
+    CustomTrace,
+    JsonlTrace,
+    SharedPrefixTrace,
+    ShareGptTrace,
+    SyntheticTrace,
+    TraceConfig,
+)
 from harness.errors import ConfigError
 from harness.workload import sampling
-from harness.workload.readers import azure, burstgpt, mooncake, plain, sharegpt
+from harness.workload.readers import azure, burstgpt, custom, mooncake, plain, sharegpt
+from harness.workload.readers.layout import Layout
 from harness.workload.readers.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
 
@@ -15,8 +24,6 @@ _FILE_READERS = {
     "azure": azure.read,
     "burstgpt": burstgpt.read,
     "mooncake": mooncake.read,
-    "csv": plain.read_csv,
-    "jsonl": plain.read_jsonl,
 }
 
 
@@ -58,6 +65,12 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
             return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
+        case CsvTrace() | JsonlTrace():
+            read = plain.read_csv if config.kind == "csv" else plain.read_jsonl
+            rules = RowRules(config.limit, config.on_bad_row, with_times)
+            return read(config.path, rules, Layout(config.columns, config.time_unit))
+        case CustomTrace():
+            return custom.read(config, rng, RowRules(config.limit, config.on_bad_row, with_times))
         case _:
             return _FILE_READERS[config.kind](config.path, RowRules(config.limit, config.on_bad_row, with_times))
 

@@ -16,7 +16,7 @@ from harness.config.workload import MAX_TOKENS
 from harness.workload.readers.sieve import RowSieve
 from simulator.quantities import RANGES
 
-_MAX_EXACT = 2.0**53  # every integer up to here is a float64
+MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
 
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
@@ -44,7 +44,7 @@ def numbers_from_json(values: Sequence[object]) -> Numbers:
 
 
 def _as_float(value: object) -> float:
-    if type(value) is float or (type(value) is int and abs(value) <= _MAX_EXACT):
+    if type(value) is float or (type(value) is int and abs(value) <= MAX_EXACT):
         return float(value)
     return np.inf if type(value) is int else np.nan
 
@@ -57,10 +57,10 @@ def finite(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float
     return np.where(bad, 0.0, numbers.values)
 
 
-def times(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float64]:
-    """Numbers up to 10^15 in size, whatever their unit: float64."""
+def times(numbers: Numbers, name: str, sieve: RowSieve, most: float = _MAX_TIME) -> npt.NDArray[np.float64]:
+    """Numbers up to 10^15 in size, or to `most`, whatever their unit: float64."""
     values = finite(numbers, name, sieve)
-    large = np.abs(values) > _MAX_TIME
+    large = np.abs(values) > most
     sieve.reject(large, f"{name} is too large")
     return np.where(large, 0.0, values)
 
@@ -76,7 +76,7 @@ def integers(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int
     """Whole numbers up to 2^53 in size: int64."""
     values = finite(numbers, name, sieve)
     sieve.reject(values != np.floor(values), f"{name} is not a whole number")
-    large = np.abs(values) > _MAX_EXACT
+    large = np.abs(values) > MAX_EXACT
     sieve.reject(large, f"{name} is too large")
     return np.where(large, 0.0, values).astype(np.int64)
 

@@ -4,23 +4,35 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.config.workload import MAX_TOKENS
+from harness.config.workload import MAX_TOKENS, TRACE_COLUMNS
 from harness.errors import TraceError
-from harness.workload.readers.checks import counts, durations, integers, numbers_from_json, ordinals, times, tokens
+from harness.workload.readers.checks import (
+    counts,
+    durations,
+    integers,
+    numbers_from_json,
+    ordinals,
+    times,
+    timestamps,
+    tokens,
+)
 from harness.workload.readers.csv_file import require_columns
 from harness.workload.readers.files import JsonBatch, first_record, json_batches
+from harness.workload.readers.layout import Layout, dates_from_json
 from harness.workload.readers.lists import ObjectArray, integer_lists, list_lengths, num_blocks
 from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import Columns, NumberCheck, build_trace, collect, collect_csv, number_column
+from harness.workload.readers.tabular import Columns, NumberCheck, build_trace, collect, collect_csv
 from harness.workload.trace import Trace
 
-_REQUIRED = ("num_prompt_tokens", "num_output_tokens")
-_CHECKS: dict[str, NumberCheck] = {
+Ints = npt.NDArray[np.int64]
+
+REQUIRED = ("num_prompt_tokens", "num_output_tokens")
+CHECKS: dict[str, NumberCheck] = {
     "arrival_time": times,
     "num_prompt_tokens": tokens,
     "num_output_tokens": tokens,
@@ -31,28 +43,30 @@ _CHECKS: dict[str, NumberCheck] = {
     "session_id": ordinals,
     "turn": ordinals,
 }
-_CSV_COLUMNS = ("request_id", *_CHECKS)
-_JSON_KEYS = (*_CSV_COLUMNS, "hash_ids", "hash_block_size", "token_ids")
+_CSV_COLUMNS = ("request_id", *CHECKS)
+_OWN_NAMES = Layout()
 
 _RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
 
 
-def read_csv(path: str, rules: RowRules) -> Trace:
+def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
     """Reads a CSV file with the columns num_prompt_tokens, num_output_tokens and, optionally, arrival_time (s),
     n (samples of the prompt), priority, tenant, deadline (s after the arrival), session_id with turn, and request_id.
+    `layout` may give them other names.
 
     Raises:
         TraceError: the file cannot be read, has a column that is not one of these, or has no usable row.
     """
-    header = require_columns(path, _REQUIRED, "a trace")
-    _check_names(path, header, _CSV_COLUMNS)
+    header = require_columns(path, layout.in_file(REQUIRED), "a trace")
+    names = names_in(path, header, _CSV_COLUMNS, layout)
     sieve = RowSieve(path, rules)
-    wanted = [number_column(name, name, check) for name, check in _CHECKS.items() if name in header]
+    wanted = [layout.csv_column(names[ours], ours, check) for ours, check in CHECKS.items() if ours in names]
     columns = collect_csv(path, wanted, sieve)
-    return build_trace(Path(path).stem, columns, sieve, notes=(_RENUMBERED,) if "request_id" in header else ())
+    notes = (_RENUMBERED,) if "request_id" in names else ()
+    return build_trace(Path(path).stem, columns, sieve, ticks_per_second=layout.ticks_per_second, notes=notes)
 
 
-def read_jsonl(path: str, rules: RowRules) -> Trace:
+def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
     """Reads JSON lines with the keys of `read_csv`, and optionally hash_ids with hash_block_size, and token_ids.
 
     Every line has the keys of the first one and the same hash_block_size.
@@ -60,29 +74,31 @@ def read_jsonl(path: str, rules: RowRules) -> Trace:
     Raises:
         TraceError: the file cannot be read, has a key that is not one of these, or has no usable row.
     """
-    first = first_record(path, _REQUIRED, "a trace")
-    _check_names(path, first, _JSON_KEYS)
-    block_size = _hash_block_size(path, first)
+    first = first_record(path, layout.in_file(REQUIRED), "a trace")
+    names = names_in(path, first, TRACE_COLUMNS, layout)
+    block_size = hash_block_size(path, {ours: first[name] for ours, name in names.items()})
     sieve = RowSieve(path, rules)
-    columns = collect(json_batches(path), partial(_parse_json, frozenset(first), block_size), sieve)
+    keys = _Keys(frozenset(first), names, layout, block_size)
     return build_trace(
         Path(path).stem,
-        columns,
+        collect(json_batches(path), partial(_parse_json, keys), sieve),
         sieve,
+        ticks_per_second=layout.ticks_per_second,
         hash_block_size=block_size,
-        notes=(_RENUMBERED,) if "request_id" in first else (),
+        notes=(_RENUMBERED,) if "request_id" in names else (),
     )
 
 
-def _check_names(path: str, names: Collection[str], allowed: Sequence[str]) -> None:
-    for name in names:
-        if name not in allowed:
-            raise TraceError(f"{path}: unknown column {name!r} (allowed: {', '.join(allowed)})")
+def names_in(path: str, found: Collection[str], known: Sequence[str], layout: Layout) -> dict[str, str]:
+    """The name in the file of each column of ours that it has."""
+    names = layout.names(path, found, known)
     if "turn" in names and "session_id" not in names:
         raise TraceError(f"{path}: turn without session_id; name the session each turn belongs to")
+    return names
 
 
-def _hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
+def hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
+    """Tokens per hash id as the first row states them; None without hash ids. Raises TraceError where they are odd."""
     if "hash_ids" not in first and "hash_block_size" not in first:
         return None
     size = first.get("hash_block_size")
@@ -93,34 +109,59 @@ def _hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
     return size
 
 
-def _parse_json(names: frozenset[str], block_size: int | None, batch: JsonBatch, sieve: RowSieve) -> Columns:
-    other_keys = _mask(record.keys() != names for record in batch.records)
-    for record in compress(batch.records, other_keys):
-        _check_names(sieve.path, record, _JSON_KEYS)
-    columns: Columns = {
-        name: check(numbers_from_json(batch.column(name)), name, sieve)
-        for name, check in _CHECKS.items()
-        if name in names and (sieve.rules.with_times or name != "arrival_time")
-    }
+class _Keys(NamedTuple):
+    """The keys of the first line, the names in the file of columns of ours, how they are read, tokens per hash id."""
+
+    all: frozenset[str]
+    names: Mapping[str, str]
+    layout: Layout
+    block_size: int | None
+
+
+def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
+    names, block_size = keys.names, keys.block_size
+    if keys.layout.columns:  # only those that are read count
+        read = frozenset(names.values())
+        other_keys = _mask(not read <= record.keys() for record in batch.records)
+    else:
+        other_keys = _mask(record.keys() != keys.all for record in batch.records)
+        for record in compress(batch.records, other_keys):
+            names_in(sieve.path, record, TRACE_COLUMNS, keys.layout)
+    columns: Columns = {}
+    for ours, check in CHECKS.items():
+        if ours in names and (sieve.rules.with_times or ours != "arrival_time"):
+            columns[ours] = _number(keys, ours, check, batch, sieve)
     sieve.reject(other_keys, "the keys are not those of the first line")
     if block_size is not None:
-        columns["hash_ids"] = _parse_hash_ids(block_size, columns["num_prompt_tokens"], batch, sieve)
+        sizes, hash_ids = batch.column(names["hash_block_size"]), batch.column(names["hash_ids"])
+        columns["hash_ids"] = parse_hash_ids(block_size, columns["num_prompt_tokens"], sizes, hash_ids, sieve)
     if "token_ids" in names:
-        columns["token_ids"] = integer_lists(batch.column("token_ids"), "token_ids", sieve, np.int32)
-        wrong = list_lengths(columns["token_ids"]) != columns["num_prompt_tokens"]
-        sieve.reject(wrong, "token_ids does not hold num_prompt_tokens ids")
-        sieve.reject(_mask(bool((ids < 0).any()) for ids in columns["token_ids"]), "token_ids holds a negative id")
+        columns["token_ids"] = parse_token_ids(columns["num_prompt_tokens"], batch.column(names["token_ids"]), sieve)
     return columns
 
 
-def _parse_hash_ids(
-    block_size: int, num_prompt_tokens: npt.NDArray[np.int64], batch: JsonBatch, sieve: RowSieve
+def _number(keys: _Keys, ours: str, check: NumberCheck, batch: JsonBatch, sieve: RowSieve) -> npt.NDArray[Any]:
+    name = keys.names[ours]
+    if keys.layout.reads_dates(ours):
+        return timestamps(dates_from_json(batch.column(name)), name, sieve)
+    return keys.layout.check(ours, check)(numbers_from_json(batch.column(name)), name, sieve)
+
+
+def parse_token_ids(num_prompt_tokens: Ints, values: Sequence[object], sieve: RowSieve) -> ObjectArray:
+    """The token ids of each prompt: object[n] of int32 arrays."""
+    token_ids = integer_lists(values, "token_ids", sieve, np.int32)
+    wrong = list_lengths(token_ids) != num_prompt_tokens
+    sieve.reject(wrong, "token_ids does not hold num_prompt_tokens ids")
+    sieve.reject(_mask(bool((ids < 0).any()) for ids in token_ids), "token_ids holds a negative id")
+    return token_ids
+
+
+def parse_hash_ids(
+    block_size: int, num_prompt_tokens: Ints, sizes: Sequence[object], values: Sequence[object], sieve: RowSieve
 ) -> ObjectArray:
-    sieve.reject(
-        _mask(size != block_size for size in batch.column("hash_block_size")),
-        "hash_block_size is not that of the first line",
-    )
-    hash_ids = integer_lists(batch.column("hash_ids"), "hash_ids", sieve, np.int64)
+    """The hash ids of each prompt: object[n] of int64 arrays; `sizes` are the tokens per hash id of each row."""
+    sieve.reject(_mask(size != block_size for size in sizes), "hash_block_size is not that of the first line")
+    hash_ids = integer_lists(values, "hash_ids", sieve, np.int64)
     wrong = list_lengths(hash_ids) != num_blocks(num_prompt_tokens, block_size)
     sieve.reject(wrong, "wrong number of hash_ids for num_prompt_tokens (one for each hash_block_size tokens)")
     return hash_ids

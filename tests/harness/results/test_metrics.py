@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.config import MetricsConfig, SloConfig
-from harness.results.metrics import step_integral, summarize
+from harness.results.engine_metrics import step_integral
+from harness.results.metrics import summarize
 from harness.results.tables import Gaps, RunResult
 from tests.harness.made_up_results import ToyRequest, run_toy_engine
 

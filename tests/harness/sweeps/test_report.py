@@ -66,7 +66,7 @@ def test_summary_columns_hold_what_their_heads_say() -> None:
 
 
 def test_summary_says_measured_and_what_to_beware_of() -> None:
-    config = MetricsConfig(percentiles=(50.0, 95.0), warmup=1.0, slo=SloConfig(ttft_ms=100.0))
+    config = MetricsConfig(percentiles=(50.0, 95.0), warmup=1.0, slo=SloConfig(ttft_ms=100.0, percentile=95.0))
     bad = {"no output tokens": 1234}
     summary = toy_summary(config, until_s=4.0, simulated=False, engine="gpu", truncated=7, bad_rows=bad)
     summary |= {"rejected": 3, "max_replay_lag_ms": 12.0}

@@ -11,8 +11,6 @@ from types import ModuleType, SimpleNamespace
 import hydra
 import pytest
 from hydra.core.hydra_config import HydraConfig
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from harness import cli
@@ -86,7 +84,7 @@ def test_jobs_are_run_and_compared_in_the_order_of_their_values(run_sweep: Sweep
     assert run_sweep("block_size=128,16") == 0
     assert recorder.jobs == ["block_size=128", "block_size=16"]
     assert recorder.compared == [["block_size=16", "block_size=128"]]
-    assert load(Path("m/block_size=16/config.yaml")).progress
+    assert load(Path("m/block_size=16/config.yaml")).progress is False  # the sweep has a bar of its own
 
 
 def test_an_extended_sweep_runs_only_what_is_new(
@@ -153,7 +151,7 @@ def test_a_failing_job_is_recorded_and_the_others_go_on(
     assert failure["error"] == "RuntimeError: boom second line"
     assert failure["traceback"].startswith("Traceback") and "raise self.error" in failure["traceback"]
     first, second = capsys.readouterr().err.splitlines()
-    assert first == f"job 1 (block_size={FAILING}): failed: RuntimeError: boom second line"
+    assert first == f"2/3  block_size={FAILING}   failed: RuntimeError: boom second line"
     assert second == f"1 job failed: m/block_size={FAILING}/failed.json"
 
 
@@ -206,17 +204,6 @@ def test_overrides_that_are_paths_or_long_make_one_folder_each(run_sweep: Sweep,
     assert run_sweep("model.name=a/b,a_b," + "c" * 300) == 0
     assert len(set(recorder.jobs)) == 3
     assert sorted(path.name for path in Path("m").iterdir() if path.is_dir()) == sorted(recorder.jobs)
-
-
-@settings(deadline=None)
-@given(st.lists(st.text(max_size=300), min_size=2, max_size=2, unique=True))
-@example(["", "\u4e2d" * 300])  # three bytes a character
-def test_different_overrides_have_different_folders(values: list[str]) -> None:
-    first, second = (sweep.job_folder(f"key={value}") for value in values)
-    assert first != second
-    for name in (first, second):
-        assert 0 < len(name.encode()) <= 255
-        assert "/" not in name
 
 
 SCRIPT = """

@@ -1,0 +1,138 @@
+"""Code of the user's own that a configuration names as `package.module:name`.
+
+    scheduler.policy   a policy: a class with the methods of engine.core.policy.Policy, such as a BasePolicy
+    trace.target       a trace: a function of path, rng and the trace's options that returns the columns of Trace.table
+    arrival.target     an arrival process: a function of trace, rng and its options that returns times in s, or Arrivals
+    cost.target        a cost model: a function of model, device, tensor_parallel_size and its options
+    figures            a list of figures: functions of a RunResult and its summary
+
+Modules are found where Python finds them, and in the working directory. Only `import_targets` runs code: `parse` calls
+it for what the user composes. A configuration that is loaded from a folder of results, which may be of
+another person, names code without running it: `find` refuses a name that has not been imported.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from engine.core.policies import POLICIES
+from harness.config.schema import nearest
+from harness.errors import ConfigError, TwinServeError
+
+_imported: dict[str, Any] = {}
+
+
+def named_targets(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Key and name of everything in the values of a configuration that may be code of the user's own."""
+    policy = _get(values, "scheduler", "policy")
+    if isinstance(policy, str) and ":" in policy:
+        yield "scheduler.policy", policy
+    for group in ("trace", "arrival", "cost"):
+        if _get(values, group, "kind") == "custom":
+            yield f"{group}.target", _get(values, group, "target")
+    figures = values.get("figures")
+    if isinstance(figures, list | tuple):
+        yield from (("figures", name) for name in figures)
+
+
+def import_targets(values: Mapping[str, Any]) -> None:
+    """Import what the values of a configuration name, so that `find` knows it; policies are added to the registry.
+
+    Raises:
+        ConfigError: a module cannot be imported, or has no such callable.
+    """
+    for key, name in named_targets(values):
+        if isinstance(name, str):
+            _imported[name] = _import(key, name)
+            if key == "scheduler.policy":
+                POLICIES[name] = _checked_policy(name, _imported[name])
+
+
+def is_known(policy: str) -> bool:
+    """Whether a policy can be asked for its settings; one of the user's own is imported for it, if it can be."""
+    with suppress(ConfigError):
+        import_targets({"scheduler": {"policy": policy}})
+    return policy in POLICIES
+
+
+def find(key: str, name: str) -> Callable[..., Any]:
+    """What `import_targets` imported under a name.
+
+    Raises:
+        ConfigError: it was not imported.
+    """
+    if name not in _imported:
+        raise ConfigError(
+            f"{key}={name!r}: named by a stored configuration, whose code is not run; give the key yourself"
+        )
+    found: Callable[..., Any] = _imported[name]
+    return found
+
+
+def source_of(name: str) -> Path | None:
+    """The file that an imported name is defined in, None where it has none."""
+    module = sys.modules.get(name.partition(":")[0]) if name in _imported else None
+    path = getattr(module, "__file__", None)
+    return Path(path) if path else None
+
+
+@contextmanager
+def errors_of(key: str, name: str) -> Iterator[None]:
+    """What the code of the user's own raises, as an error of the configuration in one line."""
+    try:
+        yield
+    except TwinServeError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"{key}={name!r}: {_described(name, error)}") from error
+
+
+def _import(key: str, name: str) -> Any:
+    module_name, _, attribute = name.partition(":")
+    if not (attribute.isidentifier() and all(part.isidentifier() for part in module_name.split("."))):
+        raise ConfigError(f"{key}={name!r}: must be package.module:name")
+    if (folder := os.getcwd()) not in sys.path:
+        sys.path.append(folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(f"{key}={name!r}: importing it failed: {_described(name, error)}") from error
+        where = "among Python's packages, on PYTHONPATH or in the working directory"
+        raise ConfigError(f"{key}={name!r}: no module {error.name!r} {where}") from None
+    except Exception as error:
+        raise ConfigError(f"{key}={name!r}: importing it failed: {_described(name, error)}") from error
+    found = getattr(module, attribute, None)
+    if not callable(found):
+        hint = nearest(attribute, [each for each in vars(module) if not each.startswith("_")])
+        raise ConfigError(f"{key}={name!r}: {module_name} has no function or class {attribute!r}{hint}")
+    return found
+
+
+def _checked_policy(name: str, found: Any) -> Any:
+    needed = ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admits", "compose")
+    missing = [each for each in needed if not hasattr(found, each)]
+    if missing or not isinstance(found, type):
+        what = f"it has no {missing[0]}" if missing else "it is no class"
+        raise ConfigError(f"scheduler.policy={name!r}: no policy, {what}; derive it from engine.core.policy.BasePolicy")
+    return found
+
+
+def _described(name: str, error: Exception) -> str:
+    """The error in one line, with the last line of the module that it came through."""
+    stem = name.partition(":")[0].rpartition(".")[2]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).stem == stem]
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
+
+
+def _get(values: Mapping[str, Any], group: str, key: str) -> Any:
+    inner = values.get(group)
+    return inner.get(key) if isinstance(inner, Mapping) else None

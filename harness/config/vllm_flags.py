@@ -1,0 +1,118 @@
+"""The flags of `vllm serve` in vLLM 0.19 that have no key of ours, by what they change.
+
+Taken from `vllm/engine/arg_utils.py` and `vllm/entrypoints/openai/cli_args.py` of its wheel.
+"""
+
+from typing import Literal, NamedTuple
+
+
+class Flag(NamedTuple):
+    """Attributes:
+    values: how many values follow it: none (a switch, which `--no-` turns off), one, or many.
+    effect: "none" changes no latency; "times" changes how long steps take, which is not simulated; "refused" changes
+        what is served or scheduled, so that a simulation without it would be of another server.
+    """
+
+    values: Literal["none", "one", "many"]
+    effect: Literal["none", "times", "refused"]
+
+
+SHORT = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-dp": "--data-parallel-size",
+    "-dpl": "--data-parallel-size-local",
+    "-dpn": "--data-parallel-rank",
+    "-dpr": "--data-parallel-start-rank",
+    "-dpa": "--data-parallel-address",
+    "-dpp": "--data-parallel-rpc-port",
+    "-dpb": "--data-parallel-backend",
+    "-dph": "--data-parallel-hybrid-lb",
+    "-dpe": "--data-parallel-external-lb",
+    "-dcp": "--decode-context-parallel-size",
+    "-pcp": "--prefill-context-parallel-size",
+    "-ep": "--enable-expert-parallel",
+    "-q": "--quantization",
+    "-n": "--nnodes",
+    "-r": "--node-rank",
+    "-sc": "--speculative-config",
+    "-cc": "--compilation-config",
+    "-ac": "--attention-config",
+    "-asc": "--api-server-count",
+    "-O": "--optimization-level",
+}
+_NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "refused"]], str] = {
+    ("none", "none"): """
+        aggregate-engine-logging allow-credentials allow-deprecated-quantization cudagraph-metrics
+        disable-chunked-mm-input disable-fastapi-docs disable-log-stats disable-uvicorn-access-log
+        enable-auto-tool-choice enable-flashinfer-autotune enable-force-include-usage enable-layerwise-nvtx-tracing
+        enable-log-deltas enable-log-outputs enable-log-requests enable-logging-iteration-details enable-mfu-metrics
+        enable-offline-docs enable-prompt-tokens-details enable-request-id-headers enable-return-routed-experts
+        enable-server-load-tracking enable-sleep-mode enable-ssl-refresh enable-tokenizer-info-endpoint
+        exclude-tools-when-tool-choice-none fail-on-environ-validation interleave-mm-strings kv-cache-metrics
+        language-model-only log-error-stack ray-workers-use-nsight return-tokens-as-token-ids skip-mm-profiling
+        skip-tokenizer-init tokens-only trust-remote-code trust-request-chat-template use-tqdm-on-load""",
+    ("one", "none"): """
+        allowed-local-media-path chat-template chat-template-content-format code-revision config-format
+        default-chat-template-kwargs disable-access-log-for-endpoints distributed-timeout-seconds download-dir
+        generation-config host io-processor-plugin kv-cache-metrics-sample kv-events-config
+        limit-mm-per-prompt load-format log-config-file logprobs-mode master-addr master-port max-log-len max-logprobs
+        max-parallel-loading-workers media-io-kwargs mm-processor-cache-gb mm-processor-cache-type mm-processor-kwargs
+        mm-shm-cache-max-object-size-mb mm-tensor-ipc model-loader-extra-config nnodes node-rank otlp-traces-endpoint
+        override-generation-config pooler-config port prefix-caching-hash-algo profiler-config pt-load-map-location
+        reasoning-config reasoning-parser reasoning-parser-plugin renderer-num-workers response-role revision root-path
+        safetensors-load-strategy seed show-hidden-metrics-for-version shutdown-timeout ssl-ca-certs ssl-cert-reqs
+        ssl-certfile ssl-ciphers ssl-keyfile structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
+        tool-call-parser tool-parser-plugin tool-server uds uvicorn-log-level weight-transfer-config""",
+    ("many", "none"): """
+        allowed-headers allowed-media-domains allowed-methods allowed-origins api-key collect-detailed-traces
+        hf-token ignore-patterns middleware served-model-name""",
+    ("none", "times"): """
+        calculate-kv-scales disable-cascade-attn disable-custom-all-reduce enforce-eager kv-sharing-fast-prefill""",
+    ("one", "times"): """
+        additional-config api-server-count attention-backend attention-config compilation-config
+        distributed-executor-backend gdn-prefill-backend kernel-config max-cudagraph-capture-size moe-backend model-impl
+        optimization-level override-attention-dtype stream-interval""",
+    ("many", "times"): "cudagraph-capture-sizes logits-processors",
+    ("none", "refused"): """
+        data-parallel-external-lb data-parallel-hybrid-lb disable-hybrid-kv-cache-manager
+        disable-nccl-for-dp-synchronization disable-sliding-window enable-dbo enable-elastic-ep enable-ep-weight-filter
+        enable-eplb enable-expert-parallel enable-lora enable-mm-embeds enable-prompt-embeds
+        enable-tower-connector-lora fully-sharded-loras headless mm-encoder-only specialize-active-lora""",
+    ("one", "refused"): """
+        all2all-backend config convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
+        data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size data-parallel-size-local
+        data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
+        dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras ec-transfer-config eplb-config
+        expert-placement-strategy hf-config-path hf-overrides kv-cache-memory-bytes kv-offloading-backend
+        kv-offloading-size kv-transfer-config lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
+        mamba-ssm-cache-dtype max-cpu-loras max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
+        mm-encoder-attn-backend mm-encoder-tp-mode offload-backend offload-group-size offload-num-in-group
+        offload-prefetch-step performance-mode pipeline-parallel-size prefill-context-parallel-size runner
+        scheduler-cls ubatch-size video-pruning-rate worker-cls worker-extension-cls""",
+    ("many", "refused"): """
+        cpu-offload-params kv-cache-dtype-skip-layers lora-modules lora-target-modules offload-params""",
+}  # fmt: skip
+OTHERS = {f"--{name}": Flag(*kind) for kind, names in _NAMES.items() for name in names.split()}
+# Values with which a refused flag leaves all as it is.
+NEUTRAL = {
+    **dict.fromkeys(("--pipeline-parallel-size", "--data-parallel-size", "--data-parallel-size-local"), "1"),
+    **dict.fromkeys(("--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
+    **dict.fromkeys(("--max-num-partial-prefills", "--max-long-partial-prefills"), "1"),
+    "--cpu-offload-gb": "0",
+    "--performance-mode": "balanced",
+    "--runner": "generate",
+}
+# Checkpoints with the sizes of another one that conf/model has.
+SAME_SIZES = {
+    "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Meta-Llama-3.1-8B": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Meta-Llama-3.1-8B-Instruct": "meta-llama/Llama-3.1-8B",
+    "meta-llama/Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
+    "meta-llama/Meta-Llama-3.1-70B-Instruct": "meta-llama/Llama-3.1-70B",
+    "meta-llama/Llama-3.1-405B-Instruct": "meta-llama/Llama-3.1-405B",
+    "meta-llama/Llama-3.2-1B-Instruct": "meta-llama/Llama-3.2-1B",
+    "meta-llama/Llama-3.2-3B-Instruct": "meta-llama/Llama-3.2-3B",
+    "mistralai/Mixtral-8x22B-Instruct-v0.1": "mistralai/Mixtral-8x22B-v0.1",
+    "mistralai/Mixtral-8x7B-v0.1": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+}

@@ -1,0 +1,30 @@
+"""Columns of the result tables as numbers, and sums and ratios that know what is undefined."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pandas as pd
+
+from harness.results.tables import Floats
+
+
+def floats(table: pd.DataFrame, name: str) -> Floats:
+    return table[name].to_numpy(dtype=np.float64)
+
+
+def total(table: pd.DataFrame, name: str) -> int:
+    return int(table[name].to_numpy(dtype=np.int64).sum())
+
+
+def ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole > 0 else math.nan
+
+
+def nan_min(values: Floats) -> float:
+    return float(np.fmin.reduce(values, initial=math.nan))
+
+
+def nan_max(values: Floats) -> float:
+    return float(np.fmax.reduce(values, initial=math.nan))

@@ -1,0 +1,67 @@
+"""Latencies of a run: means, standard deviations and percentiles, and 95 % intervals of those of requests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from harness.results import intervals
+from harness.results.columns import floats
+from harness.results.tables import Floats, Gaps
+
+LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
+_WITH_INTERVALS = ("ttft", "tpot", "e2el")
+
+
+def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float]) -> dict[str, float]:
+    """Statistics in ms of the finished requests and of all gaps between tokens, named as in `vllm bench serve`.
+
+    `<statistic>_low` and `<statistic>_high` are the ends of the 95 % interval (`harness.results.intervals`).
+    """
+    finished = finished.iloc[np.argsort(floats(finished, "arrival_time"), kind="stable")]
+    settled = intervals.settled(floats(finished, "arrival_time"), floats(finished, "e2el"))
+    out: dict[str, float] = {}
+    for name in LATENCIES:
+        every = floats(finished, name)
+        seconds = every[~np.isnan(every)]
+        if len(seconds):
+            cuts = np.percentile(seconds, [50, *percentiles])
+            out |= _statistics(name, float(seconds.mean()), float(seconds.std()), cuts, percentiles)
+        else:
+            nothing = np.full(len(percentiles) + 1, math.nan)
+            out |= _statistics(name, math.nan, math.nan, nothing, percentiles)
+        if name in _WITH_INTERVALS:
+            out |= _intervals(name, every[settled & ~np.isnan(every)], percentiles, out)
+    return out | _statistics("itl", gaps.mean(), gaps.std(), gaps.percentiles([50, *percentiles]), percentiles)
+
+
+def percentile_name(percentile: float) -> str:
+    """How a percentile is called in the names of statistics: p99, p99.9."""
+    return f"p{int(percentile) if float(percentile).is_integer() else percentile}"
+
+
+def _statistics(name: str, mean: float, std: float, cuts: Floats, percentiles: Sequence[float]) -> dict[str, float]:
+    """From seconds; `cuts` holds the median and then the percentiles."""
+    seconds = {"mean": mean, "std": std, "median": float(cuts[0])}
+    for percentile, cut in zip(percentiles, cuts[1:], strict=True):
+        seconds[percentile_name(percentile)] = float(cut)
+    return {f"{statistic}_{name}_ms": value * 1e3 for statistic, value in seconds.items()}
+
+
+def _intervals(
+    name: str, seconds: Floats, percentiles: Sequence[float], found: Mapping[str, float]
+) -> dict[str, float]:
+    """The ends of the intervals, from the `seconds` of settled requests; the values `found` of all lie within."""
+    median, *others = intervals.of_percentiles(seconds, [50, *percentiles])
+    of = {"mean": intervals.of_mean(seconds), "median": median}
+    for percentile, interval in zip(percentiles, others, strict=True):
+        of[percentile_name(percentile)] = interval
+    out = {}
+    for statistic, (low, high) in of.items():
+        key = f"{statistic}_{name}_ms"
+        out[f"{key}_low"] = float(np.minimum(low * 1e3, found[key]))
+        out[f"{key}_high"] = float(np.maximum(high * 1e3, found[key]))
+    return out

@@ -1,0 +1,118 @@
+"""Whether a run was overloaded: whether the queue of a longer run at the same rate would grow without end.
+
+The offered load as a share of capacity (`harness.results.demand`) decides, since the queue of a short run does not: it
+also grows for a while at 0.9 of capacity, and may be short at 1.1. In a long run the number of requests in the system
+overrules the estimate: it grows all the time although the load seems below capacity, or does not although above.
+`python -m experiments.verdict` measures how often verdicts are right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from harness.results.columns import floats
+from harness.results.demand import offered_load
+from harness.results.tables import RunResult
+
+Verdict = Literal["stable", "overloaded", "unclear", "closed"]
+
+_DRAWN = ("poisson", "gamma", "constant")  # kinds of arrivals whose rate is configured
+_OPEN = (*_DRAWN, "trace")  # kinds of arrivals that have a rate whatever the system does
+# Estimates of the load are 2 % too low rather than too high near capacity, and 2 % off from 500 requests on.
+_CRITICAL, _MARGIN, _MARGIN_REQUESTS = 0.96, 0.02, 500
+_RAMP_UP, _NUM_SPANS = 0.2, 8  # share of the arrival window before the spans whose growth is compared
+_SURE_GROWTH = 4.0  # Student's t of the growth per span, of 8 spans: 0.3 % by chance
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """offered_load: share of capacity, NaN where it is not known. num_waiting: when the last request arrived."""
+
+    verdict: Verdict
+    offered_load: float
+    num_waiting: int
+
+    def notes(self) -> list[str]:
+        """What a reader of the latencies must know."""
+        if self.verdict != "overloaded":
+            return []
+        if self.num_waiting:
+            return [f"overloaded: the queue grew to {self.num_waiting:,}; latencies measure how long the run was"]
+        share = f"{self.offered_load:.0%} of capacity"
+        return [f"overloaded: about {share} arrives, and a longer run would have a queue that grows without end"]
+
+
+def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
+    """The verdict on the arrivals of `requests`, those of the run that count.
+
+    stable: the queue of a long run stays bounded. overloaded: it does not. unclear: the load is too near to capacity to
+    tell from this run, or the run ended early. closed: arrivals wait for the system (closed loop, sessions) or all come
+    at once, so that no rate is offered.
+    """
+    arrival = np.sort(floats(requests, "arrival_time"))
+    arrival = arrival[~np.isnan(arrival)]
+    is_open = result.meta.get("open_loop", result.meta.get("arrival") in _OPEN)
+    if not is_open or len(arrival) < 2 or not arrival[-1] > arrival[0]:
+        return Judgement("closed", math.nan, 0)
+    window = arrival[-1] - arrival[0]
+    rate = _configured_rate(result.meta) or (len(arrival) - 1) / window
+    load = offered_load(result, requests, rate) if result.complete else math.nan
+    return Judgement(_verdict(result, arrival, load), load, _waiting_at(result.steps, arrival[-1]))
+
+
+def _configured_rate(meta: Mapping[str, Any]) -> float | None:
+    """That of a drawn arrival process, from which the drawn times differ by chance."""
+    arrival = (meta.get("config") or {}).get("arrival") or {}
+    rate: float | None = arrival.get("rate") if arrival.get("kind") in _DRAWN else None
+    return rate
+
+
+def _verdict(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]], load: float) -> Verdict:
+    """arrival: times in s, ascending."""
+    num_arrivals = len(arrival)
+    growth, student = _growth(result, arrival)
+    backed_up = _share_backed_up(result.steps, (arrival[0] + arrival[-1]) / 2, arrival[-1])
+    if growth > 0.05 * num_arrivals and student > _SURE_GROWTH and backed_up > 0.95:
+        return "overloaded"
+    margin = _MARGIN * max(1.0, math.sqrt(_MARGIN_REQUESTS / num_arrivals))
+    if math.isnan(load) or abs(load - _CRITICAL) <= margin:
+        return "unclear"
+    if load < _CRITICAL:
+        return "stable"
+    expected = (1 - min(1 / load, 1.0)) * (1 - _RAMP_UP) * num_arrivals
+    chance = 3 * math.sqrt(num_arrivals)
+    return "stable" if growth < expected / 4 and chance < expected / 2 else "overloaded"
+
+
+def _growth(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
+    """By how much the number of requests in the system grew after the ramp-up, and Student's t of its growth in spans
+    of equal length."""
+    edges = np.linspace(arrival[0] + _RAMP_UP * (arrival[-1] - arrival[0]), arrival[-1], _NUM_SPANS + 1)
+    came = floats(result.requests, "arrival_time")
+    # rejected and aborted requests leave at once, those that were not finished stay
+    left = np.where(result.requests["status"] == "unfinished", math.inf, floats(result.requests, "finish_time"))
+    left = np.where(np.isnan(left), came, left)
+    inside = np.searchsorted(np.sort(came), edges, side="right") - np.searchsorted(np.sort(left), edges, side="right")
+    grown = np.diff(inside)
+    deviation = float(grown.std(ddof=1))
+    student = float(grown.mean()) / (deviation / math.sqrt(_NUM_SPANS)) if deviation else math.inf
+    return float(inside[-1] - inside[0]), student
+
+
+def _share_backed_up(steps: pd.DataFrame, start: float, end: float) -> float:
+    """Share of a time in which requests were left waiting."""
+    begins = floats(steps, "start_time")
+    durations = (begins + floats(steps, "duration")).clip(start, end) - begins.clip(start, end)
+    return float(durations[floats(steps, "num_waiting") > 0].sum()) / (end - start)
+
+
+def _waiting_at(steps: pd.DataFrame, time: float) -> int:
+    """Requests that the last step that began by then left waiting."""
+    before = int(np.searchsorted(floats(steps, "start_time"), time, side="right"))
+    return int(steps["num_waiting"].iloc[before - 1]) if before else 0

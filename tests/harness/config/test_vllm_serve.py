@@ -1,0 +1,200 @@
+"""Command lines of `vllm serve` become configurations, and back, and nothing in them is dropped silently."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from harness.config import vllm_serve
+from harness.config.run import RunConfig
+from harness.config.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
+from harness.config.vllm_import import expand, translate
+from harness.config.vllm_line import read_line
+from harness.config.vllm_serve import overrides, serve_command
+from harness.errors import ConfigError
+from tests.harness.builders import CONF, config
+
+SERVE = "vllm serve Qwen/Qwen3-8B"
+SERVER_KEYS = (
+    "model", "scheduler", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization",
+    "tensor_parallel_size", "gpu_memory_utilization", "num_blocks", "engine", "speculation",
+)  # fmt: skip
+
+
+def of(command: str, *more: str) -> RunConfig:
+    return config(*overrides(command), *more)
+
+
+def server(settings: RunConfig) -> dict[str, object]:
+    return {key: getattr(settings, key) for key in SERVER_KEYS}
+
+
+@pytest.mark.parametrize(
+    ("device", "num_seqs", "num_tokens"),
+    [("h100-80gb", 1024, 8192), ("a100-80gb", 256, 2048), ("l40s", 256, 2048), ("b200", 1024, 8192)],
+)
+def test_defaults_are_those_of_vllm_on_the_device(device: str, num_seqs: int, num_tokens: int) -> None:
+    settings = of(SERVE, f"device={device}")
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (num_seqs, num_tokens)
+    assert settings.scheduler == config("scheduler=vllm").scheduler
+
+
+def test_defaults_depend_on_one_another() -> None:
+    assert of(f"{SERVE} --max-num-batched-tokens 512").max_num_seqs == 512
+    assert of(f"{SERVE} --max-num-seqs 1 --max-model-len 4k").max_num_batched_tokens == 4000
+    assert of(f"{SERVE} --no-enable-chunked-prefill").max_num_batched_tokens == 40960
+    assert of(SERVE, "max_num_batched_tokens=512").max_num_seqs == 512
+
+
+@pytest.mark.parametrize(
+    ("flags", "override"),
+    [
+        ("--max-num-seqs 128", "max_num_seqs=128"),
+        ("--max_num_seqs=128", "max_num_seqs=128"),
+        ("--max-num-batched-tokens 16K", "max_num_batched_tokens=16384"),
+        ("--max-model-len 32k", "max_model_len=32000"),
+        ("--max-model-len 1.5k", "max_model_len=1500"),
+        ("--max-model-len -1", "max_model_len=null"),
+        ("-tp 4", "tensor_parallel_size=4"),
+        ("--block-size 32", "block_size=32"),
+        ("--gpu-memory-utilization .95", "gpu_memory_utilization=0.95"),
+        ("--num-gpu-blocks-override 3000", "num_blocks=3000"),
+        ("--quantization fp8", "quantization=fp8"),
+        ("-q awq_marlin", "quantization=int4"),
+        ("--dtype half", "model.dtype=float16"),
+        ("--kv-cache-dtype fp8_e4m3", "engine.kv_cache_dtype=fp8"),
+        ("--no-enable-chunked-prefill", "scheduler.enable_chunked_prefill=false"),
+        ("--no-enable-prefix-caching", "scheduler.enable_prefix_caching=false"),
+        ("--no-async-scheduling", "scheduler.async_scheduling=false"),
+        ("--no-scheduler-reserve-full-isl", "scheduler.admission=first_chunk"),
+        ("--long-prefill-token-threshold 2048", "scheduler.long_prefill_token_threshold=2048"),
+        ("--scheduling-policy priority", "scheduler.queue=priority"),
+        ("--scheduling-policy priority", "scheduler.victim=least_urgent"),
+        ("--speculative-config.method ngram -sc.num_speculative_tokens=4", "speculation.num_speculative_tokens=4"),
+    ],
+)
+def test_a_flag_sets_its_key(flags: str, override: str) -> None:
+    assert override in overrides(f"{SERVE} {flags}")
+    assert override not in overrides(SERVE) or override == "max_model_len=null"
+
+
+def test_speculation() -> None:
+    ngram = json.dumps({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3})
+    settings = of(f"{SERVE} --speculative-config '{ngram}'")
+    assert settings.speculation.kind == "ngram"
+    assert (settings.speculation.prompt_lookup_min, settings.speculation.prompt_lookup_max) == (3, 3)
+    drafter = json.dumps({"model": "Qwen/Qwen3-0.6B", "num_speculative_tokens": 2})
+    settings = of(f"{SERVE} --speculative-config '{drafter}'")
+    assert settings.speculation.kind == "draft_model" and settings.speculation.drafter is not None
+    assert settings.speculation.drafter.name == "Qwen/Qwen3-0.6B"
+    head, notes = translate(f"{SERVE} -sc.method eagle3 -sc.num_speculative_tokens 3")
+    assert "speculation.drafter=null" in head and any("draft_token_s" in note for note in notes)
+
+
+def test_models_are_found_by_their_names(tmp_path: Path) -> None:
+    assert of("vllm serve meta-llama/Llama-3.1-8B-Instruct").model.name == "meta-llama/Llama-3.1-8B"
+    assert of("vllm serve Qwen/Qwen3-8B-FP8").quantization == "fp8_block"
+    names = {yaml.safe_load(path.read_text())["name"] for path in (CONF / "model").glob("*.yaml")}
+    assert set(SAME_SIZES.values()) <= names and not set(SAME_SIZES) & names
+    shape = {
+        "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 128, "vocab_size": 100, "max_position_embeddings": 512,
+        "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    }  # fmt: skip
+    folder = tmp_path / "it's mine"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(shape))
+    assert of(f'vllm serve "{folder}" --max-num-seqs 8').model.num_layers == 2
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "own.yaml").write_text("name: me/own\n")
+    assert "model=own" in translate("vllm serve me/own", (), [CONF, tmp_path]).overrides
+
+
+@pytest.mark.parametrize(
+    ("command", "named"),
+    [
+        (f"{SERVE} --pipeline-parallel-size 2", "--pipeline-parallel-size 2"),
+        (f"{SERVE} -dp 2", "--data-parallel-size 2"),
+        (f"{SERVE} --enable-lora", "--enable-lora"),
+        (f"{SERVE} --kv-cache-dtype fp8_ds_mla", "--kv-cache-dtype fp8_ds_mla"),
+        (f"{SERVE} --quantization bitsandbytes", "--quantization bitsandbytes"),
+        (f"{SERVE} --quantization compressed-tensors", "--quantization compressed-tensors"),
+        (f"{SERVE} --max-num-sequences 3", "did you mean '--max-num-seqs'"),
+        (f"{SERVE} --swap-space 4", "--swap-space: no flag of vLLM 0.19"),
+        (f"{SERVE} --max-num-seqs many", "--max-num-seqs many: must be a number"),
+        (f"{SERVE} --max-num-seqs", "--max-num-seqs: expected one argument"),
+        (f"{SERVE} --speculative-config nonsense", "--speculative-config: no JSON"),
+        (f"{SERVE} -sc.method suffix -sc.num_speculative_tokens 3", "suffix"),
+        ("vllm serve", "names no model"),
+        ("vllm serve Qwen/Qwen3-9B", "did you mean 'Qwen/Qwen3-"),
+        ("python serve.py", "must be a command line that starts with vllm serve"),
+        ("vllm serve 'Qwen", "not a command line"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused_by_name(command: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        overrides(command)
+    text = str(caught.value)
+    assert text.startswith("import_vllm: ") and named in text and "\n" not in text
+
+
+def test_every_other_flag_is_refused_or_noted() -> None:
+    for name, flag in OTHERS.items():
+        command = f"{SERVE} {name} {'' if flag.values == 'none' else '2'}"
+        if flag.effect == "refused":
+            with pytest.raises(ConfigError, match=name):
+                read_line(command)
+        else:
+            assert any(name in note for note in read_line(command).notes), name
+    for name, value in NEUTRAL.items():
+        assert not read_line(f"{SERVE} {name} {value} --no-enable-lora").notes
+
+
+def test_what_is_given_beside_it_counts() -> None:
+    command = f"import_vllm={SERVE} --max-num-seqs 128 -tp 2 --no-enable-prefix-caching --port 80"
+    arguments, notes = expand(["-m", "max_num_seqs=8,16", command, "device=h200"])
+    assert notes == ["--port: left out"]
+    assert arguments[0] == "-m" and arguments[-2:] == ["max_num_seqs=8,16", "device=h200"]
+    assert "max_num_seqs=128" not in arguments and "scheduler.enable_prefix_caching=false" in arguments
+    assert "model=qwen3-8b" not in expand(["import_vllm=vllm serve un/known", "model=tiny"]).overrides
+    assert expand(["model=tiny"]).overrides == ["model=tiny"]
+    with pytest.raises(ConfigError, match="2 times"):
+        expand([command, command])
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--max-num-seqs 100 --max-num-batched-tokens 4096 --block-size 32 --gpu-memory-utilization 0.85",
+        "-tp 2 --max-model-len 8192 --kv-cache-dtype fp8 --quantization fp8 --dtype float16",
+        "--scheduling-policy priority --long-prefill-token-threshold 512 --no-enable-prefix-caching",
+        "--no-enable-chunked-prefill --no-scheduler-reserve-full-isl --no-async-scheduling",
+        "--num-gpu-blocks-override 5000 -sc.method ngram -sc.num_speculative_tokens 3",
+        "-sc.model Qwen/Qwen3-0.6B -sc.num_speculative_tokens 3",
+    ],
+)
+def test_there_and_back(flags: str) -> None:
+    settings = of(f"{SERVE} {flags}")
+    line = serve_command(settings)
+    assert "#" not in line
+    assert server(of(line)) == server(settings)
+
+
+def test_what_vllm_has_no_flag_for_is_named() -> None:
+    line = serve_command(
+        config("scheduler=sjf", "tiers=host", "quantization=int4", "scheduler.options.relative_error=1")
+    )
+    command, _, comment = line.partition("  # not in vLLM 0.19: ")
+    for setting in ("scheduler.policy=sjf", "tiers.host.gib=", "quantization=int4", "relative_error", "victim="):
+        assert setting in comment
+    assert "--quantization" not in command
+    assert overrides(line) == overrides(command)
+
+
+def test_the_fixed_scheduler_is_that_of_the_option() -> None:
+    scheduler = config("scheduler=vllm").scheduler
+    assert {key: getattr(scheduler, key) for key in vllm_serve._FIXED} == vllm_serve._FIXED
