@@ -111,7 +111,7 @@ class Recorder:
         work, prefills, fresh = plan.work, plan.prefills, plan.fresh_decodes
         admitted, cached, last_token_times = start or plan_start(plan)
         for time in last_token_times:
-            self._single_gaps.append(first_end - time)
+            self._single_gaps.append(first_end - time)  # type: ignore[operator]
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
         prefill_tokens = 0
