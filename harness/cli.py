@@ -30,11 +30,13 @@ from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CALIBRATION, CAPACITY, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
 from harness.results.inputs import input_digests
+from harness.results.perfetto import TRACE
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
+_LAUNCHING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
 _USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
 
 
@@ -128,7 +130,10 @@ def _execute(config: RunConfig, folder: Path) -> None:
     check_engine(config.engine.kind)
     _check_output(config, folder)
     if config.task == "report":
-        sweep.report(config.results, folder)
+        sweep.report(config.results, folder, config.plot, config.report.baseline)
+        return
+    if config.task == "plot":
+        importlib.import_module("harness.sweeps.drawing").draw(config, folder)
         return
     inputs = json.dumps(input_digests(config), indent=2)
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
@@ -141,7 +146,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, CAPACITY):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -209,11 +214,11 @@ def _odd_choice() -> str | None:
 
 
 def _is_users(error: Exception) -> bool:
-    """Whether the user can be the cause; Hydra also uses ValueError for misuse of its flags and groups."""
+    """Whether the user can be the cause; Hydra and its launchers also use other types for wrong flags and groups."""
     if isinstance(error, _USERS):
         return True
     frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in ("hydra", "omegaconf")
+    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in _LAUNCHING
 
 
 def _one_line(text: str) -> str:

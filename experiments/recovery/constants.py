@@ -40,7 +40,7 @@ def recovered_objective(system: System, found: RecoveredRun, part: Part) -> Obje
     count = sum(len(span.steps) for span in found.of_part(part))
     if not count:
         raise LogError(f"part={part}: no recovered steps to fit to")
-    return Objective("relative absolute error of recovered steps", misfit, count)
+    return Objective("relative absolute error of recovered steps", misfit, lambda each: {"steps": misfit(each)}, count)
 
 
 def fit_to_recovered_steps(folder: Path, command: str, *overrides: str) -> Path:

@@ -19,6 +19,7 @@ from harness.config import RunConfig
 from harness.config.validation import CalibrationConfig, LatencyFrom, Part
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
+from harness.plots import write_calibration_plot
 from harness.results.environment import command_line
 from harness.results.files import CALIBRATION
 from harness.results.terminal import print_line
@@ -66,7 +67,8 @@ def fit_constants(
     limit = config.calibration.max_evaluations
     with _progress(console, limit, is_shown=config.progress and console.is_terminal) as report:
         fit = minimise(_with_prior(objective.misfit, _known(system, config.calibration)), constants, limit, report)
-    before = objective.misfit({name: constant.default for name, constant in constants.items()})
+    start = {name: constant.default for name, constant in constants.items()}
+    before = objective.misfit(start)
     after = objective.misfit(fit.values)
     limits = at_limits(constants, fit.values)
     document = {
@@ -84,11 +86,17 @@ def fit_constants(
             "before": before,
             "after": after,
             "evaluations": fit.num_evaluations,
+            "start": start,
+            "limits": {name: [constant.low, constant.high] for name, constant in constants.items()},
+            "errors_before": objective.errors(start),
+            "errors_after": objective.errors(fit.values),
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command,
     }
     fitted.write(output_dir / CALIBRATION, document)
+    if config.plots:
+        write_calibration_plot(document, output_dir, config.plot)
     _print(console, constants, fit, limits)
     text = f"\n{objective.what}: {before:.2%} before, {after:.2%} after {fit.num_evaluations} evaluations"
     print_line(console, text)

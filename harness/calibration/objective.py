@@ -27,6 +27,7 @@ from harness.validation.steps import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
 
 Misfit = Callable[[Mapping[str, float]], float]
+Errors = Callable[[Mapping[str, float]], dict[str, float]]
 _FITTED = ("ttft", "tpot", "e2el")
 
 
@@ -36,12 +37,14 @@ class Objective(NamedTuple):
     Attributes:
         what: the error in words.
         misfit: the error as a function of the fitted constants.
+        errors: its parts by name, as relative errors: of each statistic, or of the steps of each kind.
         num_steps: number of steps over which the error is taken; None where it is not taken over steps.
         warnings: what the user must know.
     """
 
     what: str
     misfit: Misfit
+    errors: Errors
     num_steps: int | None = None
     warnings: tuple[str, ...] = ()
 
@@ -59,23 +62,27 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objec
         return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
     if config.validation.retimed:
         raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
-    return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", _misfit_of_latencies(config, system, run))
+    errors = _errors_of_latencies(config, system, run)
+
+    def misfit(constants: Mapping[str, float]) -> float:
+        return float(np.sqrt(np.mean(np.square(list(errors(constants).values())))))
+
+    return Objective("RMS relative error of TTFT, TPOT, E2EL statistics", misfit, errors)
 
 
-def misfit_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> float:
-    """Root mean square of the relative errors of all statistics that were measured and are not 0."""
+def errors_of_statistics(measured: pd.DataFrame, simulated: pd.DataFrame) -> dict[str, float]:
+    """The relative errors of all statistics that were measured and are not 0, such as `ttft p99`."""
     found = statistics(simulated)
     wanted = {key: value for key, value in statistics(measured).items() if key[0] in _FITTED and value > 0}
-    errors = np.array([found[key] / value - 1 for key, value in wanted.items()])
-    return float(np.sqrt(np.mean(errors**2)))
+    return {" ".join(key): found[key] / value - 1 for key, value in wanted.items()}
 
 
-def _misfit_of_latencies(config: RunConfig, system: System, run: MeasuredRun) -> Misfit:
+def _errors_of_latencies(config: RunConfig, system: System, run: MeasuredRun) -> Errors:
     rows, latency_from = part_of(len(run.requests), config.calibration.part), config.validation.latency_from
     measured = with_latencies(run.requests, latency_from).iloc[rows]
     kept, asynchronous = _kept(system), system.scheduler.async_scheduling
 
-    def misfit(constants: Mapping[str, float]) -> float:
+    def errors(constants: Mapping[str, float]) -> dict[str, float]:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
         engine = SimulatedEngine(system, run.trace, arrivals, system.cost_model({**kept, **constants}))
         engine.run()
@@ -88,9 +95,9 @@ def _misfit_of_latencies(config: RunConfig, system: System, run: MeasuredRun) ->
                 f"task=calibrate: {unserved} of {len(measured)} requests that were served in the measured run are "
                 "refused or cut short in the simulation; check the model, the KV pool and max_model_len"
             )
-        return misfit_of_statistics(measured, simulated)
+        return errors_of_statistics(measured, simulated)
 
-    return misfit
+    return errors
 
 
 def _of_steps(system: System, run: MeasuredRun, part: Part) -> Objective:
@@ -105,9 +112,10 @@ def _of_steps(system: System, run: MeasuredRun, part: Part) -> Objective:
         return replay_steps(run, system, system.cost_model({**kept, **constants}), part)
 
     def misfit(constants: Mapping[str, float]) -> float:
-        steps = replay(constants).steps
-        measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
-        return float(np.sqrt(np.average((predicted / measured - 1) ** 2, weights=measured)))
+        return _rms(replay(constants).steps)
+
+    def errors(constants: Mapping[str, float]) -> dict[str, float]:
+        return {f"{kind} steps, RMS": _rms(steps) for kind, steps in replay(constants).steps.groupby("kind")}
 
     first = replay({})  # the plans of a replay do not depend on the constants
     count, different = len(first.steps), first.first_difference
@@ -115,7 +123,13 @@ def _of_steps(system: System, run: MeasuredRun, part: Part) -> Objective:
     if not count:
         raise ConfigError(f"calibration.part={part}: {same}no steps to fit to; choose calibration.objective=statistics")
     warnings = (f"{same}fitted to the {count:,} steps of part={part} among them",) if same else ()
-    return Objective("RMS relative error of step times, weighted by time", misfit, count, warnings)
+    return Objective("RMS relative error of step times, weighted by time", misfit, errors, count, warnings)
+
+
+def _rms(steps: pd.DataFrame) -> float:
+    """Root mean square of the relative errors of step times, weighted by measured time."""
+    measured, predicted = steps["measured"].to_numpy(), steps["predicted"].to_numpy()
+    return float(np.sqrt(np.average((predicted / measured - 1) ** 2, weights=measured)))
 
 
 def _kept(system: System) -> dict[str, float]:

@@ -8,9 +8,10 @@ from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
-from harness.config.base import ConfigModel, Fraction, Text, within
+from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.capacity import CapacityConfig, SearchConfig
 from harness.config.metrics import MetricsConfig
+from harness.config.plotting import PlotConfig, ReportConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
@@ -32,7 +33,7 @@ _REAL_FORMATS = ("none", "fp8", "fp8_block")
 class RunConfig(ConfigModel):
     """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
     `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
-    folders that `task=report` compares."""
+    folders that `task=report` compares and `task=plot` draws."""
 
     task: Task = "run"
     engine: EngineConfig
@@ -59,7 +60,11 @@ class RunConfig(ConfigModel):
     verbose: bool = False
     plots: bool = True
     figures: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    perfetto: bool = False
+    perfetto_window: Annotated[tuple[NonNegativeFloat, ...], Field(strict=False)] | None = None
     results: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    plot: PlotConfig = PlotConfig()
+    report: ReportConfig = ReportConfig()
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
@@ -85,6 +90,15 @@ class RunConfig(ConfigModel):
                 f"max_model_len={self.max_model_len}: must be <= {limit}, model.max_position_embeddings "
                 f"of {self.model.name}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        window = self.perfetto_window
+        if window is not None and not (len(window) == 2 and window[0] < window[1]):
+            raise ValueError(f"perfetto_window={list(window)}: must be two times in s, [from, to], the first smaller")
+        if window is not None and not self.perfetto:
+            raise ValueError(f"perfetto_window={list(window)}: read with perfetto=true only")
         return self
 
     @model_validator(mode="after")
@@ -241,10 +255,9 @@ class RunConfig(ConfigModel):
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
-        if self.task == "report" and not self.results:
-            raise ValueError(
-                "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]"
-            )
-        if self.task != "report" and self.results:
-            raise ValueError("results: read by task=report only; add task=report to compare earlier results")
+        reads = self.task in ("report", "plot")
+        if reads and not self.results:
+            raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")
+        if not reads and self.results:
+            raise ValueError("results: read by task=report and plot only; add task=report to compare earlier results")
         return self

@@ -8,7 +8,7 @@ from harness.config.profiling import ProfileConfig
 from harness.config.system import CostConfig, EngineConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 
-Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "capacity", "search"]
+Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "plot", "capacity", "search"]
 
 
 def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:

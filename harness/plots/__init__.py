@@ -1,50 +1,78 @@
-"""Figures of one run and of a set of runs. matplotlib is imported when the first one is drawn, not before."""
+"""Figures of one run, of a set of runs, of profiles and of calibrations. matplotlib is imported when the first one is
+drawn, not before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from harness.config.plotting import PlotConfig
 from harness.results.tables import Floats, RunResult
+from simulator.profile.profile import Profile
 
 
-def write_run_plots(result: RunResult, summary: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Draw latency.png, timeline.png and cache.png of one run into `folder`; returns those for which there is data.
+def write_run_plots(result: RunResult, summary: Mapping[str, Any], folder: Path, plot: PlotConfig) -> list[Path]:
+    """Draw latency, timeline and cache of one run into `folder`; returns the files of those for which there is data.
 
-    summary: what `summarize` made of the result; latencies are those of requests inside its window. timeline.png needs
-    a step, latency.png a finished request, cache.png a prefix cache hit.
+    summary: what `summarize` made of the result; latencies are those of requests inside its window. The timeline needs
+    a step, latency a finished request, cache a prefix cache hit.
     """
     from harness.plots.latency import draw_latency
-    from harness.plots.style import save
+    from harness.plots.style import styled, write_figures
     from harness.plots.timeline import draw_cache, draw_timeline
 
-    figures = {
-        "latency.png": draw_latency(result, summary),
-        "timeline.png": draw_timeline(result, summary),
-        "cache.png": draw_cache(result, summary),
-    }
-    return [save(figure, folder / name) for name, figure in figures.items() if figure is not None]
+    with styled():
+        figures = {
+            "latency": draw_latency(result, summary, plot),
+            "timeline": draw_timeline(result, summary, plot),
+            "cache": draw_cache(result, summary, plot),
+        }
+        return write_figures(figures, folder, plot)
 
 
 def write_comparison_plots(
-    runs: pd.DataFrame, parameters: Sequence[str], curves: Mapping[str, Mapping[str, Floats]], folder: Path
+    table: pd.DataFrame, curves: Mapping[str, Mapping[str, Floats]], folder: Path, plot: PlotConfig
 ) -> list[Path]:
-    """Draw a set of runs into `folder`: comparison_metrics.png, comparison_pareto.png and comparison_cdfs.png.
+    """Draw comparison_metrics, comparison_frontier and comparison_latency of a set of configurations into `folder`.
 
-    runs: one row per run, with a unique `run`, a `status` and the columns of a summary. parameters: the columns that
-    tell the runs apart. curves: by run and latency (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Failed runs are
-    counted, not drawn; returns the figures for which there is data.
+    table: a row per configuration and load, as `harness.sweeps.repeats` makes it. curves: by `curve_key` and latency
+    (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Where `plot` chooses axes, the one figure that it asks for is
+    drawn, comparison. Returns the files of the figures for which there is data.
     """
     from harness.plots.compare import draw_metrics
-    from harness.plots.style import save
-    from harness.plots.tradeoff import draw_curves, draw_pareto
+    from harness.plots.latency import draw_distributions
+    from harness.plots.style import styled, write_figures
+    from harness.plots.tradeoff import draw_frontier
 
-    figures = {
-        "comparison_metrics.png": draw_metrics(runs, parameters),
-        "comparison_pareto.png": draw_pareto(runs, parameters),
-        "comparison_cdfs.png": draw_curves(runs, parameters, curves),
-    }
-    return [save(figure, folder / name) for name, figure in figures.items() if figure is not None]
+    with styled():
+        if plot.x or plot.y or plot.color or plot.facet:
+            return write_figures({"comparison": draw_metrics(table, plot)}, folder, plot)
+        figures = {
+            "comparison_metrics": draw_metrics(table, plot),
+            "comparison_frontier": draw_frontier(table, plot),
+            "comparison_latency": draw_distributions(table, curves, plot),
+        }
+        return write_figures(figures, folder, plot)
+
+
+def write_profile_plot(profile: Profile, folder: Path, plot: PlotConfig, name: str = "profile") -> list[Path]:
+    """Draw the operator times of a profile by shape; returns the files."""
+    from harness.plots.profile import draw_profile
+    from harness.plots.style import styled, write_figures
+
+    with styled():
+        return write_figures({name: draw_profile(profile, plot)}, folder, plot)
+
+
+def write_calibration_plot(
+    document: Mapping[str, Any], folder: Path, plot: PlotConfig, name: str = "calibration"
+) -> list[Path]:
+    """Draw the constants and errors in the content of a calibration.yaml; returns the files."""
+    from harness.plots.calibration import draw_calibration
+    from harness.plots.style import styled, write_figures
+
+    with styled():
+        return write_figures({name: draw_calibration(document, plot)}, folder, plot)

@@ -11,11 +11,25 @@ import numpy.typing as npt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.plots.style import COLORS, GREY, LIGHT, head, panels, plain_numbers, run_subtitle
+from harness.config.plotting import PlotConfig
+from harness.plots.style import (
+    COLORS,
+    GREY,
+    INK,
+    LIGHT,
+    SLO,
+    WIDTHS_IN,
+    head,
+    panels,
+    plain_numbers,
+    run_subtitle,
+)
 from harness.results.engine_metrics import step_integral
-from harness.results.tables import Floats, RunResult
+from harness.results.tables import Floats, RunResult, slot_uses
 
 _MAX_BINS = 240
+_NEAR = 0.5  # of a limit
+_PANEL_IN = 0.95
 
 
 @dataclass(frozen=True)
@@ -41,44 +55,75 @@ class _Bins:
 
 @dataclass(frozen=True)
 class _Panel:
-    """One panel. absent: the text that replaces it where all values are zero. top: of the y axis, None to fit it."""
+    """One panel. absent: the text that replaces it where all values are zero. limit: what the values cannot exceed,
+    drawn where they come near it; `peak` is their highest value in a step."""
 
     title: str
     unit: str
     values: Floats
     color: str
     absent: str = ""
-    top: float | None = None
+    limit: float | None = None
+    peak: float = 0.0
+    facts: str = ""
+
+    @property
+    def shows_limit(self) -> bool:
+        return self.limit is not None and self.peak > _NEAR * self.limit
+
+    @property
+    def top(self) -> float:
+        highest = float(self.values.max())
+        return max(highest, self.limit or 0.0) * 1.12 if self.shows_limit else highest * 1.1 or 1.0
 
 
-def draw_timeline(result: RunResult, summary: Mapping[str, Any]) -> Figure | None:
-    """Stacked panels on one time axis; None without steps. A text replaces the panel of events that never happened."""
+def draw_timeline(result: RunResult, summary: Mapping[str, Any], plot: PlotConfig) -> Figure | None:
+    """Stacked panels on one time axis, with the last arrival and the limits of seats and KV pool; None without steps. A
+    text replaces the panel of events that never happened."""
     bins = _bins(result)
     if bins is None:
         return None
-    contents = [*_throughput(result, bins), *_engine_state(result, bins)]
+    contents = [*_throughput(result, bins), *_engine_state(result, summary, bins)]
     notes = [panel.absent for panel in contents if panel.absent and not panel.values.any()]
     if summary["num_excluded"]:
         notes.append("grey: arrivals left out of the summary")
     contents = [panel for panel in contents if not panel.absent or panel.values.any()]
     subtitle = " · ".join([run_subtitle(summary), *notes])
-    grid_size = (9.0, 1.15 * len(contents) + 0.3)
+    grid_size = (WIDTHS_IN[plot.width], _PANEL_IN * len(contents) + 0.3)
     figure, grid = panels("The run over time", subtitle, len(contents), 1, grid_size, sharex=True)
     figure.align_ylabels()
     for axes, panel in zip(grid[:, 0], contents, strict=True):
         axes.stairs(panel.values, bins.edges, color=panel.color, fill=True, alpha=0.18)
         axes.stairs(panel.values, bins.edges, color=panel.color, linewidth=1.1, baseline=None)
-        head(axes, panel.title)
+        head(axes, panel.title, panel.facts)
         axes.set_ylabel(panel.unit)
-        axes.set_ylim(0, panel.top or float(panel.values.max()) * 1.1 or 1.0)
+        axes.set_ylim(0, panel.top)
         axes.locator_params(axis="y", nbins=3)
         plain_numbers(axes, "y")
+        if panel.shows_limit:
+            axes.axhline(panel.limit, color=SLO, linewidth=0.9, linestyle=(0, (4, 2)), label="limit")
         _shade_outside(axes, bins, summary)
+    _mark_last_arrival(list(grid[:, 0]), result, bins)
     _time_axis(grid[-1, 0], bins)
     return figure
 
 
-def draw_cache(result: RunResult, summary: Mapping[str, Any]) -> Figure | None:
+def _mark_last_arrival(column: list[Axes], result: RunResult, bins: _Bins) -> None:
+    """A line where arrivals end: what follows is drain."""
+    arrivals = result.requests["arrival_time"].dropna()
+    if arrivals.empty or not 0 < arrivals.max() < bins.edges[-1]:
+        return
+    last = float(arrivals.max())
+    for axes in column:
+        axes.axvline(last, color=INK, linewidth=0.8, linestyle=":", label="last arrival")
+    share = last / float(bins.edges[-1])
+    style: dict[str, Any] = {"size": 6.5, "color": INK, "va": "bottom", "in_layout": False}
+    place = "right" if share > 0.85 else "left" if share < 0.15 else "center"
+    options: dict[str, Any] = {"xycoords": ("data", "axes fraction"), "textcoords": "offset points", "ha": place}
+    column[0].annotate("last arrival", (last, 1), (0, 2), **style, **options)
+
+
+def draw_cache(result: RunResult, summary: Mapping[str, Any], plot: PlotConfig) -> Figure | None:
     """Hit rate and where prompt tokens came from; None where no prompt token was found in the prefix cache."""
     bins = _bins(result)
     cached_per_step = _column(result, "num_cached_tokens")
@@ -86,17 +131,18 @@ def draw_cache(result: RunResult, summary: Mapping[str, Any]) -> Figure | None:
         return None
     cached, prompt = bins.total(cached_per_step), bins.total(_column(result, "num_first_admitted_tokens"))
     cumulative = _share(np.cumsum(cached), np.cumsum(prompt))
-    figure, grid = panels("Prefix cache", run_subtitle(summary), 2, 1, (9.0, 4.0), sharex=True)
+    size = (WIDTHS_IN[plot.width], 3.4)
+    figure, grid = panels("Prefix cache", run_subtitle(summary), 2, 1, size, sharex=True)
     rate, tokens = grid[:, 0]
     rate.stairs(100 * _share(cached, prompt), bins.edges, color=LIGHT, baseline=None)
     rate.stairs(100 * cumulative, bins.edges, color=COLORS[0], baseline=None, linewidth=1.8)
-    head(rate, f"Hit rate over first admissions: {cumulative[-1]:.1%} since the start (blue), per bin (grey)")
-    rate.set_ylabel("% of prompt tokens")
+    head(rate, f"Hit rate: {cumulative[-1]:.1%} since the start (blue), per bin (grey)")
+    rate.set_ylabel("% of prompt")
     rate.set_ylim(0, 102)
     computed = prompt - cached
     tokens.stairs(prompt / bins.width, bins.edges, baseline=cached / bins.width, fill=True, color=COLORS[1], alpha=0.55)
     tokens.stairs(cached / bins.width, bins.edges, fill=True, color=COLORS[0], alpha=0.75)
-    head(tokens, f"Prompt tokens: {cached.sum():,.0f} from the cache (blue), {computed.sum():,.0f} computed (orange)")
+    head(tokens, f"Prompt: {_short(cached.sum())} cached (blue), {_short(computed.sum())} computed tokens (orange)")
     tokens.set_ylabel("tok/s")
     tokens.set_ylim(0, None)
     plain_numbers(tokens, "y")
@@ -127,40 +173,46 @@ def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
     prefill = bins.total(_column(result, "num_prefill_tokens")) / bins.width
     return [
         _Panel("Output throughput", "tok/s", output, COLORS[0]),
-        _Panel("Prefill throughput, recomputation included", "tok/s", prefill, COLORS[5]),
+        _Panel("Prefill throughput, with recomputation", "tok/s", prefill, COLORS[5]),
     ]
 
 
-def _engine_state(result: RunResult, bins: _Bins) -> list[_Panel]:
+def _engine_state(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_Panel]:
     running, waiting = _column(result, "num_running"), _column(result, "num_waiting")
     used, preempted = _column(result, "num_used_blocks") / result.num_blocks, _column(result, "num_preempted")
-    full = 104.0 if used.max() > 0.5 else None
+    seats = (result.meta.get("config") or {}).get("max_num_seqs")
+    of_seats = "" if seats is None else f" of {seats:,} seats"
+    pool = f"KV cache in use (peak {used.max():.1%} of the pool)"
     queue, events = f"Waiting (peak {waiting.max():,})", f"Preemptions ({preempted.sum():,} in all)"
     return [
-        _Panel(f"Running (peak {running.max():,})", "requests", bins.mean(running), COLORS[2]),
+        _Panel(
+            f"Running (peak {running.max():,}{of_seats})", "requests", bins.mean(running), COLORS[2],
+            limit=seats, peak=float(running.max()),
+        ),
         _Panel(queue, "requests", bins.mean(waiting), COLORS[1], absent="no waiting requests"),
-        _Panel(f"KV cache in use (peak {used.max():.1%})", "% of blocks", 100 * bins.mean(used), COLORS[3], top=full),
-        *_waste(result, bins),
+        _Panel(pool, "% of blocks", 100 * bins.mean(used), COLORS[3], limit=100.0, peak=100 * float(used.max())),
+        *_waste(result, summary, bins),
         _Panel(events, "per s", bins.total(preempted) / bins.width, COLORS[7], absent="no preemptions"),
-    ]
+    ]  # fmt: skip
 
 
-def _waste(result: RunResult, bins: _Bins) -> list[_Panel]:
+def _waste(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_Panel]:
     """Slots that are held, or of no use to the next request, and hold no token; none where that was not recorded."""
-    if "num_kv_tokens" not in result.steps:
+    uses = slot_uses(result)
+    if uses is None:
         return []
-    reserved, external = _column(result, "num_reserved_slots"), _column(result, "num_external_slots")
-    unwritten = _column(result, "num_used_blocks") * result.block_size - _column(result, "num_kv_tokens")
-    kinds = {"reserved": reserved, "internal": unwritten - reserved, "external": external}
-    duration, num_slots = float(bins.durations.sum()), result.num_blocks * result.block_size
-    means = {name: slots @ bins.durations / duration / num_slots for name, slots in kinds.items()}
-    title = ", ".join(f"{name} {mean:.1%}" for name, mean in means.items())
-    wasted = bins.mean((unwritten + external) / num_slots)
-    return [_Panel(f"KV memory that holds no tokens ({title} on average)", "% of slots", 100 * wasted, COLORS[4])]
+    kinds = ("reserved", "internal", "external")
+    means = [f"{kind} {summary.get(f'mean_kv_{kind}') or 0:.1%}" for kind in kinds]
+    wasted = bins.mean(np.sum([uses[kind] for kind in kinds], axis=0) / (result.num_blocks * result.block_size))
+    return [_Panel("KV memory that holds no tokens", "% of slots", 100 * wasted, COLORS[4], facts=", ".join(means))]
 
 
 def _column(result: RunResult, name: str) -> npt.NDArray[Any]:
     return result.steps[name].to_numpy()
+
+
+def _short(count: float) -> str:
+    return f"{count / 1e6:,.1f}M" if count >= 1e6 else f"{count / 1e3:,.1f}k" if count >= 1e4 else f"{count:,.0f}"
 
 
 def _share(part: Floats, whole: Floats) -> Floats:
@@ -179,5 +231,5 @@ def _shade_outside(axes: Axes, bins: _Bins, summary: Mapping[str, Any]) -> None:
 
 def _time_axis(axes: Axes, bins: _Bins) -> None:
     axes.set_xlim(0, bins.edges[-1])
-    axes.set_xlabel(f"time since the start of the replay, s (bins of {bins.width:.3g} s)")
+    axes.set_xlabel(f"time, s (bins of {bins.width:.3g} s)")
     plain_numbers(axes, "x")

@@ -1,201 +1,168 @@
-"""What throughput costs in latency over a set of runs: the Pareto frontier, and whole latency distributions."""
+"""What throughput costs in latency over a set of configurations: tokens/s per GPU against what each user gets."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from harness.plots.compare import parameter_label, parameter_title, tail_percentile
-from harness.plots.latency import CURVE_PERCENTILES, NAMES, seconds_axis, share_axis
+from harness.config.plotting import PlotConfig
+from harness.plots.compare import line_colors
+from harness.plots.labels import short_name, value_label
+from harness.plots.metrics import interactivity, metric, per_gpu, slo_statistic
+from harness.plots.placement import Name, name_points
 from harness.plots.style import (
     COLORS,
     GREY,
     INK,
     LIGHT,
     comparison_subtitle,
+    fitting,
     head,
-    legend,
     log_axis,
     marker,
-    panels,
     plain_numbers,
+    slo_line,
     spread_is_wide,
-    wrapped,
 )
 from harness.results.metrics import Bools
 from harness.results.tables import Floats
 
-_MAX_NAMED = 12
-_LABEL_SIZE = np.array([0.035, 0.05])  # of a number in the figure, as shares of the axes
-
-
-def draw_pareto(runs: pd.DataFrame, parameters: Sequence[str]) -> Figure | None:
-    """Output throughput against tail TTFT and tail TPOT; a line joins the Pareto-optimal runs of a kind."""
-    alive = runs[runs["status"] != "failed"].reset_index(drop=True)
-    tail = tail_percentile(list(runs.columns))
-    columns = [name for name in (f"{tail}_ttft_ms", f"{tail}_tpot_ms") if name in alive]
-    throughput = alive["output_throughput"].to_numpy(dtype=np.float64)
-    latencies = [alive[name].to_numpy(dtype=np.float64) for name in columns]
-    kinds = alive["simulated"].to_numpy(dtype=bool)
-    planes = {
-        name.removesuffix("_ms").replace("_", " "): _Plane(
-            throughput, values, kinds, frontier(throughput, values, kinds)
-        )
-        for name, values in zip(columns, latencies, strict=True)
-        if np.isfinite(values + throughput).any()
-    }
-    if not planes or len(alive) < 2:
-        return None
-    named = _named(list(planes.values()))
-    widths = [4.2] * len(planes) + [2.6]
-    subtitle = comparison_subtitle(runs, "frontiers are joined; lower right is better")
-    size = (sum(widths), 3.6)
-    figure, grid = panels("Throughput against latency", subtitle, 1, len(widths), size, width_ratios=widths)
-    for axes, (name, plane) in zip(grid[0], planes.items(), strict=False):
-        _draw_plane(axes, plane, named)
-        statistic, metric = name.split()
-        axes.set_ylabel(f"{statistic} {metric.upper()}, ms")
-        head(axes, f"Output throughput against {statistic} {metric.upper()}")
-    _draw_key(grid[0][-1], alive, parameters, named)
-    return figure
-
-
-def frontier(throughput: Floats, latency: Floats, kinds: Bools) -> Bools:
-    """bool[n]: runs for which no other of their kind has at least the throughput at lower latency, or more at the same.
-
-    Of equal runs the first counts. Undefined values are on no frontier. Simulated and measured runs do not compete.
-    """
-    found = np.zeros(len(throughput), dtype=bool)
-    best = {True: np.inf, False: np.inf}
-    for run in np.lexsort((latency, -throughput)):
-        kind = bool(kinds[run])
-        if np.isfinite(throughput[run]) and latency[run] < best[kind]:
-            found[run] = True
-            best[kind] = latency[run]
-    return found
+_PANEL_IN, _MAX_NAMED = 2.9, 40
 
 
 @dataclass(frozen=True)
 class _Plane:
-    """Runs as points; all arrays [n]. kinds: whether simulated. front: whether on the frontier of their kind."""
+    """Configurations as points of throughput per GPU (y) over a latency or a speed (x); all arrays [n].
 
-    throughput: Floats
-    latency: Floats
+    Attributes:
+        cost: falls where the point gets better: the latency, or minus the speed.
+        kinds: whether simulated.
+        front: whether on the Pareto frontier of its kind.
+        limit: SLO in units of x.
+    """
+
+    title: str
+    unit: str
+    x: Floats
+    y: Floats
+    cost: Floats
     kinds: Bools
     front: Bools
-
-    def is_log(self) -> bool:
-        return spread_is_wide(self.latency)
-
-    def places(self) -> Floats:
-        """float64[n, 2]: where the points are drawn, as shares of the width and height of the axes."""
-        height = np.log(self.latency) if self.is_log() else self.latency
-        span = np.nanmax(height) - (np.nanmin(height) if self.is_log() else 0)
-        return np.column_stack((self.throughput / np.nanmax(self.throughput), height / span))
+    limit: float | None = None
 
 
-def draw_curves(
-    runs: pd.DataFrame, parameters: Sequence[str], curves: Mapping[str, Mapping[str, Floats]]
-) -> Figure | None:
-    """Distributions of all runs on top of each other; with many runs, some of the TTFT frontier are in colour."""
-    alive = runs[(runs["status"] != "failed") & runs["run"].isin([run for run, found in curves.items() if found])]
-    alive = alive.reset_index(drop=True)
-    names = [name for name in NAMES if any(name in curves[run] for run in alive["run"])]
-    if not names:
+def draw_frontier(table: pd.DataFrame, plot: PlotConfig) -> Figure | None:
+    """Output tokens/s per GPU against tokens/s per user and against tail TTFT; a curve per configuration over the load.
+
+    Points are named: curves where their load is highest, single points one by one, those of the frontier first. None
+    where fewer than two points are known.
+    """
+    table = table.reset_index(drop=True)
+    planes = [plane for plane in _planes(table, plot) if np.isfinite(plane.x + plane.y).sum() > 1]
+    if not planes:
         return None
-    colors = _curve_colors(alive)
-    notes = [f"in grey: the other {len(alive) - len(colors)} runs"] if len(alive) > len(colors) else []
-    size = (3.2 * len(names) + 2.6, 3.1)
-    figure, grid = panels("Latency distributions compared", comparison_subtitle(runs, *notes), 1, len(names), size)
-    simulated = alive["simulated"].to_numpy(dtype=bool)
-    for axes, name in zip(grid[0], names, strict=True):
-        drawn = {number: curves[run][name] for number, run in enumerate(alive["run"]) if name in curves[run]}
-        scale = seconds_axis(axes, list(drawn.values()))
-        share_axis(axes)
-        for number, curve in drawn.items():
-            front = number in colors
-            style: dict[str, Any] = {"color": colors.get(number, LIGHT), "linewidth": 1.5 if front else 0.6}
-            dashes = "--" if simulated[number] and not simulated.all() else "-"
-            axes.plot(curve * scale, CURVE_PERCENTILES / 100, dashes, zorder=3 if front else 2, **style)
-        head(axes, NAMES[name])
-    grid[0][0].set_ylabel("share of requests")
-    labels = [parameter_label(row, parameters) for row in alive.to_dict("records")]
-    handles = [Line2D([], [], color=color, label=labels[number]) for number, color in colors.items()]
-    legend(figure, handles, parameter_title(parameters))
+    load = table.attrs["load"]
+    notes = ["grey line: Pareto frontier"]
+    if load:
+        notes.append(f"numbers on it: {plot.name(short_name(load, [load]))}")
+    if table.attrs["parameters"]:
+        notes.append(
+            "names: " + " · ".join(short_name(name, table.attrs["parameters"]) for name in table.attrs["parameters"])
+        )
+    subtitle = comparison_subtitle(table, plot, *notes)
+    figure, axes = fitting("Throughput against what users get", subtitle, len(planes), plot, _PANEL_IN)
+    colors = line_colors(table, ["label"]) if table["label"].nunique() <= len(COLORS) and load else {}
+    for panel, plane in zip(axes, planes, strict=True):
+        _draw_plane(panel, plane, table, colors)
+    figure.draw_without_rendering()  # places the axes, on which the room for names depends
+    for panel, plane in zip(axes, planes, strict=True):
+        _name_plane(panel, plane, table, colors, plot)
     return figure
 
 
-def _named(planes: Sequence[_Plane]) -> list[int]:
-    """Rows to be numbered, by throughput: rows on a frontier whose numbers would not overlap; if these are too many,
-    evenly spaced ones with both ends."""
-    rows: list[int] = []
-    throughput = planes[0].throughput
-    on_any = np.logical_or.reduce([plane.front for plane in planes])
-    places = [plane.places() for plane in planes]
-    for row in np.argsort(throughput)[::-1]:
-        if on_any[row] and any(
-            plane.front[row] and not any(plane.front[near] and _close(place[row], place[near]) for near in rows)
-            for plane, place in zip(planes, places, strict=True)
-        ):
-            rows.insert(0, int(row))
-    if len(rows) <= _MAX_NAMED:
-        return rows
-    return [rows[round(place)] for place in np.linspace(0, len(rows) - 1, _MAX_NAMED)]
+def frontier(throughput: Floats, cost: Floats, kinds: Bools) -> Bools:
+    """bool[n]: points for which no other of their kind has at least the throughput at lower cost, or more at the same.
+
+    Of equal points the first counts. Undefined values are on no frontier. Simulated and measured runs do not compete.
+    """
+    found = np.zeros(len(throughput), dtype=bool)
+    best = {True: np.inf, False: np.inf}
+    for point in np.lexsort((cost, -throughput)):
+        kind = bool(kinds[point])
+        if np.isfinite(throughput[point]) and cost[point] < best[kind]:
+            found[point] = True
+            best[kind] = cost[point]
+    return found
 
 
-def _close(one: Floats, other: Floats) -> bool:
-    return bool((np.abs(one - other) < _LABEL_SIZE).all())
+def _planes(table: pd.DataFrame, plot: PlotConfig) -> list[_Plane]:
+    y, kinds = per_gpu(table), table["simulated"].to_numpy(dtype=bool)
+    speed, ttft = interactivity(table), metric(f"{slo_statistic(table)}_ttft_ms")
+    latency = ttft.values(table)
+    return [
+        _Plane(
+            "Interactivity", "tok/s per user (1 / median TPOT)", speed, y, -speed, kinds, frontier(y, -speed, kinds)
+        ),
+        _Plane(plot.name(ttft.title), "ms", latency, y, latency, kinds, frontier(y, latency, kinds), ttft.slo(table)),
+    ]  # fmt: skip
 
 
-def _draw_plane(axes: Axes, plane: _Plane, named: Sequence[int]) -> None:
-    x, y = plane.throughput, plane.latency
-    for simulated, color in ((True, COLORS[0]), (False, COLORS[1])):
-        same_kind = plane.kinds == simulated
-        front = np.flatnonzero(plane.front & same_kind)
-        front = front[np.argsort(x[front])]
-        others = same_kind & ~plane.front
-        axes.plot(x[others], y[others], linestyle="", markersize=4.5, zorder=1, **marker(simulated, LIGHT))
-        dashes = "--" if simulated and not plane.kinds.all() else "-"
-        axes.plot(x[front], y[front], dashes, linewidth=1, markersize=5.5, zorder=3, **marker(simulated, color))
-    finite = y[np.isfinite(y)]
-    if plane.is_log():
-        log_axis(axes, "y", finite.min(), finite.max())
+def _draw_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str, Any]) -> None:
+    mixed = len(set(plane.kinds)) > 1
+    for simulated in (True, False):
+        front = np.flatnonzero(plane.front & (plane.kinds == simulated))
+        front = front[np.argsort(plane.x[front])]
+        axes.plot(plane.x[front], plane.y[front], color=LIGHT, linewidth=4, alpha=0.6, zorder=1, label="frontier")
+    for _, rows in table.groupby(["label", table["simulated"].astype(bool)], sort=False):
+        label, simulated = str(rows["label"].iloc[0]), bool(rows["simulated"].iloc[0])
+        at = rows.sort_values(table.attrs["load"]).index if table.attrs["load"] else rows.index
+        color = colors.get(label, COLORS[0] if simulated else COLORS[1])
+        style = marker(simulated, color)
+        axes.plot(plane.x[at], plane.y[at], "--" if simulated and mixed else "-", linewidth=1, markersize=4, **style)
+        if "verdict" in rows:
+            over = at[(rows.loc[at, "verdict"] == "overloaded").to_numpy()]
+            axes.plot(plane.x[over], plane.y[over], linestyle="", marker="x", color=color, markersize=7)
+    finite = plane.x[np.isfinite(plane.x + plane.y)]
+    if spread_is_wide(finite):
+        log_axis(axes, "x", finite.min(), finite.max(), num_ticks=4)
+        axes.set_xlim(finite.min() / 1.5, finite.max() * 2.2)
     else:
-        axes.set_ylim(0, finite.max() * 1.1)
-        plain_numbers(axes, "y")
-    axes.set_xlabel("output throughput, tok/s")
-    axes.set_xlim(0, np.nanmax(x) * 1.1)
-    plain_numbers(axes, "x")
-    for number, row in enumerate(named, start=1):
-        if plane.front[row]:
-            axes.annotate(str(number), (x[row], y[row]), (5, -3), textcoords="offset points", va="top", size=8)
+        axes.set_xlim(0, finite.max() * 1.25)
+        axes.locator_params(axis="x", nbins=5)
+        plain_numbers(axes, "x")
+    axes.set_ylim(0, np.nanmax(plane.y) * 1.15)
+    axes.set_xlabel(plane.unit)
+    axes.set_ylabel("output tok/s per GPU")
+    plain_numbers(axes, "y")
+    slo_line(axes, "x", plane.limit, plane.unit)
+    head(axes, plane.title, "better: up and " + ("left" if plane.unit == "ms" else "right"))
 
 
-def _draw_key(axes: Axes, runs: pd.DataFrame, parameters: Sequence[str], named: Sequence[int]) -> None:
-    axes.set_axis_off()
-    labels = [parameter_label(row, parameters) for row in runs.to_dict("records")]
-    title = wrapped(parameter_title(parameters))
-    lines = [f"{number}   {labels[row]}" for number, row in enumerate(named, start=1)]
-    options: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "size": 8, "in_layout": False}
-    axes.text(0, 1, title, color=GREY, linespacing=1.3, **options)
-    below = 1 - 0.06 * (title.count("\n") + 1.4)
-    axes.text(0, below, "\n".join(lines), color=INK, linespacing=1.5, **options)
+def _name_plane(axes: Axes, plane: _Plane, table: pd.DataFrame, colors: dict[str, Any], plot: PlotConfig) -> None:
+    """Names of curves or points first, then the loads of the points on the frontier."""
+    load, points = table.attrs["load"], np.column_stack((plane.x, plane.y))
+    ordered = table.sort_values(load, ascending=False) if load else table
+    curves = ordered.groupby(["label" if load else ordered.index, ordered["simulated"].astype(bool)], sort=False)
+    rows_of = [rows.index.to_numpy() for _, rows in curves]
 
+    def names_at(rows: Iterable[int], text: str, color: Any) -> list[Name]:
+        return [Name(plane.x[row], plane.y[row], text, color) for row in rows if np.isfinite(points[row]).all()]
 
-def _curve_colors(runs: pd.DataFrame) -> dict[int, Any]:
-    """Colour by row: all of a few runs, otherwise some on the frontier of throughput and tail TTFT, by throughput."""
-    if len(runs) <= len(COLORS):
-        return dict(zip(range(len(runs)), COLORS, strict=False))
-    throughput = runs["output_throughput"].to_numpy(dtype=np.float64)
-    tail = runs[f"{tail_percentile(list(runs.columns))}_ttft_ms"].to_numpy(dtype=np.float64)
-    kinds = runs["simulated"].to_numpy(dtype=bool)
-    rows = _named([_Plane(throughput, tail, kinds, frontier(throughput, tail, kinds))])[-len(COLORS) :]
-    return dict(zip(rows, matplotlib.colormaps["viridis"](np.linspace(0.0, 0.85, len(rows))), strict=True))
+    rows_of.sort(key=lambda rows: not plane.front[rows].any())  # those on the frontier first
+    names = [
+        names_at(
+            rows,
+            plot.name(label := table["label"][rows[0]]),
+            colors.get(label, INK if plane.front[rows].any() else GREY),
+        )
+        for rows in rows_of[:_MAX_NAMED]
+    ]
+    loads = table[load] if load else pd.Series(dtype=float)
+    names += [names_at([row], value_label(loads[row]), GREY) for row in np.flatnonzero(plane.front).tolist() if load]
+    name_points(axes, names, [points[rows] for rows in rows_of], size=6.5)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.tables import Floats, Ints, RunResult
+from harness.results.tables import Floats, Ints, RunResult, slot_uses
 
 
 def step_integral(start_s: Floats, duration_s: Floats, amount: npt.NDArray[Any], at_s: npt.ArrayLike) -> Floats:
@@ -70,7 +70,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "max_kv_cache_usage": ratio(int(used[inside].max(initial=0)), result.num_blocks),
         "mean_saved_blocks": mean_saved,
         "saved_block_share": ratio(mean_saved, mean_used + mean_saved),
-        **_slot_shares(result, column, time_mean),
+        **_slot_shares(result, time_mean),
         "mean_running": time_mean(running),
         "max_running": int(running[inside].max(initial=0)),
         "mean_waiting": time_mean(waiting),
@@ -95,20 +95,14 @@ def _transfers(steps: pd.DataFrame, block_bytes: float) -> dict[str, float]:
     }
 
 
-def _slot_shares(
-    result: RunResult, column: Callable[[str], Ints], time_mean: Callable[[Ints], float]
-) -> dict[str, float]:
-    """What the KV memory is used for, in shares of the pool over time, and which share of all that is taken is waste.
-
-    After Kwon et al. 2023, section 3: slots with tokens, slots reserved for tokens to come, slots that their holders
-    never fill (internal), free slots of no use to the next request (external); all but the first are waste.
-    """
+def _slot_shares(result: RunResult, time_mean: Callable[[Ints], float]) -> dict[str, float]:
+    """What the KV memory is used for, in shares of the pool over time, and which share of all that is taken is waste:
+    all but the slots with tokens."""
     names = ("tokens", "reserved", "internal", "external")
-    if "num_kv_tokens" not in result.steps:  # recorded by an earlier version
+    uses = slot_uses(result)
+    if uses is None:
         return {**{f"mean_kv_{name}": math.nan for name in names}, "kv_waste": math.nan}
-    tokens, reserved = column("num_kv_tokens"), column("num_reserved_slots")
-    internal = column("num_used_blocks") * result.block_size - tokens - reserved
-    means = [time_mean(slots) for slots in (tokens, reserved, internal, column("num_external_slots"))]
+    means = [time_mean(uses[name]) for name in names]
     num_slots = result.num_blocks * result.block_size
     shares = {f"mean_kv_{name}": ratio(mean, num_slots) for name, mean in zip(names, means, strict=True)}
     return {**shares, "kv_waste": ratio(sum(means[1:]), sum(means))}

@@ -36,7 +36,7 @@ _SIGNED = {"queue_growth"}  # all other numbers are >= 0
 _NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths"}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
-    "allocator", "kv_pool", "cost_source", "cost_model", "ended_early", "verdict",
+    "allocator", "kv_pool", "cost_source", "cost_model", "vllm_command", "ended_early", "verdict",
 }  # fmt: skip
 
 

@@ -122,3 +122,17 @@ class RunResult:
     block_size: int
     complete: bool
     meta: dict[str, Any]
+
+
+def slot_uses(result: RunResult) -> dict[str, Ints] | None:
+    """What the KV slots are used for in each step, after Kwon et al. 2023, section 3: with `tokens`, `reserved` for
+    tokens to come, never filled by their holders (`internal`), free and of no use to the next request (`external`).
+
+    int64[num_steps] each; None for results of an earlier version, which did not record it.
+    """
+    if "num_kv_tokens" not in result.steps:
+        return None
+    names = {"tokens": "num_kv_tokens", "reserved": "num_reserved_slots", "external": "num_external_slots"}
+    uses = {use: result.steps[column].to_numpy(dtype=np.int64) for use, column in names.items()}
+    held = result.steps["num_used_blocks"].to_numpy(dtype=np.int64) * result.block_size
+    return {**uses, "internal": held - uses["tokens"] - uses["reserved"]}

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from engine.models.model_config import ModelError
 from harness.config import RunConfig
 from harness.errors import ConfigError
+from harness.plots import write_profile_plot
 from harness.results.environment import command_line, cpu_model, environment, slug
 from harness.results.terminal import print_line
 from harness.runs.real import Setup, resolve_real
@@ -47,6 +48,8 @@ def profile(config: RunConfig, output_dir: Path) -> None:
     except KeyboardInterrupt:
         console.print(f"interrupted; the same command goes on with what is in {folder / PARTIAL}", soft_wrap=True)
         raise
+    if config.plots:
+        write_profile_plot(outcome.profile, output_dir, config.plot)
     _report(outcome, folder, console)
 
 

@@ -14,10 +14,12 @@ from rich.console import Console
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
+from harness.config.vllm_serve import serve_command
 from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
 from harness.results.files import write_results
 from harness.results.metrics import summarize
+from harness.results.perfetto import write_trace
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
 from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
@@ -219,6 +221,8 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
+    if config.perfetto:
+        write_trace(result, output_dir, config.perfetto_window)
     _draw(config, result, summary, output_dir)
     return summary
 
@@ -228,7 +232,7 @@ def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_
         from harness.plots import write_run_plots  # imported late, as it brings matplotlib
         from harness.plots.own import write_own_figures
 
-        write_run_plots(result, summary, output_dir)
+        write_run_plots(result, summary, output_dir, config.plot)
         write_own_figures(config.figures, result, summary, output_dir)
 
 
@@ -260,6 +264,7 @@ def collect(
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
         "notes": [*trace.notes, *engine.notes()],
+        "vllm_command": serve_command(config),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),

@@ -1,4 +1,4 @@
-"""Many runs in one table: a row per result folder, and the keys of the configuration that differ between them."""
+"""Many runs in one table: a row per result folder, what tells them apart, and what they have in common."""
 
 from __future__ import annotations
 
@@ -11,40 +11,64 @@ import pandas as pd
 
 from engine.documents import read_json
 from harness.errors import TwinServeError
+from harness.plots.labels import parameter_label, value_label
 from harness.results.files import FAILED, SUMMARY, read_summary
+from harness.sweeps.parameters import LOADS, SEED, Settings, Swept, find_swept, read_settings, value_of
 
-_NOT_SWEPT = ("task", "results", "progress", "plots", "verbose")  # keys that do not decide the outcome of a run
-_OWN = ("run", "folder", "status", "error")  # columns that no configuration has
 _COMPARED = ("simulated", "output_throughput", "window_start_s", "window_end_s")
+_GPUS = "tensor_parallel_size"
 
 
 def combine(folders: Sequence[Path]) -> pd.DataFrame:
     """One row per result folder, in the given order.
 
-    Columns: run (name), folder, status (complete, interrupted, failed), error, then the configuration keys that differ
-    between the runs, flattened with dots, then what their summaries hold besides. `attrs["parameters"]` lists the keys
-    that differ; those that follow from the `name` or `kind` of their group are left out. A folder with a failed.json,
-    without a readable summary, or that does not exist, is a row with status failed.
+    Columns: run (name), label (of the configuration), folder, status (complete, interrupted, failed), error, then what
+    was swept, seed, revision and cost_model, then what the summaries hold besides. A folder with a failed.json, without
+    a readable summary, or that does not exist, is a row with status failed.
+
+    attrs: `parameters`, the columns that tell configurations apart: groups and flattened keys; `load`, the swept key of
+    the load or None; `repeats`, whether runs of one configuration differ in their seeds; `fixed`, the context of all
+    runs by its name: model, device, cost model, trace, load, seed, revision.
     """
     documents = [_read_row(folder) for folder in folders]
-    configs = [_flat(document.get("config") or {}) for document in documents]
-    parameters = _swept([config for config in configs if config])
-    labels = _run_names(folders)
-    rows = []
-    for name, folder, document, config in zip(labels, folders, documents, configs, strict=True):
-        metrics = {key: value for key, value in document.items() if not isinstance(value, (dict, list))}
-        swept = {key: config.get(key) for key in parameters}
-        head = {
-            "run": name,
-            "folder": str(folder),
-            "status": metrics.pop("status"),
-            "error": metrics.pop("error", None),
-        }
-        # the summary wins over the configuration, which may leave num_blocks open
-        rows.append({**head, **swept, **metrics})
+    settings = [
+        read_settings(folder, document.get("config") or {}) for folder, document in zip(folders, documents, strict=True)
+    ]
+    names = _run_names(folders)
+    swept = find_swept([each for each in settings if each.keys])
+    rows = [
+        _row(name, folder, document, each, swept)
+        for name, folder, document, each in zip(names, folders, documents, settings, strict=True)
+    ]
     table = pd.DataFrame(rows).infer_objects()
-    table.attrs["parameters"] = parameters
+    parameters = [*swept.parameters, *_told_apart_by(table, swept)]
+    labels = [parameter_label(row, parameters) for row in table.to_dict("records")]
+    table["label"] = labels if parameters or not (swept.load or swept.repeats) else ["all runs"] * len(table)
+    table.attrs.update(
+        parameters=parameters, load=swept.load, repeats=swept.repeats, fixed=_fixed(table, swept, parameters)
+    )
     return table
+
+
+def _row(name: str, folder: Path, document: Mapping[str, Any], settings: Settings, swept: Swept) -> dict[str, Any]:
+    metrics = {key: value for key, value in document.items() if not isinstance(value, (dict, list))}
+    status, error = metrics.pop("status"), metrics.pop("error", None)
+    loads = [key for key in LOADS if key == swept.load or key in settings.keys]
+    keys = {key: settings.keys.get(key) for key in (*swept.parameters, *loads) if key not in settings.choices}
+    options = {key: value_of(settings, key) for key in swept.parameters if key not in keys}
+    own = {"run": name, "label": name, "folder": str(folder), "status": status, "error": error}
+    context = {
+        SEED: settings.keys.get(SEED),
+        "revision": _revision(document.get("environment") or {}),
+        "cost_model": metrics.get("cost_source") or settings.keys.get("cost.kind"),
+    }
+    # the summary wins over a key of the configuration, which may leave num_blocks open
+    return {**own, **keys, **options, **context, **metrics, **options}
+
+
+def _revision(environment: Mapping[str, Any]) -> str | None:
+    revision = environment.get("git_revision")
+    return f"{str(revision)[:8]}{'+' if environment.get('git_dirty') else ''}" if revision else None
 
 
 def _read_row(folder: Path) -> dict[str, Any]:
@@ -62,34 +86,49 @@ def _read_row(folder: Path) -> dict[str, Any]:
     return {**summary, "status": "complete" if summary["complete"] else "interrupted"}
 
 
-def _flat(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested keys joined by dots; lists as text, so that they can be compared and sorted."""
-    out: dict[str, Any] = {}
-    for key, value in config.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{prefix}{key}.")
+def _told_apart_by(table: pd.DataFrame, swept: Swept) -> list[str]:
+    """What tells runs apart that are equal in configuration, load and seed: the revision of the code, or their names.
+
+    Measured runs of the same revision are repetitions, as their times vary; simulated ones would be the same again.
+    """
+    alive = table[table["status"] != "failed"]
+    columns = [*swept.parameters, *([swept.load] if swept.load else []), SEED]
+    if alive.empty or not alive.duplicated(columns).any():
+        return []
+    if (
+        alive["revision"].nunique() > 1
+        and not alive[alive["simulated"].astype(bool)].duplicated([*columns, "revision"]).any()
+    ):
+        return ["revision"]
+    return ["run"] if alive[alive["simulated"].astype(bool)].duplicated(columns).any() else []
+
+
+def _fixed(table: pd.DataFrame, swept: Swept, parameters: Sequence[str]) -> dict[str, str]:
+    """The context that all runs share, by its name; `several` where they do not and it is not a parameter."""
+    alive = table[table["status"] != "failed"]
+    columns = {
+        "model": "model",
+        "weights": "quantization",
+        "device": "device",
+        "GPUs": _GPUS,
+        "cost model": "cost_model",
+        "trace": "trace",
+        "arrival": "arrival",
+        **{key.rpartition(".")[2].replace("_", " "): key for key in LOADS if key != swept.load},
+        SEED: SEED,
+        "revision": "revision",
+    }
+    found = {}
+    for name, column in columns.items():
+        values = alive[column].dropna().unique().tolist() if column in alive else []
+        follows = column in parameters or any(each.split(".")[0] == column for each in parameters)
+        if not values or (len(values) > 1 and follows) or values == ["none"]:
+            continue
+        if column == SEED and swept.repeats:
+            found["seeds"] = ", ".join(map(str, sorted(values)[:6])) + (" ..." if len(values) > 6 else "")
         else:
-            out[f"{prefix}{key}"] = str(value) if isinstance(value, list) else value
-    return out
-
-
-def _swept(configs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The keys that differ between runs, without those that only follow from the kind or the name of their group."""
-    keys = dict.fromkeys(key for config in configs for key in config if key.split(".")[0] not in (*_NOT_SWEPT, *_OWN))
-    differing = [key for key in keys if len({config.get(key) for config in configs}) > 1]
-    kept = []
-    for key in differing:
-        group = key.split(".")[0]
-        leaders = [leader for leader in (f"{group}.kind", f"{group}.name") if leader in differing]
-        leaders = leaders[: leaders.index(key)] if key in leaders else leaders
-        if not any(_follows(key, leader, configs) for leader in leaders):
-            kept.append(key)
-    return kept
-
-
-def _follows(key: str, leader: str, configs: Sequence[Mapping[str, Any]]) -> bool:
-    pairs = {(config.get(leader), config.get(key)) for config in configs}
-    return len(pairs) == len({config.get(leader) for config in configs})
+            found[name] = value_label(values[0]) if len(values) == 1 else "several"
+    return found
 
 
 def _run_names(folders: Sequence[Path]) -> list[str]:

@@ -1,8 +1,7 @@
-"""The comparison of many runs: its table in files and in the terminal, and its figures."""
+"""The comparison of many runs: its tables in files and in the terminal, and its figures."""
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -10,21 +9,20 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
+from harness.config.plotting import AS_USUAL, PlotConfig
 from harness.errors import TwinServeError
 from harness.plots import write_comparison_plots
-from harness.plots.compare import parameter_label, parameter_title, short_name, tail_percentile, value_label
-from harness.plots.latency import latency_curves
+from harness.plots.latency import curve_key, latency_curves
+from harness.plots.metrics import tail_percentile
 from harness.results.files import REQUESTS, read_requests, write_whole
-from harness.results.summary import number, percent
+from harness.results.tables import Floats
 from harness.sweeps.combine import combine
-from harness.sweeps.notes import notes_on
+from harness.sweeps.comparison_table import print_comparison
+from harness.sweeps.repeats import configurations, with_differences
 
 _TIMES = ("arrival_time", "ttft", "tpot", "e2el")
-_MAX_ROWS = 40
-_MAX_PARAMETER_COLUMNS = 4
+Curves = dict[str, dict[str, Floats]]
 
 
 class Comparison(NamedTuple):
@@ -34,16 +32,59 @@ class Comparison(NamedTuple):
     left_out: list[str]
 
 
-def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console | None = None) -> Comparison:
-    """Compare results: comparison.parquet, comparison.csv and the figures in `out_folder`, and a table on the console.
+class Compared(NamedTuple):
+    """Runs and what is drawn of them.
 
-    A folder with unreadable tables counts as failed.
+    Attributes:
+        runs: a row per run, those left out with status failed.
+        table: a row per configuration and load.
+        curves: by `curve_key` and latency, its `CURVE_PERCENTILES` in s, the mean over repetitions.
     """
+
+    runs: pd.DataFrame
+    table: pd.DataFrame
+    curves: Curves
+
+
+def write_comparison(
+    folders: Sequence[Path],
+    out_folder: Path,
+    plot: PlotConfig = AS_USUAL,
+    baseline: str | int | None = None,
+    console: Console | None = None,
+) -> Comparison:
+    """Compare results: tables and figures in `out_folder`, and a table on the console.
+
+    comparison.parquet and comparison.csv have a row per run; configurations.csv has one per configuration and load,
+    with means and intervals over seeds, and differences from the baseline in percent.
+
+    Raises:
+        ConfigError: no configuration is called like the baseline.
+    """
+    runs, table, curves = read_compared(folders)
+    tail = tail_percentile(list(map(str, table.columns)))
+    metrics = ("output_throughput", f"{tail}_ttft_ms", f"{tail}_tpot_ms")
+    table.attrs["baseline"] = None
+    if len(table) and table["label"].nunique() > 1:
+        table = with_differences(table, baseline, metrics)
+    out_folder.mkdir(parents=True, exist_ok=True)
+    paths = [out_folder / name for name in ("comparison.parquet", "comparison.csv", "configurations.csv")]
+    write_whole(paths[0], lambda path: _parquet_ready(runs).to_parquet(path, index=False))
+    write_whole(paths[1], lambda path: runs.to_csv(path, index=False))
+    write_whole(paths[2], lambda path: table.to_csv(path, index=False))
+    if curves:
+        paths += write_comparison_plots(table, curves, out_folder, plot)
+    print_comparison(runs, table, console or Console())
+    return Comparison(paths, runs.loc[runs["status"] == "failed", "run"].tolist())
+
+
+def read_compared(folders: Sequence[Path]) -> Compared:
+    """The runs in `folders`, sorted by configuration and load; a folder with unreadable tables counts as failed."""
     runs = combine(folders)
-    parameters = runs.attrs["parameters"]
-    if parameters:
-        runs = runs.sort_values(parameters, key=_sort_key, kind="stable")
-    curves = {}
+    attrs = runs.attrs
+    keys = [*attrs["parameters"], *([attrs["load"]] if attrs["load"] else []), "seed"]
+    runs = runs.sort_values(keys, key=_sort_key, kind="stable")
+    found: dict[str, list[dict[str, Floats]]] = {}
     for index, row in runs[runs["status"] != "failed"].iterrows():
         try:
             requests = read_requests(Path(row["folder"]), ["status", *_TIMES])
@@ -51,15 +92,16 @@ def write_comparison(folders: Sequence[Path], out_folder: Path, console: Console
         except TwinServeError as error:  # a damaged result does not stop the comparison
             runs.loc[index, ["status", "error"]] = ["failed", str(error)]
         else:
-            curves[row["run"]] = latency_curves(requests, row.to_dict())
-    out_folder.mkdir(parents=True, exist_ok=True)
-    paths = [out_folder / "comparison.parquet", out_folder / "comparison.csv"]
-    write_whole(paths[0], lambda path: _parquet_ready(runs).to_parquet(path, index=False))
-    write_whole(paths[1], lambda path: runs.to_csv(path, index=False))
-    if curves:
-        paths += write_comparison_plots(runs, parameters, curves, out_folder)
-    _print_comparison(runs, parameters, console or Console())
-    return Comparison(paths, runs.loc[runs["status"] == "failed", "run"].tolist())
+            key = curve_key(row.to_dict(), attrs["load"])
+            found.setdefault(key, []).append(latency_curves(requests, row.to_dict()))
+    runs.attrs.update(attrs)
+    return Compared(runs, configurations(runs), {key: _mean(curves) for key, curves in found.items()})
+
+
+def _mean(curves: Sequence[dict[str, Floats]]) -> dict[str, Floats]:
+    """The mean of each percentile over the repetitions that have the latency."""
+    names = dict.fromkeys(name for curve in curves for name in curve)
+    return {name: np.mean([curve[name] for curve in curves if name in curve], axis=0) for name in names}
 
 
 def _check(requests: pd.DataFrame, folder: str) -> None:
@@ -82,71 +124,6 @@ def _sort_key(column: pd.Series) -> pd.Series:
     keys = list(zip(kinds, numbers.fillna(0.0), column.astype(str), strict=True))
     rank = {key: i for i, key in enumerate(sorted(set(keys)))}
     return pd.Series([rank[key] for key in keys], index=column.index)
-
-
-def _print_comparison(runs: pd.DataFrame, parameters: Sequence[str], console: Console) -> None:
-    alive = runs[runs["status"] != "failed"]
-    if len(alive):
-        simulated = alive["simulated"].astype(bool)
-        console.print(Text(f"{simulated.sum()} runs SIMULATED, {(~simulated).sum()} MEASURED", style="bold"))
-        console.print(_comparison_table(alive, parameters, mixed=simulated.nunique() > 1))
-        for note in notes_on(alive, parameters):
-            console.print(Text(note, style="dim"))
-    _print_left_out(runs, console)
-
-
-def _comparison_table(alive: pd.DataFrame, parameters: Sequence[str], mixed: bool) -> Table:
-    """Runs in the given order, or those with the highest throughput where they are too many for a screen."""
-    columns = {name: title for name, title in _compared(tail_percentile(list(alive.columns))).items() if name in alive}
-    apart = 0 < len(parameters) <= _MAX_PARAMETER_COLUMNS
-    table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
-    heads = [short_name(name, parameters) for name in parameters] if apart else [parameter_title(parameters)]
-    for name in heads:
-        table.add_column("\n".join(textwrap.wrap(name.replace("_", "_ "), 10)).replace("_ ", "_"))
-    if mixed:
-        table.add_column("")
-    for title in columns.values():
-        table.add_column(title, justify="right", no_wrap=True)
-    if len(alive) > _MAX_ROWS:
-        alive = alive.sort_values("output_throughput", ascending=False).head(_MAX_ROWS)
-    for row in alive.to_dict("records"):
-        labels = [value_label(row[name]) for name in parameters] if apart else [parameter_label(row, parameters)]
-        if mixed:
-            labels.append("simulated" if row["simulated"] else "measured")
-        table.add_row(*map(Text, labels), *(_cell(name, row[name]) for name in columns))
-    return table
-
-
-def _compared(tail: str) -> dict[str, str]:
-    """Column heads of the combined table."""
-    return {
-        "output_throughput": "output\ntok/s",
-        "median_ttft_ms": "TTFT ms\np50",
-        f"{tail}_ttft_ms": tail,
-        "median_tpot_ms": "TPOT ms\np50",
-        f"{tail}_tpot_ms": tail,
-        "mean_kv_cache_usage": "KV\nuse",
-        "preemptions": "pre-\nempted",
-        "prefix_cache_hit_rate": "cache\nhits",
-    }
-
-
-def _cell(name: str, value: float) -> str:
-    if name in ("mean_kv_cache_usage", "prefix_cache_hit_rate"):
-        return percent(value)
-    return f"{value:,.0f}" if name == "preemptions" else number(value)
-
-
-def _print_left_out(runs: pd.DataFrame, console: Console) -> None:
-    failed, interrupted = runs[runs["status"] == "failed"], runs[runs["status"] == "interrupted"]
-    alive = len(runs) - len(failed)
-    if alive > _MAX_ROWS:
-        text = f"the {_MAX_ROWS} of {alive} runs with the highest output throughput; all are in comparison.csv"
-        console.print(Text(text, style="dim"))
-    if len(interrupted):
-        console.print(Text(f"! interrupted before the end: {', '.join(interrupted['run'])}", style="yellow"))
-    for _, row in failed.iterrows():
-        console.print(Text(f"! {row['run']} failed: {row['error']}", style="red"))
 
 
 def _parquet_ready(runs: pd.DataFrame) -> pd.DataFrame:

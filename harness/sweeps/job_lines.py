@@ -24,7 +24,7 @@ from harness.results.summary import number
 
 _FILE = "TWINSERVE_JOBS"
 _REFRESH_S = 0.2
-_MAX_NAME = 40
+_MAX_NAME = 34
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ def result_text(summary: Mapping[str, Any]) -> str:
     """The headline numbers of a run; empty for the results of other tasks."""
     if summary.get("output_throughput") is None:
         return ""
+    throughput = f"{number(summary['output_throughput']):>6} tok/s"
+    if summary.get("verdict") == "overloaded":  # latencies then say how long the run was
+        return f"{throughput}  overloaded"
     tail = next((key for key in ("p99_ttft_ms", "p95_ttft_ms", "p90_ttft_ms") if key in summary), "median_ttft_ms")
     name = tail.partition("_")[0].replace("median", "p50")
-    texts = [f"{number(summary['output_throughput']):>6} tok/s", f"TTFT {name} {number(summary.get(tail))} ms"]
-    if summary.get("verdict") == "overloaded":
-        texts.append("overloaded")
-    elif summary.get("slo_met") is not None:
-        texts.append("SLO met" if summary["slo_met"] else "SLO missed")
-    return "  ".join(texts)
+    slo_met = summary.get("slo_met")
+    met = "" if slo_met is None else "  SLO met" if slo_met else "  SLO missed"
+    return f"{throughput}  TTFT {name} {number(summary.get(tail))} ms{met}"
 
 
 def tell(line: JobLine) -> None:
@@ -144,7 +144,10 @@ class _Printer:
         name = line.name if not self._has_bar else _shortened(line.name)
         text = f"{place}  {name:<{self._name_width}}  {_described(line)}"
         whole = line.status == "failed" or not self._console.is_terminal
-        console.print(Text(text, no_wrap=True, overflow="ellipsis"), soft_wrap=whole, highlight=False)
+        if whole:
+            console.print(Text(text), soft_wrap=True)
+        else:
+            console.print(Text(text), no_wrap=True, overflow="ellipsis")
 
     def _progress_text(self) -> str:
         now = time.monotonic()

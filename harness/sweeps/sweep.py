@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, load, parse
+from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import CAPACITY, FAILED, SUMMARY, read_summary, write_whole
 from harness.results.inputs import input_digests, read_inputs
@@ -123,7 +124,7 @@ def is_complete(folder: Path) -> bool:
 
 
 def is_finished(config: RunConfig, folder: Path) -> bool:
-    """Whether `folder` holds the complete result of this very configuration, of which what it prints is not part,
+    """Whether `folder` holds the complete result of this very configuration, of which what it shows is not part,
     with the contents of all input files unchanged; and that of a run, with the file of its trace not written again."""
     if not is_complete(folder) or read_inputs(folder) != input_digests(config):
         return False
@@ -134,39 +135,46 @@ def is_finished(config: RunConfig, folder: Path) -> bool:
         earlier = load(folder / "config.yaml")
     except ConfigError:
         return False
-    return earlier.model_copy(update={"progress": config.progress, "verbose": config.verbose}) == config
+    shown = {key: getattr(config, key) for key in ("progress", "verbose", "plot", "report")}
+    return earlier.model_copy(update=shown) == config
 
 
-def report(results: Sequence[str], out_folder: Path) -> None:
+def report(
+    results: Sequence[str], out_folder: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None
+) -> None:
     """Compares the folders of runs and sweeps that `results` names.
 
     Raises:
         TwinServeError: a folder holds no result, or one that is damaged or failed. It is left out of the comparison.
     """
-    left_out = write_report(expand_results(results), out_folder)
+    left_out = write_report(expand_results(results), out_folder, plot, baseline)
     if left_out:
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
 
 
-def write_report(folders: Sequence[Path], out_folder: Path) -> list[str]:
+def write_report(
+    folders: Sequence[Path], out_folder: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None
+) -> list[str]:
     """Compares the results in `folders` and names what was written to `out_folder`; returns the runs left out."""
     from harness.sweeps.comparison import write_comparison  # imported late, as a run does without it
 
-    written = write_comparison(folders, out_folder)
+    written = write_comparison(folders, out_folder, plot, baseline)
     names = ", ".join(path.name for path in written.paths)
     print(f"comparison: {out_folder}", *textwrap.wrap(names, 78, initial_indent="  ", subsequent_indent="  "), sep="\n")
     return written.left_out
 
 
-def _report_sweep(sweep_dir: Path) -> None:
+def _report_sweep(
+    sweep_dir: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None, *, is_over: bool = True
+) -> None:
     """Compares what the jobs left, if they left anything: their capacities where they searched for them, or else their
-    runs."""
+    runs. The best capacity is confirmed only where the sweep is over."""
     if capacities := capacity_folders(sweep_dir):
         from harness.capacity.sweep import write_capacities  # imported late, as a run does without it
 
-        write_capacities(capacities, sweep_dir)
+        write_capacities(capacities, sweep_dir, confirms=is_over)
     elif folders := job_folders(sweep_dir):
-        write_report(folders, sweep_dir)
+        write_report(folders, sweep_dir, plot, baseline)
 
 
 def report_interrupted() -> None:
@@ -175,7 +183,7 @@ def report_interrupted() -> None:
         return
     _UNTIL_THE_END_OF_LINES.close()
     sweep_dir = Path(HydraConfig.get().sweep.dir)
-    _report_sweep(sweep_dir)
+    _report_sweep(sweep_dir, is_over=False)
     print(f"to go on, repeat the command with hydra.sweep.dir={sweep_dir}", file=sys.stderr, flush=True)
 
 
@@ -219,7 +227,7 @@ class SweepReport(Callback):
         sweep_dir = Path(config.hydra.sweep.dir)
         failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
         try:
-            _report_sweep(sweep_dir)
+            _report_sweep(sweep_dir, *_drawn_as(config))
         except Exception as error:  # Hydra would turn it into a warning and the exit code into 0
             print(f"error: no comparison: {_describe(error)}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED) from None
@@ -245,6 +253,14 @@ def _show_jobs(config: DictConfig) -> None:
     lines = shown(total, naming.width_of_names(overrides, left_out), with_bar=not config.get("verbose"))
     _UNTIL_THE_END_OF_LINES.enter_context(lines)
     UNTIL_THE_END.callback(_UNTIL_THE_END_OF_LINES.close)
+
+
+def _drawn_as(config: DictConfig) -> tuple[PlotConfig, str | int | None]:
+    """How the comparison of a sweep is drawn, and its baseline, as far as the configuration says so."""
+    values = OmegaConf.to_container(OmegaConf.masked_copy(config, ["plot", "report"]), resolve=True)
+    assert isinstance(values, dict)
+    plot, report = PlotConfig.model_validate(values.get("plot", {})), values.get("report", {})
+    return plot, ReportConfig.model_validate(report).baseline
 
 
 def _hold(config: DictConfig, key: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from harness.config import MetricsConfig
+from harness.results.files import write_results
+from harness.results.metrics import summarize
 from harness.results.tables import Gaps, RunResult
 
 BLOCK_SIZE = 16
@@ -186,3 +191,12 @@ def heavy_tailed_requests(count: int, rate: float, seed: int = 0, hit_share: flo
     cached = np.where(rng.random(count) < hit_share, prompts // 2 // BLOCK_SIZE * BLOCK_SIZE, 0)
     columns = (arrivals.tolist(), prompts.tolist(), outputs.tolist(), cached.tolist())
     return [ToyRequest(*values) for values in zip(*columns, strict=True)]
+
+
+def store(folder: Path, config: dict[str, Any], until_s: float = np.inf, **meta: Any) -> Path:
+    """A result folder of the toy engine with this configuration."""
+    result = run_toy_engine(heavy_tailed_requests(40, 20), num_blocks=300, until_s=until_s)
+    merged = {**copy.deepcopy(META), **meta, "config": config}
+    result = replace(result, meta=merged, block_size=config.get("block_size", 16))
+    write_results(result, summarize(result, MetricsConfig()), folder)
+    return folder

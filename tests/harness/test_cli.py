@@ -212,7 +212,7 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
 ) -> None:
     calls: list[tuple[list[Path], Path]] = []
 
-    def write_comparison(folders: list[Path], out_folder: Path) -> SimpleNamespace:
+    def write_comparison(folders: list[Path], out_folder: Path, *drawn_as: object) -> SimpleNamespace:
         calls.append((folders, out_folder))
         return SimpleNamespace(paths=[out_folder / "table.csv"], left_out=[])
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness.calibration.calibrate import at_limits
-from harness.calibration.objective import misfit_of_statistics
+from harness.calibration.objective import errors_of_statistics
 from harness.errors import ConfigError
 from harness.measured import load_measured
 from harness.results.files import read_results
@@ -91,8 +91,9 @@ def test_constants_without_effect_are_not_fitted(tmp_path: Path) -> None:
 
 def test_what_was_measured_as_0_does_not_count() -> None:
     table = made_up()
-    assert misfit_of_statistics(table.assign(tpot=0.0), table) == 0
-    assert misfit_of_statistics(table, table.assign(tpot=0.1)) > 0
+    unmeasured = errors_of_statistics(table.assign(tpot=0.0), table)
+    assert set(unmeasured.values()) == {0.0} and not any(name.startswith("tpot") for name in unmeasured)
+    assert errors_of_statistics(table, table.assign(tpot=0.1))["tpot mean"] != 0
 
 
 def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         ),
         (
             ["task=report"],
-            "results: task=report needs the result folders to compare, e.g. results=[outputs/a,outputs/b]",
+            "results: task=report needs result folders, e.g. results=[outputs/a,outputs/b]",
         ),
         (
             ["scheduler=vllm", "engine=cpu"],
@@ -136,7 +136,10 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         ),
         (["calibration.widths={a:-3}"], "calibration.widths.a=-3: must be a number > 0"),
         (["scheduler=vllm", "num_blocks=1"], "num_blocks=1: must be > 1, scheduler.reserved_blocks"),
-        (["results=[a]"], "results: read by task=report only; add task=report to compare earlier results"),
+        (
+            ["results=[a]"],
+            "results: read by task=report and plot only; add task=report to compare earlier results",
+        ),
         (["block_size=0", "seed=-1"], f"block_size=0: {BLOCK_SIZE} (and 1 more)"),
     ],
 )

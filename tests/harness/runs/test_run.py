@@ -142,7 +142,8 @@ def test_public_traces_replay_with_their_own_times(overrides: list[str], num_req
 def test_an_interrupt_leaves_what_was_recorded_marked_incomplete(tmp_path: Path) -> None:
     num_requests = 500_000
     command = [
-        sys.executable, "run.py", f"trace.num_requests={num_requests}", "plots=false", f"hydra.run.dir={tmp_path}",
+        sys.executable, "run.py", f"trace.num_requests={num_requests}", "plots=false", "verbose=true",
+        f"hydra.run.dir={tmp_path}",
     ]  # fmt: skip
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import io
 import json
 import math
@@ -19,13 +18,12 @@ from rich.console import Console
 
 from harness.config import MetricsConfig, SloConfig
 from harness.errors import TwinServeError
-from harness.results.files import write_results
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.sweeps import comparison, sweep
 from harness.sweeps.combine import combine
 from harness.sweeps.comparison import write_comparison
-from tests.harness.made_up_results import META, ToyRequest, heavy_tailed_requests, run_toy_engine
+from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine, store
 
 
 def printed(summary: dict[str, Any], width: int = 80) -> str:
@@ -91,14 +89,6 @@ def test_summary_of_nearly_nothing_is_printed(requests: list[ToyRequest]) -> Non
     assert "nan" not in text and "None" not in text and "–" in text
 
 
-def store(folder: Path, config: dict[str, Any], until_s: float = np.inf, **meta: Any) -> Path:
-    result = run_toy_engine(heavy_tailed_requests(40, 20), num_blocks=300, until_s=until_s)
-    merged = {**copy.deepcopy(META), **meta, "config": config}
-    result = replace(result, meta=merged, block_size=config.get("block_size", 16))
-    write_results(result, summarize(result, MetricsConfig()), folder)
-    return folder
-
-
 def fail(folder: Path, error: str) -> Path:
     folder.mkdir(parents=True)
     (folder / "failed.json").write_text(json.dumps({"error": error, "traceback": "long\nlong"}))
@@ -137,11 +127,12 @@ def test_keys_that_follow_from_the_kind_or_name_of_their_group_are_no_parameters
     b = {"model": {"name": "b", "num_layers": 4}, "arrival": {"kind": "poisson", "rate": 2}}
     c = {"model": {"name": "b", "num_layers": 4}, "arrival": {"kind": "poisson", "rate": 4}}
     folders = [store(tmp_path / str(number), config) for number, config in enumerate((a, b, c))]
-    assert combine(folders).attrs["parameters"] == ["model.name", "arrival.rate"]
+    assert combine(folders).attrs["parameters"] == ["model.name"]
+    assert combine(folders).attrs["load"] == "arrival.rate"
     d = {"model": {"name": "b", "num_layers": 8}, "arrival": {"kind": "gamma", "rate": 4}}
     folders.append(store(tmp_path / "3", d))
     parameters = combine(folders).attrs["parameters"]
-    assert parameters == ["model.name", "model.num_layers", "arrival.kind", "arrival.rate"]
+    assert parameters == ["model.name", "model.num_layers", "arrival.kind"]
 
 
 def test_run_names_are_paths_below_the_common_folder(tmp_path: Path) -> None:
@@ -168,10 +159,10 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
         fail(tmp_path / "in/bad", "out of [red]memory"),
     ]
     stream, out = io.StringIO(), tmp_path / "out"
-    paths, left_out = write_comparison(folders, out, Console(file=stream, width=100))
+    paths, left_out = write_comparison(folders, out, console=Console(file=stream, width=100))
     assert left_out == ["bad"]
     assert sorted(paths) == sorted(out.iterdir())
-    names = ["comparison.parquet", "comparison.csv", "metrics.png", "pareto.png", "cdfs.png"]
+    names = ["comparison.parquet", "comparison.csv", "configurations.csv", "metrics.png", "frontier.png", "latency.png"]
     assert [path.name.removeprefix("comparison_") for path in paths] == names
     stored = pd.read_parquet(paths[0])
     assert stored["run"].tolist() == pd.read_csv(paths[1])["run"].tolist() == ["8", "16", "cut", "gpu", "bad"]
@@ -185,18 +176,18 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
 
 
 def test_undefined_numbers_are_dashes_in_the_combined_table(tmp_path: Path) -> None:
-    folders = [store(tmp_path / "0", {"seed": 0}), store(tmp_path / "1", {"seed": 1}, until_s=0.02)]
+    folders = [store(tmp_path / "0", {"caching": True}), store(tmp_path / "1", {"caching": False}, until_s=0.02)]
     assert combine(folders)["median_ttft_ms"].isna().tolist() == [False, True]
     stream = io.StringIO()
-    write_comparison(folders, tmp_path / "out", Console(file=stream, width=100))
+    write_comparison(folders, tmp_path / "out", console=Console(file=stream, width=100))
     assert "–" in stream.getvalue() and "nan" not in stream.getvalue()
 
 
 def test_a_comparison_of_failures_only_is_a_table_without_figures(tmp_path: Path) -> None:
     stream = io.StringIO()
     failures = [fail(tmp_path / "a", "x"), fail(tmp_path / "b", "y")]
-    paths, _ = write_comparison(failures, tmp_path, Console(file=stream))
-    assert [path.suffix for path in paths] == [".parquet", ".csv"]
+    paths, _ = write_comparison(failures, tmp_path, console=Console(file=stream))
+    assert [path.suffix for path in paths] == [".parquet", ".csv", ".csv"]
     assert "! a failed: x" in stream.getvalue() and "! b failed: y" in stream.getvalue()
 
 
@@ -208,14 +199,14 @@ def test_many_runs_are_shown_by_throughput(tmp_path: Path) -> None:
         folder = tmp_path / f"{number:02d}"
         folder.mkdir()
         (folder / "requests.parquet").hardlink_to(first / "requests.parquet")
-        document = {**summary, "output_throughput": 1000.0 + number, "config": {"seed": number}}
+        document = {**summary, "output_throughput": 1000.0 + number, "config": {"num_blocks": number}}
         (folder / "summary.json").write_text(json.dumps(document))
         folders.append(folder)
     stream = io.StringIO()
-    write_comparison(folders, tmp_path / "out", Console(file=stream, width=80))
+    write_comparison(folders, tmp_path / "out", console=Console(file=stream, width=80))
     text = stream.getvalue()
     assert "1,044" in text and "1,005" in text and "1,004" not in text
-    assert "the 40 of 45 runs with the highest output throughput" in text
+    assert "the 40 of 45 rows with the highest output throughput" in text
 
 
 def damage_summary(**changes: Any) -> Callable[[Path], object]:

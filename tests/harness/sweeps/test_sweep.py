@@ -41,7 +41,7 @@ class Recorder:
             raise self.error
         (folder / "summary.json").write_text(SUMMARY, encoding="utf-8")
 
-    def compare(self, folders: list[Path], out_folder: Path) -> SimpleNamespace:
+    def compare(self, folders: list[Path], out_folder: Path, *drawn_as: object) -> SimpleNamespace:
         if self.comparison_error is not None:
             raise self.comparison_error
         assert out_folder == Path("m")
@@ -228,7 +228,7 @@ def main(cfg):
 
 if __name__ == "__main__":
     report = ModuleType("harness.sweeps.comparison")
-    report.write_comparison = lambda folders, out: print("compared", *(folder.name for folder in folders)) or (
+    report.write_comparison = lambda folders, out, *more: print("compared", *(folder.name for folder in folders)) or (
         SimpleNamespace(paths=[], left_out=[])
     )
     sys.modules["harness.sweeps.comparison"] = report

@@ -1,0 +1,138 @@
+"""A run as a trace for ui.perfetto.dev and chrome://tracing, in the Trace Event Format.
+
+    process "engine"     thread "steps": one slice per step; an instant where a step preempts; counters of running and
+                         waiting requests and of the KV pool
+    process "requests"   one asynchronous slice per request, from its arrival on, with parts: queued, prefill, decode
+
+Times are microseconds since the start of the run. A request's parts are told by its first admission, its first token
+and its end: when it was preempted and admitted again is not in the tables, only how often.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.results.files import write_whole
+from harness.results.tables import RunResult
+
+TRACE = "trace.json.gz"
+MOST_EVENTS = 400_000  # about 60 MB of JSON; the page takes seconds to load them
+_ENGINE, _REQUESTS, _STEPS = 1, 2, 1  # process and thread ids
+_EVENTS_OF_A_STEP, _EVENTS_OF_A_REQUEST = 4, 8
+_STEP_ARGS = ("num_decode_seqs", "num_prefill_seqs", "num_prefill_tokens", "num_context_tokens")
+_REQUEST_ARGS = (
+    "request_id", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions", "status"
+)  # fmt: skip
+Event = dict[str, Any]
+
+
+def write_trace(result: RunResult, folder: Path, window: tuple[float, ...] | None = None) -> Path:
+    """Write trace.json.gz; returns its path.
+
+    Args:
+        window: from and to in seconds of the run; None is all of it, from the start on as far as MOST_EVENTS go.
+    """
+    start, end = window or (0.0, np.inf)
+    end = min(end, _end_of_events(result, start))
+    document = {
+        "traceEvents": trace_events(result, start, end),
+        "displayTimeUnit": "ms",
+        "otherData": {"model": result.meta.get("model"), "device": result.meta.get("device"), "until_s": _finite(end)},
+    }
+    path = folder / TRACE
+    write_whole(path, lambda temporary: _write(temporary, document))
+    return path
+
+
+def trace_events(result: RunResult, start: float, end: float) -> list[Event]:
+    """The events between two times of the run, in order of time; slices are cut at the borders."""
+    events = [*_step_events(result, start, end), *_request_events(result.requests, start, end, _last(result))]
+    events.sort(key=lambda event: event["ts"])  # stable: of one time, an end stays before what begins
+    return [*_names(), *events]
+
+
+def _end_of_events(result: RunResult, start: float) -> float:
+    """The time up to which MOST_EVENTS suffice, from `start` on."""
+    times = np.concatenate([result.steps["start_time"], result.requests["arrival_time"]])
+    costs = np.repeat([_EVENTS_OF_A_STEP, _EVENTS_OF_A_REQUEST], [len(result.steps), len(result.requests)])
+    order = np.argsort(times, kind="stable")
+    order = order[times[order] >= start]
+    beyond = np.flatnonzero(np.cumsum(costs[order]) > MOST_EVENTS)
+    return float(times[order][beyond[0]]) if len(beyond) else np.inf
+
+
+def _last(result: RunResult) -> float:
+    ends = [result.steps["start_time"] + result.steps["duration"], result.requests["finish_time"]]
+    return float(max((column.max() for column in ends if column.notna().any()), default=0.0))
+
+
+def _names() -> Iterator[Event]:
+    for process, name in ((_ENGINE, "engine"), (_REQUESTS, "requests")):
+        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
+    yield {"ph": "M", "name": "thread_name", "pid": _ENGINE, "tid": _STEPS, "ts": 0, "args": {"name": "steps"}}
+
+
+def _step_events(result: RunResult, start: float, end: float) -> Iterator[Event]:
+    steps = result.steps
+    begins = steps["start_time"].to_numpy()
+    # No step lasts into the next one, so that rounding cannot make slices of a thread overlap.
+    ends = np.minimum(begins + steps["duration"].to_numpy(), np.append(begins[1:], np.inf))
+    shown = steps[(ends > start) & (begins < end)]
+    for row, begin, stop in zip(shown.to_dict("records"), begins[shown.index], ends[shown.index], strict=True):
+        at = {"ts": _us(max(begin, start)), "pid": _ENGINE, "tid": _STEPS}
+        parts = [name for name in ("prefill", "decode") if row[f"num_{name}_seqs"]]
+        duration = round(_us(min(stop, end)) - at["ts"], 3)
+        args = {name: row[name] for name in _STEP_ARGS} | {"step": row["step"]}
+        yield {"ph": "X", "name": " + ".join(parts) or "transfer", "cat": "step", "dur": duration, "args": args} | at
+        if row["num_preempted"]:
+            args = {"requests": row["num_preempted"]}
+            yield {"ph": "i", "name": "preempted", "cat": "step", "s": "t", "args": args} | at
+        counts = {"running": row["num_running"], "waiting": row["num_waiting"]}
+        yield {"ph": "C", "name": "requests", "args": counts} | at
+        share = round(100 * row["num_used_blocks"] / result.num_blocks, 3)
+        yield {"ph": "C", "name": "KV pool, %", "args": {"used": share}} | at
+
+
+def _request_events(requests: pd.DataFrame, start: float, end: float, last: float) -> Iterator[Event]:
+    for row in requests.to_dict("records"):
+        arrival, finish = row["arrival_time"], row["finish_time"]
+        stop = finish if finish == finish else arrival if row["status"] == "rejected" else max(last, arrival)
+        if stop < start or arrival >= end:
+            continue
+        args = {name: row[name] for name in _REQUEST_ARGS}
+        yield _edge("b", "request", row["request_id"], max(arrival, start)) | {"args": args}
+        times = [arrival, row["first_scheduled_time"], row["first_token_time"], stop]
+        for name, begin, until in zip(("queued", "prefill", "decode"), times, times[1:], strict=False):
+            if begin != begin:
+                break
+            until = stop if until != until else until
+            if until >= start and begin < end:
+                yield _edge("b", name, row["request_id"], max(begin, start))
+                yield _edge("e", name, row["request_id"], min(until, end))
+        yield _edge("e", "request", row["request_id"], min(stop, end))
+
+
+def _edge(phase: str, name: str, request: int, time_s: float) -> Event:
+    return {
+        "ph": phase, "cat": "request", "name": name, "id": request, "pid": _REQUESTS, "tid": 0, "ts": _us(time_s)
+    }  # fmt: skip
+
+
+def _us(time_s: float) -> float:
+    return round(time_s * 1e6, 3)
+
+
+def _finite(value: float) -> float | None:
+    return value if np.isfinite(value) else None
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    with gzip.open(path, "wt", encoding="utf-8", compresslevel=5) as file:
+        json.dump(document, file, allow_nan=False, separators=(",", ":"))
