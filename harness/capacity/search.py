@@ -14,10 +14,11 @@ from harness.capacity.fit import Estimate, Point, estimate
 from harness.capacity.probe import Probe
 from harness.config.capacity import CapacityConfig
 
-_FEWEST_SCOUTS, _MOST_SCOUTS = 4, 6
+_MOST_SCOUTS = 6
 SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
-_BRACKET = 1.12  # scouts end when the lowest load that fails is this close to the highest that holds
+# Scouts end when the lowest load that fails is this close to the highest that holds; after four of them sooner.
+_BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
 # Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
 _ROUNDS = ((0.3, 0.7), (0.3, 0.7), (0.15, 0.4, 0.6, 0.85))
@@ -77,7 +78,7 @@ def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> lis
         failing = [probe for probe in probes if not probe.holds(room)]
         if holding and failing:
             highest, lowest = max(holding), min(probe.load for probe in failing)
-            if len(probes) >= _FEWEST_SCOUTS or lowest < _BRACKET * highest:
+            if lowest < highest * (_WIDE_BRACKET if len(probes) >= _MANY_SCOUTS else _BRACKET):
                 break
         load = _next_scout(probes, holding, [probe.load for probe in failing])
     return probes

@@ -17,9 +17,9 @@ from harness.errors import TwinServeError
 from harness.results.summary import number, percent
 
 
-def write_capacities(folders: Sequence[Path], out_folder: Path) -> None:
+def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: bool = True) -> None:
     """Combine the searches in `folders` in `out_folder`: capacity.json, capacity.csv, and the table on the console. The
-    best configuration is confirmed if it asks for that.
+    best configuration is confirmed if it asks for that and `confirms` is set.
 
     Raises:
         TwinServeError: a folder holds no capacity, or searches of different keys.
@@ -43,7 +43,7 @@ def write_capacities(folders: Sequence[Path], out_folder: Path) -> None:
     write_document(document, out_folder)
     if best is not None:
         config = load(folders[best] / "config.yaml")
-        if config.capacity.confirm:
+        if config.capacity.confirm and confirms:
             rows[best]["confirmed"] = confirm(config, rows[best]["low"], folders[best], console)
             document["sentence"] += " " + confirmation_text(rows[best]["confirmed"], keys[0])
             write_document(document, out_folder)

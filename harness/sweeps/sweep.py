@@ -179,13 +179,16 @@ def write_report(
     return written.left_out
 
 
-def _report_sweep(sweep_dir: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None) -> None:
+def _report_sweep(
+    sweep_dir: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None, *, is_over: bool = True
+) -> None:
     """Compares what the jobs left, if they left anything: their capacities where they searched for them, or else their
-    runs."""
+    runs. The best capacity is confirmed only where the sweep is over."""
     if capacities := capacity_folders(sweep_dir):
         from harness.capacity.sweep import write_capacities  # imported late, as a run does without it
 
-        write_capacities(capacities, sweep_dir)
+        write_capacities(capacities, sweep_dir, confirms=is_over)
+        write_report_page(sweep_dir, sweep_dir)
     elif folders := job_folders(sweep_dir):
         write_report(folders, sweep_dir, plot, baseline)
 
@@ -196,7 +199,7 @@ def report_interrupted() -> None:
         return
     _UNTIL_THE_END_OF_LINES.close()
     sweep_dir = Path(HydraConfig.get().sweep.dir)
-    _report_sweep(sweep_dir)
+    _report_sweep(sweep_dir, is_over=False)
     print(f"to go on, repeat the command with hydra.sweep.dir={sweep_dir}", file=sys.stderr, flush=True)
 
 
