@@ -7,9 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.report.page import Page
-from harness.results.files import REPORT, SUMMARY, VALIDATION
-
-_CAPACITY = "capacity.json"
+from harness.results.files import CAPACITY, REPORT, SUMMARY, VALIDATION
 
 
 def write_page(folder: Path, out_folder: Path | None = None) -> Path | None:
@@ -40,7 +38,7 @@ def write_comparison_page(runs: pd.DataFrame, configurations: pd.DataFrame, out_
 
 def _page_of(folder: Path) -> Page | None:
     """The page of what a task left in `folder`; a validation leaves the run that it simulated there too."""
-    if (folder / _CAPACITY).exists():
+    if (folder / CAPACITY).exists():
         from harness.report.capacity_page import capacity_page
 
         return capacity_page(folder)

@@ -13,10 +13,9 @@ from harness.report.figure import Axis, Figure, Limit, Series
 from harness.report.page import Page
 from harness.report.reproduction import read_document, reproduction, settings_of
 from harness.report.words import LATENCIES, count, interval_text, is_known, number_cell, numeric, value_text
-from harness.results.files import SUMMARY
+from harness.results.files import CAPACITY, SUMMARY
 from harness.results.summary import number
 
-CAPACITY = "capacity.json"
 _COLORS = 8
 _MS = "0,0.[000]"
 _VERDICTS: dict[str, Tone] = {"stable": "good", "overloaded": "bad", "unclear": "warn"}

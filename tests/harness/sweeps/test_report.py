@@ -188,7 +188,7 @@ def test_a_comparison_of_failures_only_is_a_table_without_figures(tmp_path: Path
     stream = io.StringIO()
     failures = [fail(tmp_path / "a", "x"), fail(tmp_path / "b", "y")]
     paths, _ = write_comparison(failures, tmp_path, console=Console(file=stream))
-    assert [path.suffix for path in paths] == [".parquet", ".csv", ".csv"]
+    assert [path.suffix for path in paths] == [".parquet", ".csv", ".csv", ".html"]
     assert "! a failed: x" in stream.getvalue() and "! b failed: y" in stream.getvalue()
 
 
