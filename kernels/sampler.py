@@ -11,6 +11,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kernels.launch import Launcher
 from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 # Odd multipliers of integer hashes: of splitmix64, from the golden ratio, and two of the kind that lowbias32 uses.
@@ -224,6 +225,9 @@ def sample_block_kernel(
     tl.store(token_ptr + slot, token)
 
 
+launch_sample_block = Launcher(sample_block_kernel)
+
+
 @triton.jit
 def sample_join_kernel(
     score_ptr: Value, token_ptr: Value, out_ptr: Value, blocks: constexpr, padded: constexpr, vocabulary: constexpr
@@ -236,6 +240,9 @@ def sample_join_kernel(
     best = tl.max(scores, axis=0)
     token = tl.min(tl.where(scores == best, tokens, vocabulary), axis=0)
     tl.store(out_ptr + row, tl.where(token < vocabulary, token, 0).to(tl.int64))
+
+
+launch_sample_join = Launcher(sample_join_kernel)
 
 
 def sample_triton(
@@ -257,7 +264,8 @@ def sample_triton(
     blocks = ceil_div(vocabulary, block)
     scores = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
-    sample_block_kernel[(rows, blocks)](
+    launch_sample_block(
+        (rows, blocks),
         logits,
         temperature,
         threshold,
@@ -273,5 +281,5 @@ def sample_triton(
         num_warps=8,
     )
     padded = next_power_of_2(blocks)
-    sample_join_kernel[(rows,)](scores, tokens, out, blocks=blocks, padded=padded, vocabulary=vocabulary, num_warps=1)
+    launch_sample_join((rows,), scores, tokens, out, blocks=blocks, padded=padded, vocabulary=vocabulary, num_warps=1)
     return out
