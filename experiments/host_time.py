@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import platform
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -27,13 +26,15 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.driver import CudaLauncher
+from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
 from engine.models import blocks, build_model, layers
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
-from experiments import RESULTS
+from experiments import RESULTS, provenance
 from kernels import activation, decode_attention, norm, rotary
 from kernels.attention import AttentionMetadata
 from kernels.launch import Launcher
@@ -43,17 +44,38 @@ RESULT = RESULTS / "host_time.json"
 CHUNK, DECODES = 64, 8
 
 
-class _NoKernel:
-    """What compiling gives here: a kernel whose launch does nothing."""
+class _NoLauncher(CudaLauncher):
+    """Triton's launcher of a kernel, of which only the call into the CUDA driver is left out."""
 
-    function, packed_metadata = 0, (4, 1, 0)
     num_launched = 0
 
-    def run(self, *_: Any) -> None:
-        _NoKernel.num_launched += 1
+    def __init__(self) -> None:
+        self.gsan_enabled = self.launch_cooperative_grid = self.launch_pdl = False
+        self.num_ctas = 1
+        self.global_scratch_size = self.profile_scratch_size = 0
+        self.global_scratch_align = self.profile_scratch_align = 1
+        self.arg_annotations = self.kernel_signature = None
+        self.launch = _call_hooks
 
-    def launch_metadata(self, *_: Any) -> None:
-        return None
+
+def _call_hooks(*arguments: Any) -> None:
+    """What the launcher written in C does in Python: it calls the hooks."""
+    _NoLauncher.num_launched += 1
+    for hook in arguments[9:11]:
+        if hook is not None:
+            hook(arguments[8])
+
+
+class _NoKernel(CompiledKernel):
+    """What compiling gives here: a kernel that is launched as usual, up to the call into the CUDA driver."""
+
+    def __init__(self) -> None:
+        self.name, self.src, self.function, self.packed_metadata = "stub", None, 0, (4, 1, 0)
+        self.module = None
+        self._run = _NoLauncher()
+
+    def _init_handles(self) -> None:
+        pass
 
 
 def _compile(self: Any, key: Any, _signature: Any, device: int, *_: Any) -> _NoKernel:
@@ -143,11 +165,11 @@ def measure(num_layers: int, rounds: int) -> dict[str, Any]:
     for turn in range(rounds + 2):
         for name, found in times.items():
             with way(name):
-                _NoKernel.num_launched = 0
+                _NoLauncher.num_launched = 0
                 start = time.thread_time()
                 step()
                 elapsed = time.thread_time() - start
-            launches[name] = _NoKernel.num_launched
+            launches[name] = _NoLauncher.num_launched
             if turn >= 2:  # the first rounds compile
                 found.append(elapsed * 1e3)
     medians = {name: round(statistics.median(found), 3) for name, found in times.items()}
@@ -161,19 +183,20 @@ def measure(num_layers: int, rounds: int) -> dict[str, Any]:
 
 def main() -> None:
     """Measure and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--rounds", type=int, default=25)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     install_stubs()
     result = {
+        **provenance("experiments.host_time"),
+        "triton": triton.__version__,
         "note": "launches and matrix products stubbed; nothing ran on a GPU",
         "layers": arguments.layers,
-        "versions": {"torch": torch.__version__, "triton": triton.__version__, "python": platform.python_version()},
         **measure(arguments.layers, arguments.rounds),
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
+    RESULT.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(result, indent=1))
 
 
