@@ -18,6 +18,7 @@ from kernels import (  # noqa: E402
     decode_attention,
     decode_step,
     fp8_linear,
+    keep_threshold,
     kv_integers,
     kv_store,
     moe,
@@ -270,3 +271,27 @@ def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, h
     assert usage.stack == 0, usage
     assert usage.registers <= 80, usage  # 24 warps per multiprocessor and more
     assert usage.shared <= 1024, usage
+
+
+@pytest.mark.parametrize("capability", ALL_CAPABILITIES)
+@pytest.mark.parametrize(("dtype", "shift"), [("bf16", 16), ("fp32", 0)])
+def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int) -> None:
+    types = {"logits_ptr": f"*{dtype}", "temperature_ptr": F32, "top_k_ptr": I32, "top_p_ptr": F32, "out_ptr": F32}
+    constants = {
+        "vocabulary": 151936,
+        "shift": shift,
+        "block": keep_threshold.BLOCK,
+        "unit": float(1 << keep_threshold.MASS_BITS),
+    }
+    constants |= {"use_k": True, "use_p": True}
+    usage = compile_kernel(
+        keep_threshold.keep_threshold_kernel,
+        types | {"row_stride": "i32"},
+        constants,
+        capability,
+        tmp_path,
+        num_warps=16,
+    )
+    assert usage.stack == 0, usage
+    assert usage.registers <= 128, usage  # one program of 16 warps per multiprocessor
+    assert usage.shared <= 8192, usage

@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
+from kernels.sampler import sample  # noqa: E402
 from tests.kernels.launches import make_model, recorded, run_step  # noqa: E402
 
 NORM, STORE, GEMM = "add_rms_norm_kernel", "rotary_store_kernel", "mm"
@@ -55,3 +56,13 @@ def test_a_mixed_step_launches_eleven_per_layer(monkeypatch: pytest.MonkeyPatch)
     assert len(layer) == 11
     names = launched(monkeypatch, 3, [40, 7], family="qwen3")
     assert names == ["rms_norm_kernel", *layer[1:], *layer * 2, NORM]
+
+
+def test_sampling_launches_two_kernels_and_one_for_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, zeros, top_k = torch.zeros(3, 200, dtype=torch.bfloat16), torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    seeds = torch.zeros(3, dtype=torch.int64)
+    draw = ["sample_block_kernel", "sample_join_kernel"]
+    for limits, expected in (((None, None), draw), ((top_k, zeros), ["keep_threshold_kernel", *draw])):
+        with recorded(monkeypatch) as names:
+            sample(logits, zeros, *limits, seeds, seeds)
+        assert names == expected
