@@ -20,7 +20,8 @@ from engine.core.policies import POLICIES
 from engine.core.policy import BasePolicy
 from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
 
 ALTERNATIVES: dict[str, Any] = {

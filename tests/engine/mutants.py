@@ -247,7 +247,7 @@ MUTANTS = [
            "if False:"),
     Mutant("static batching waits for each end", "policies/static.py", "return not view.num_running and view.head_fits",
            "return view.head_fits"),
-    Mutant("the watermark is rounded down", "scheduler_options.py",
+    Mutant("the watermark is rounded down", "scheduler_making.py",
            "watermark_blocks=ceil(watermark * blocks.num_blocks)",
            "watermark_blocks=int(options.watermark * blocks.num_blocks)"),
     Mutant("lanes share their seats", "scheduler.py", "max_num_seqs=(limits.max_num_seqs + lane) // num_lanes",

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan, make_step_plan
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
 from harness.runs.recorder import RecordedRun

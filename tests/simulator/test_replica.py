@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
 from harness.runs.recorder import Recorder

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from harness.runs.recorder import RecordedRun
 from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
 from tests.simulator.workloads import (

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.core.decodes.ragged import RaggedDecodes
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import ChunkWork, StepWork
 from harness.workload.arrivals import OpenLoop

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from engine.core.kv.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Sequence
 from harness.runs.recorder import RecordedRun
 from harness.workload.arrivals import OpenLoop

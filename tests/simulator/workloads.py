@@ -20,7 +20,8 @@ from engine.core.kv.eviction import Eviction
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
 from harness.runs.recorder import RecordedRun, Recorder
