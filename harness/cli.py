@@ -1,6 +1,7 @@
 """The command line: runs what Hydra composed, and ends every error of the user's with one line and exit code 2."""
 
 import importlib
+import importlib.util
 import json
 import logging
 import os
@@ -27,12 +28,22 @@ from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import (
+    CALIBRATION,
+    CAPACITY,
+    ERRORS,
+    INPUTS,
+    REPORT,
+    RETIMED,
+    SUMMARY,
+    VALIDATION,
+    write_whole,
+)
 from harness.results.inputs import input_digests
 from harness.results.perfetto import TRACE
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
-from harness.sweeps.sweep import USER_ERROR
+from harness.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _LAUNCHING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
@@ -106,7 +117,10 @@ def run_job(cfg: DictConfig) -> None:
         sweep.run_job(cfg, folder, execute)
         return
     try:
-        execute(parse(cfg), folder)
+        config = parse(cfg)
+        execute(config, folder)
+        if config.plots and config.task != "report":
+            write_report_page(folder, folder)
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 
@@ -145,7 +159,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY, REPORT):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -168,6 +182,12 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         return importlib.import_module("harness.validation.validate").validate
     if config.task == "calibrate":
         return importlib.import_module("harness.calibration.calibrate").calibrate
+    if config.task == "capacity":
+        return importlib.import_module("harness.capacity.capacity").capacity
+    if config.task == "search":
+        if importlib.util.find_spec("optuna") is None:
+            raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
+        return importlib.import_module("harness.capacity.explore").explore
     if config.task == "retime":
         return importlib.import_module("harness.validation.retime").retime
     return importlib.import_module("harness.runs.run").run

@@ -3,7 +3,7 @@
 from harness.config import option_sets as option_sets  # registers the option sets with Hydra
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.metrics import IntervalConfig, MetricsConfig, SloConfig
-from harness.config.parse import load, parse, to_yaml
+from harness.config.parse import load, parse, to_yaml, validated
 from harness.config.run import RunConfig
 from harness.config.system import (
     CostConfig,
@@ -95,4 +95,5 @@ __all__ = [
     "load",
     "parse",
     "to_yaml",
+    "validated",
 ]

@@ -16,7 +16,7 @@ from harness.config.schema import describe, item_keys, item_type, models_in, tag
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
 
-_TASK_GROUPS = ("profile", "validation", "calibration", "retiming", "plot", "report")
+_TASK_GROUPS = ("profile", "validation", "calibration", "retiming", "plot", "report", "capacity", "search")
 
 
 def parse(cfg: DictConfig) -> RunConfig:
@@ -34,7 +34,7 @@ def parse(cfg: DictConfig) -> RunConfig:
     if isinstance(values, dict) and isinstance(model := values.get("model"), dict) and "config" in model:
         values = {**values, "model": resolve_model(model)}
     import_targets({str(key): value for key, value in values.items()} if isinstance(values, dict) else {})
-    return _validated(values)
+    return validated(values)
 
 
 def to_yaml(config: RunConfig) -> str:
@@ -60,12 +60,13 @@ def load(path: Path) -> RunConfig:
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: holds no configuration")
     try:
-        return _validated(values)
+        return validated(values)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
 
 
-def _validated(values: Any) -> RunConfig:
+def validated(values: Any) -> RunConfig:
+    """Checks the values of a whole configuration; raises ConfigError as `parse` does."""
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:

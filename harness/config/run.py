@@ -9,6 +9,7 @@ from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.capacity import CapacityConfig, SearchConfig
 from harness.config.metrics import MetricsConfig
 from harness.config.plotting import PlotConfig, ReportConfig
 from harness.config.profiling import ProfileConfig
@@ -21,7 +22,7 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
-from harness.config.tasks import Task, check_measured, check_profile
+from harness.config.tasks import Task, check_measured, check_profile, check_searches
 from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 from harness.config.workload import ArrivalConfig, TraceConfig
@@ -68,6 +69,8 @@ class RunConfig(ConfigModel):
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     retiming: RetimingConfig = RetimingConfig()
+    capacity: CapacityConfig = CapacityConfig()
+    search: SearchConfig = SearchConfig()
 
     @property
     def weight_format(self) -> WeightFormat:
@@ -103,11 +106,6 @@ class RunConfig(ConfigModel):
         if self.num_blocks is not None and self.num_blocks <= self.scheduler.reserved_blocks:
             raise ValueError(
                 f"num_blocks={self.num_blocks}: must be > {self.scheduler.reserved_blocks}, scheduler.reserved_blocks"
-            )
-        if self.scheduler.async_scheduling and self.engine.kind != "sim":
-            raise ValueError(
-                f"scheduler.async_scheduling=true: engine={self.engine.kind} plans a step when the one before it has "
-                "ended; use engine=sim or scheduler.async_scheduling=false"
             )
         if self.scheduler.async_scheduling and self.engine.max_lookahead_steps > 1:
             raise ValueError(
@@ -251,6 +249,7 @@ class RunConfig(ConfigModel):
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
         check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
+        check_searches(self.task, self.metrics.slo, self.capacity, self.search)
         reads = self.task in ("report", "plot")
         if reads and not self.results:
             raise ValueError(f"results: task={self.task} needs result folders, e.g. results=[outputs/a,outputs/b]")

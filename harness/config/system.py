@@ -183,6 +183,8 @@ class DeviceConfig(ConfigModel):
         multiprocessors: streaming multiprocessors of a GPU, for imported profiles whose attention times depend on them.
         aiconfigurator_system: the device's name in NVIDIA's database of operator times, from which the profiles that
             come with the project are compiled; null where it is not in there.
+    `price_per_gpu_hour` is the rent of one in US dollars and `tdp_w` its thermal design power, from which a capacity
+    has its cost and its energy per token; null where none is known.
     """
 
     name: Text
@@ -196,6 +198,8 @@ class DeviceConfig(ConfigModel):
     step_overhead_s: Annotated[float, within("step_overhead_s")]
     multiprocessors: Annotated[int, within("multiprocessors")] | None = None
     aiconfigurator_system: Annotated[str, Field(pattern=r"^[a-z0-9_]+$")] | None = None
+    price_per_gpu_hour: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    tdp_w: Annotated[float, Field(gt=0, le=1e6)] | None = None
 
     @model_validator(mode="after")
     def _check_flops(self) -> Self:

@@ -2,11 +2,13 @@
 
 from typing import Literal
 
+from harness.config.capacity import CapacityConfig, SearchConfig
+from harness.config.metrics import SloConfig
 from harness.config.profiling import ProfileConfig
 from harness.config.system import CostConfig, EngineConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
 
-Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "plot"]
+Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "plot", "capacity", "search"]
 
 
 def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:
@@ -47,3 +49,16 @@ def check_measured(
         raise ValueError(f"retiming.{key}: read by task=retime only")
     if simulates and engine.kind != "sim":
         raise ValueError(f"engine={engine.kind}: task={task} simulates; use engine=sim")
+
+
+def check_searches(task: Task, slo: SloConfig, capacity: CapacityConfig, search: SearchConfig) -> None:
+    """Raise ValueError where a search lacks its limits or its space, or keys are given that the task does not read."""
+    finds_capacity = task == "capacity" or (task == "search" and search.objective == "capacity_per_gpu")
+    if finds_capacity and (slo.ttft_ms, slo.tpot_ms, slo.e2el_ms) == (None, None, None):
+        raise ValueError(f"metrics.slo: task={task} needs a limit to hold, such as metrics.slo.ttft_ms=500")
+    if not finds_capacity and (key := capacity.changed()):
+        raise ValueError(f"capacity.{key}: read by task=capacity, and by task=search for capacity_per_gpu, only")
+    if task == "search" and not search.space:
+        raise ValueError("search.space: task=search needs keys to vary, such as search.space={block_size:[16,32]}")
+    if task != "search" and (key := search.changed()):
+        raise ValueError(f"search.{key}: read by task=search only")

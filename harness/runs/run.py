@@ -101,13 +101,22 @@ def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
             engine, the tables up to then have been written, marked incomplete.
     """
     console = Console()
-    served = (
-        _serve_until_known(config, output_dir, console) if is_open(config) else _serve_once(config, output_dir, console)
-    )
+    served = serve_trace(config, output_dir, console)
     print_summary(served.summary, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     served.check(output_dir)
     return served.summary
+
+
+def serve_trace(config: RunConfig, output_dir: Path, console: Console) -> Served:
+    """Serve the trace of `config`, as long a part of it as it asks for, and leave everything in `output_dir`.
+
+    Raises:
+        TwinServeError: the trace or the configuration cannot be used.
+    """
+    if is_open(config):
+        return _serve_until_known(config, output_dir, console)
+    return _serve_once(config, output_dir, console)
 
 
 def _serve_once(config: RunConfig, output_dir: Path, console: Console) -> Served:

@@ -309,4 +309,4 @@ def contiguous_rule(config: RunConfig) -> Contiguous | None:
 
 def device_rates(device: DeviceConfig) -> Device:
     """A device of the configuration as the simulator sees it."""
-    return Device(**device.model_dump())
+    return Device(**device.model_dump(exclude={"price_per_gpu_hour", "tdp_w"}))

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from harness.errors import ConfigError
-from harness.results.files import FAILED, SUMMARY
+from harness.results.files import CAPACITY, FAILED, SUMMARY
 
 
 def expand_results(results: Iterable[str]) -> list[Path]:
@@ -59,3 +59,8 @@ def job_folders(folder: Path) -> list[Path]:
     """Folders at or below `folder` that hold a result or the record of a failure; by name, numbers in it by value."""
     folders = {path.parent for name in (SUMMARY, FAILED) for path in folder.rglob(name)}
     return sorted(folders, key=_natural)
+
+
+def capacity_folders(folder: Path) -> list[Path]:
+    """Folders of the jobs of a sweep that hold a capacity."""
+    return sorted((path.parent for path in folder.glob(f"*/{CAPACITY}")), key=_natural)

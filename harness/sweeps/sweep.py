@@ -25,11 +25,11 @@ from harness import interrupts
 from harness.config import RunConfig, load, parse
 from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
+from harness.results.files import CAPACITY, FAILED, SUMMARY, read_summary, write_whole
 from harness.results.inputs import input_digests, read_inputs
 from harness.results.lock import FolderInUseError, locked
 from harness.sweeps import naming
-from harness.sweeps.folders import expand_results, job_folders
+from harness.sweeps.folders import capacity_folders, expand_results, job_folders
 from harness.sweeps.job_lines import JobLine, result_text, shown, tell
 from harness.workload.trace import file_stamp
 
@@ -79,7 +79,7 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
             failure.unlink(missing_ok=True)
             return JobLine(folder.name, "skipped", result_text(read_summary(folder)))
         output = _executed(config, folder, execute)
-        text = result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
+        text = _result_text(folder)
     except Exception as error:
         message = _describe(error)
         document = json.dumps({"error": message, "traceback": traceback.format_exc()}, indent=2)
@@ -87,6 +87,15 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
         return JobLine(folder.name, "failed", message)
     failure.unlink(missing_ok=True)
     return JobLine(folder.name, "done", text, time.monotonic() - started, output)
+
+
+def _result_text(folder: Path) -> str:
+    """The headline of what the job left; empty for a task without one."""
+    if (folder / CAPACITY).exists():
+        from harness.capacity.table import headline  # imported late, as a run does without it
+
+        return headline(folder)
+    return result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
 
 
 def _executed(config: RunConfig, folder: Path, execute: Execute) -> str:
@@ -138,9 +147,24 @@ def report(
     Raises:
         TwinServeError: a folder holds no result, or one that is damaged or failed. It is left out of the comparison.
     """
+    alone = Path(results[0]) if len(results) == 1 else None
+    if alone is not None and not (alone / SUMMARY).exists() and write_report_page(alone, out_folder):
+        return  # a search or public closed loops: no runs to compare
     left_out = write_report(expand_results(results), out_folder, plot, baseline)
     if left_out:
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
+    if alone is not None:
+        write_report_page(alone, out_folder)  # in place of the page of a comparison with nothing
+
+
+def write_report_page(folder: Path, out_folder: Path) -> bool:
+    """Writes report.html on the result of one task in `folder` to `out_folder`; returns whether there is one."""
+    from harness.report import write_page  # imported late, as other tasks do without it
+
+    path = write_page(folder, out_folder)
+    if path is not None:
+        print(f"report: {path}", flush=True)
+    return path is not None
 
 
 def write_report(
@@ -155,15 +179,27 @@ def write_report(
     return written.left_out
 
 
+def _report_sweep(
+    sweep_dir: Path, plot: PlotConfig = AS_USUAL, baseline: str | int | None = None, *, is_over: bool = True
+) -> None:
+    """Compares what the jobs left, if they left anything: their capacities where they searched for them, or else their
+    runs. The best capacity is confirmed only where the sweep is over."""
+    if capacities := capacity_folders(sweep_dir):
+        from harness.capacity.sweep import write_capacities  # imported late, as a run does without it
+
+        write_capacities(capacities, sweep_dir, confirms=is_over)
+        write_report_page(sweep_dir, sweep_dir)
+    elif folders := job_folders(sweep_dir):
+        write_report(folders, sweep_dir, plot, baseline)
+
+
 def report_interrupted() -> None:
     """After an interrupt: compares what the jobs of a sweep left, and says how to go on with it."""
     if not HydraConfig.initialized() or HydraConfig.get().mode != RunMode.MULTIRUN:
         return
     _UNTIL_THE_END_OF_LINES.close()
     sweep_dir = Path(HydraConfig.get().sweep.dir)
-    folders = job_folders(sweep_dir)
-    if folders:
-        write_report(folders, sweep_dir)
+    _report_sweep(sweep_dir, is_over=False)
     print(f"to go on, repeat the command with hydra.sweep.dir={sweep_dir}", file=sys.stderr, flush=True)
 
 
@@ -206,10 +242,8 @@ class SweepReport(Callback):
         _UNTIL_THE_END_OF_LINES.close()
         sweep_dir = Path(config.hydra.sweep.dir)
         failed = sorted(path for path, time in _failures(sweep_dir).items() if self._earlier_failures.get(path) != time)
-        folders = job_folders(sweep_dir)
         try:
-            if folders:
-                write_report(folders, sweep_dir, *_drawn_as(config))
+            _report_sweep(sweep_dir, *_drawn_as(config))
         except Exception as error:  # Hydra would turn it into a warning and the exit code into 0
             print(f"error: no comparison: {_describe(error)}", file=sys.stderr, flush=True)
             raise SystemExit(SOME_JOB_FAILED) from None

@@ -1,0 +1,206 @@
+"""task=search: the best configuration of a space that is too large to sweep, with Optuna.
+
+<folder>/search.json    the question, the answer, and each trial
+         capacity.json  the same as a table of capacities, where these were searched for
+         optuna.db      Optuna's storage, from which a search in the same folder goes on
+         trials/<n>/    the probes, or the run, of each trial
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+from hydra.errors import HydraException
+from optuna.trial import FrozenTrial, Trial, TrialState
+from rich.console import Console
+from rich.text import Text
+
+from harness.capacity.capacity import make_document, run_probes, search
+from harness.capacity.keys import searched_key, with_load
+from harness.capacity.probe import run_quietly
+from harness.capacity.row import room_of, row_of
+from harness.capacity.search import SCOUT_SHARE, Ask
+from harness.capacity.space import configuration, space_of, text
+from harness.capacity.sweep import best_of, best_sentence
+from harness.capacity.table import print_table, write_document
+from harness.config import RunConfig
+from harness.config.capacity import SearchConfig
+from harness.config.vllm_serve import serve_command
+from harness.errors import ConfigError, TwinServeError
+from harness.results.files import SEARCH, write_whole
+from harness.results.metrics import json_ready
+from harness.results.summary import number
+
+CAPACITY_PER_GPU = "capacity_per_gpu"
+_GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
+_STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
+_SPACE = "space"
+
+
+def explore(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Search as `config.search` says, going on from the trials that are in the folder; write and print what was found.
+
+    Raises:
+        TwinServeError: the space or the configuration cannot be used, or the folder holds another search.
+        KeyboardInterrupt: the search was interrupted; the trials that ended are kept.
+    """
+    console = Console()
+    study = _study(config, folder)
+    space, began = space_of(config.search), time.monotonic()
+    while len(_finished(study)) < config.search.trials:
+        if config.search.time_s is not None and time.monotonic() - began > config.search.time_s:
+            break
+        trial = study.ask(space)
+        _try(study, trial, config, folder, console)
+    document = _document(study, config)
+    content = json.dumps(json_ready(document), indent=2, allow_nan=False) + "\n"
+    write_whole(folder / SEARCH, lambda path: path.write_text(content, encoding="utf-8"))
+    _conclude(study, document, config, folder, console)
+    return document
+
+
+def _study(config: RunConfig, folder: Path) -> optuna.Study:
+    """The study in the folder, or a new one; trials that an interrupt left under way are queued again."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    settings = config.search
+    study = optuna.create_study(
+        study_name="search",
+        storage=f"sqlite:///{folder.resolve() / 'optuna.db'}",
+        load_if_exists=True,
+        direction=settings.direction,
+        pruner=optuna.pruners.ThresholdPruner(lower=-_GIVE_UP * room_of(config)),
+    )
+    asked = {key: list(value) if isinstance(value, tuple) else value for key, value in (settings.space or {}).items()}
+    question = {"space": asked, "objective": settings.objective, "direction": settings.direction}
+    earlier = study.user_attrs.get(_SPACE, question)
+    if earlier != question:
+        raise ConfigError("search: this folder holds a search of another space or objective; choose another folder")
+    study.set_user_attr(_SPACE, question)
+    for trial in study.get_trials(states=(TrialState.RUNNING,)):
+        study.tell(trial.number, state=TrialState.FAIL)
+        study.enqueue_trial(trial.params)
+    num_random = max(1, min(_STARTING, settings.trials // 3))
+    study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(study.trials), n_startup_trials=num_random)
+    return study
+
+
+def _finished(study: optuna.Study) -> list[FrozenTrial]:
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
+def _try(study: optuna.Study, trial: Trial, config: RunConfig, folder: Path, console: Console) -> None:
+    """Run a trial and tell its outcome to the study. A configuration that contradicts itself is a pruned trial."""
+    label = " ".join(f"{key}={text(value)}" for key, value in trial.params.items())
+    trial.set_user_attr("label", label)
+    try:
+        value = _evaluate(study, trial, configuration(config, trial.params), folder / "trials" / str(trial.number))
+    except (ConfigError, HydraException) as error:
+        trial.set_user_attr("given_up", str(error))
+        value = None
+    study.tell(trial, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
+    shown = trial.user_attrs.get("given_up") if value is None else number(value)
+    console.print(Text(f"{len(_finished(study))}/{config.search.trials}  {label}  {shown}"), soft_wrap=True)
+
+
+def _evaluate(study: optuna.Study, trial: Trial, config: RunConfig, folder: Path) -> float | None:
+    """The objective of a configuration; None where it is given up."""
+    if config.search.objective != CAPACITY_PER_GPU:
+        return _run(trial, config, folder)
+    num_gpus = config.tensor_parallel_size
+    done = [each.value for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if each.value]
+    if done and _fails_at(trial, config, max(done) * num_gpus, folder):
+        trial.set_user_attr("given_up", "fails at once at the best capacity so far")
+        return None
+    if done:
+        config = with_load(config, searched_key(config), max(done) * num_gpus)
+    found = search(config, folder, Console(quiet=True))
+    row = row_of(config, found, trial.user_attrs["label"], {key: text(value) for key, value in trial.params.items()})
+    trial.set_user_attr("row", json_ready({**row, "trial": trial.number}))
+    trial.set_user_attr("command", serve_command(config))
+    return row["per_gpu"] or 0.0
+
+
+def _fails_at(trial: Trial, config: RunConfig, load: float, folder: Path) -> bool:
+    """Whether a short run at this load misses the SLO by far, in the words of Optuna's pruner."""
+    key = searched_key(config)
+    ask = Ask(load, 0, max(1, config.capacity.num_requests // SCOUT_SHARE))
+    (probe,) = run_probes(config, key, folder, [ask])
+    trial.report(-1.0 if probe.overloaded else -probe.share, 0)
+    return trial.should_prune()
+
+
+def _run(trial: Trial, config: RunConfig, folder: Path) -> float:
+    """The number of the summary that is the objective, from one run of the configuration."""
+    plain = config.model_copy(update={"task": "run", "progress": False, "plots": False, "search": SearchConfig()})
+    summary = run_quietly(plain, folder).summary
+    value = summary.get(config.search.objective)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")
+    trial.set_user_attr("command", serve_command(config))
+    return float(value)
+
+
+def _document(study: optuna.Study, config: RunConfig) -> dict[str, Any]:
+    """The content of search.json.
+
+    Raises:
+        TwinServeError: no trial has a value.
+    """
+    trials = _finished(study)
+    done = [trial for trial in trials if trial.state == TrialState.COMPLETE]
+    if not done:
+        reasons = [trial.user_attrs["given_up"] for trial in trials if "given_up" in trial.user_attrs]
+        raise TwinServeError(f"task=search: no trial came to an end{f'; the first: {reasons[0]}' if reasons else ''}")
+    best = study.best_trial
+    rows = [
+        {
+            "label": trial.user_attrs["label"],
+            "overrides": {key: text(value) for key, value in trial.params.items()},
+            "value": trial.value,
+            "given_up": trial.user_attrs.get("given_up"),
+            "folder": f"trials/{trial.number}",
+        }
+        for trial in trials
+    ]
+    settings = config.search
+    return {
+        "question": f"{settings.direction} {settings.objective} over {', '.join(settings.space or ())}",
+        "objective": settings.objective,
+        "direction": settings.direction,
+        "rows": rows,
+        "best": trials.index(best),
+        "sentence": _sentence(rows, trials.index(best), settings),
+        "command": best.user_attrs["command"],
+    }
+
+
+def _sentence(rows: Sequence[dict[str, Any]], best: int, settings: SearchConfig) -> str:
+    text_ = f"Best of {len(rows)} trials: {rows[best]['label']} with {settings.objective} {number(rows[best]['value'])}"
+    values = sorted(
+        (row["value"] for i, row in enumerate(rows) if i != best and row["value"] is not None), reverse=True
+    )
+    if settings.direction == "minimize":
+        values.reverse()
+    others = f"; the next has {number(values[0])}, the last {number(values[-1])}" if values else ""
+    given_up = sum(row["given_up"] is not None for row in rows)
+    return f"{text_}{others}{f'; {given_up} were given up' if given_up else ''}."
+
+
+def _conclude(study: optuna.Study, document: dict[str, Any], config: RunConfig, folder: Path, console: Console) -> None:
+    """Print what was found; of capacities also the table, which goes to capacity.json too."""
+    rows = [trial.user_attrs["row"] for trial in _finished(study) if "row" in trial.user_attrs]
+    if rows:
+        best = best_of(rows)
+        sentence = best_sentence(rows, best, searched_key(config))
+        table = make_document(config, rows, sentence, document["command"]) | {"best": best}
+        write_document(table, folder)
+        print_table(table, console)
+    else:
+        console.print(document["sentence"], highlight=False)
+        console.print(Text(document["command"], style="cyan"), soft_wrap=True)
+    console.print(f"results: {folder}", highlight=False, soft_wrap=True)

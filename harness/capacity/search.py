@@ -1,0 +1,94 @@
+"""The search for a capacity: short probes find the neighbourhood, long ones the value.
+
+Which probes are run depends on nothing but the outcomes of those before, so that a search can be repeated and gone on
+with, on any number of cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from harness.capacity.fit import Estimate, Point, estimate
+from harness.capacity.probe import Probe
+from harness.config.capacity import CapacityConfig
+
+_MOST_SCOUTS = 6
+SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
+_STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
+# Scouts end when the lowest load that fails is this close to the highest that holds; after four of them sooner.
+_BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
+_BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
+# Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
+_ROUNDS = ((0.3, 0.7), (0.3, 0.7), (0.15, 0.4, 0.6, 0.85))
+
+
+class Ask(NamedTuple):
+    """A probe to run: its load, its number in the search, from which its seed follows, and its number of requests."""
+
+    load: float
+    number: int
+    num_requests: int
+
+
+Run = Callable[[Sequence[Ask]], list[Probe]]
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What a search found. `estimate` is None where the SLO held, or failed, at every load tried."""
+
+    probes: tuple[Probe, ...]
+    estimate: Estimate | None
+
+
+def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float) -> Capacity:
+    """Search from the load `start`; `run` runs probes and returns them in the order of the asks.
+
+    `room` is the share of requests that may be beyond a limit.
+    """
+    probes = _scout(run, start, settings, room)
+    held = [probe.holds(room) for probe in probes]
+    if all(held) or not any(held):
+        return Capacity(tuple(probes), None)
+    rounds = 0
+    found = estimate(points_of(probes), room)
+    while len(probes) < settings.max_probes and (rounds == 0 or found.precision > settings.precision):
+        quantiles = _ROUNDS[min(rounds, len(_ROUNDS) - 1)][: settings.max_probes - len(probes)]
+        loads = [found.quantile(each) for each in quantiles]
+        probes += run([Ask(load, len(probes) + i, settings.num_requests) for i, load in enumerate(loads)])
+        found = estimate(points_of(probes), room)
+        rounds += 1
+    return Capacity(tuple(probes), found)
+
+
+def points_of(probes: Sequence[Probe]) -> list[Point]:
+    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded) for probe in probes]
+
+
+def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> list[Probe]:
+    """Short probes, one after the other, until one load holds and a higher one fails."""
+    num_requests = max(1, settings.num_requests // SCOUT_SHARE)
+    probes: list[Probe] = []
+    load = start
+    while len(probes) < min(_MOST_SCOUTS, settings.max_probes - 2):
+        probes += run([Ask(load, len(probes), num_requests)])
+        holding = [probe.load for probe in probes if probe.holds(room)]
+        failing = [probe for probe in probes if not probe.holds(room)]
+        if holding and failing:
+            highest, lowest = max(holding), min(probe.load for probe in failing)
+            if lowest < highest * (_WIDE_BRACKET if len(probes) >= _MANY_SCOUTS else _BRACKET):
+                break
+        load = _next_scout(probes, holding, [probe.load for probe in failing])
+    return probes
+
+
+def _next_scout(probes: Sequence[Probe], holding: Sequence[float], failing: Sequence[float]) -> float:
+    """Near the load at which the system is full, while it is not known on which side the SLO breaks; then between."""
+    full = probes[-1].guess * _BELOW_FULL
+    if not failing:
+        return min(max(full, max(holding) * _BRACKET), max(holding) * _STRIDE) if full else max(holding) * _STRIDE
+    if not holding:
+        return full if 0 < full < min(failing) / _BRACKET else min(failing) / _STRIDE
+    return (max(holding) * min(failing)) ** 0.5

@@ -1,0 +1,154 @@
+"""task=search: Optuna's trials are stored, gone on with, and end in the best configuration."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.capacity.search import find_capacity
+from harness.config import RunConfig
+from harness.errors import ConfigError, TwinServeError
+from tests.harness.builders import config, execute_in
+from tests.harness.capacity.worlds import ROOM, World
+
+optuna = pytest.importorskip("optuna")
+from harness.capacity import explore, space  # noqa: E402
+
+TINY = (
+    "task=search", "model=tiny", "device=laptop-cpu", "trace.num_requests=60", "arrival.rate=4",
+    "max_num_batched_tokens=1024",
+)  # fmt: skip
+CAPACITY = (*TINY, "metrics.slo.ttft_ms=500", "capacity.workers=1")
+SEATS = "search.space={max_num_seqs:8..64}"
+
+
+@pytest.fixture
+def made_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The seats that were searched; capacities are made up: the number of seats, up to 40."""
+    searched: list[int] = []
+
+    def search(settings: RunConfig, *arguments: object) -> Any:
+        searched.append(settings.max_num_seqs)
+        return find_capacity(World(capacity_of(settings)).run, 4.0, settings.capacity, ROOM)
+
+    def run_probes(settings: RunConfig, key: str, folder: Path, asks: Any) -> Any:
+        return World(capacity_of(settings)).run(asks)
+
+    monkeypatch.setattr(explore, "search", search)
+    monkeypatch.setattr(explore, "run_probes", run_probes)
+    return searched
+
+
+def capacity_of(settings: RunConfig) -> float:
+    return float(min(settings.max_num_seqs, 40))
+
+
+def documents(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    search, table = (json.loads((folder / f"{name}.json").read_text()) for name in ("search", "capacity"))
+    return search, table
+
+
+def test_the_best_of_a_space_is_found_and_losers_are_given_up(made_up: list[int], tmp_path: Path) -> None:
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=12"))
+    search, table = documents(tmp_path)
+    rows = search["rows"]
+    assert len(rows) == 12
+    best = rows[search["best"]]
+    assert int(best["overrides"]["max_num_seqs"]) >= 36
+    given_up = [row for row in rows if row["given_up"]]
+    assert given_up and len(made_up) == 12 - len(given_up) == len(table["rows"])
+    for row in given_up:  # all of them have clearly less than the best
+        assert int(row["overrides"]["max_num_seqs"]) < 40
+    assert table["rows"][table["best"]]["label"] == best["label"]
+    assert (
+        "vllm serve" in search["command"] and f"--max-num-seqs {best['overrides']['max_num_seqs']}" in search["command"]
+    )
+
+
+def test_a_search_goes_on_from_its_storage(made_up: list[int], tmp_path: Path) -> None:
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=3"))
+    before = documents(tmp_path)[0]["rows"]
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=5"))
+    after = documents(tmp_path)[0]["rows"]
+    assert after[:3] == before and len(after) == 5
+
+
+def test_a_trial_that_was_interrupted_is_run_again(
+    made_up: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(explore, "search", interrupted)
+        execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=2"))
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
+    (left,) = study.trials
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=1"))
+    assert made_up == [left.params["max_num_seqs"]]
+
+
+def test_another_space_in_the_folder_is_an_error(made_up: list[int], tmp_path: Path) -> None:
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=1"))
+    with pytest.raises(ConfigError, match="this folder holds a search of another space"):
+        execute_in(tmp_path, config(*CAPACITY, "search.space={max_num_seqs:[8,16]}", "search.trials=2"))
+
+
+def test_a_number_of_the_summary_is_an_objective(tmp_path: Path) -> None:
+    objective = ("search.objective=median_e2el_ms", "search.direction=minimize")
+    execute_in(tmp_path, config(*TINY, *objective, "search.space={max_num_seqs:[1,64]}", "search.trials=4"))
+    document = json.loads((tmp_path / "search.json").read_text())
+    values = {row["overrides"]["max_num_seqs"]: row["value"] for row in document["rows"]}
+    assert document["rows"][document["best"]]["value"] == min(values.values())
+    assert (tmp_path / document["rows"][0]["folder"] / "summary.json").is_file()
+    assert not (tmp_path / "capacity.json").exists()
+
+
+def test_contradicting_configurations_are_given_up(made_up: list[int], tmp_path: Path) -> None:
+    """More seats than tokens of a step are refused; other trials go on."""
+    given = (*CAPACITY, "search.space={max_num_seqs:[16,2048]}", "search.trials=6")
+    execute_in(tmp_path, config(*given))
+    rows = documents(tmp_path)[0]["rows"]
+    assert {row["given_up"] is not None for row in rows if row["overrides"]["max_num_seqs"] == "2048"} <= {True}
+    assert set(made_up) == {16}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ((), "search.space: task=search needs keys to vary"),
+        (("search.space={max_num_seqs:many}",), "must be a list of values or a range such as '128..1024'"),
+        (("search.space={max_num_seqs:9..8}",), "the first number must be below the second"),
+        (("search.space={max_num_seqs:[]}",), "search.space"),
+        (("search.space={max_num_sees:[1,2]}", "search.trials=2"), "max_num_sees: unknown key"),
+        ((SEATS, "search.objective=goodness", "search.trials=1"), "the summary of a run has no such number"),
+        ((SEATS, "search.objective=capacity_per_gpu"), "metrics.slo: task=search needs a limit to hold"),
+    ],
+)
+def test_errors_of_users_are_one_line(overrides: tuple[str, ...], message: str, tmp_path: Path) -> None:
+    objective = () if any("objective" in each for each in overrides) else ("search.objective=output_throughput",)
+    with pytest.raises(TwinServeError) as error:
+        execute_in(tmp_path, config(*TINY, *objective, *overrides))
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_without_optuna_the_task_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="optuna is not installed"):
+        execute_in(tmp_path, config(*CAPACITY, SEATS))
+
+
+def test_ranges_are_whole_where_their_ends_are() -> None:
+    settings = config(*CAPACITY, "search.space={a:1..4,b:0.5..0.9,c:16..4096,d:[true,null]}").search
+    found = space.space_of(settings)
+    assert found["a"] == optuna.distributions.IntDistribution(1, 4)
+    assert found["b"] == optuna.distributions.FloatDistribution(0.5, 0.9)
+    assert found["c"] == optuna.distributions.IntDistribution(16, 4096, log=True)
+    assert found["d"] == optuna.distributions.CategoricalDistribution([True, None])
+    assert [space.text(value) for value in (True, None, 0.5, "vllm")] == ["true", "null", "0.5", "vllm"]
