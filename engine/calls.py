@@ -14,11 +14,12 @@ from typing import Any, Protocol
 
 from engine.beam_search import BeamSearch
 from engine.core.sequence import Request, RequestRefusedError, Sequence
-from engine.llm_engine import LLMEngine, StepReport
+from engine.llm_engine import LLMEngine
 from engine.outputs import RequestOutput
 from engine.runner.sampling_inputs import TokenLists
 from engine.runner.tensor_parallel import WorkerError
 from engine.sampling_params import SamplingParams
+from engine.step_report import StepReport
 from engine.token_collector import NewTokens
 
 

@@ -31,7 +31,8 @@ class ExecutionOptions:
         cuda_graphs: whether decode steps run as CUDA graphs. `auto` uses graphs where the device and the attention
             backend allow them, and `false` never does. `true` raises ModelError on a GPU whose attention backend cannot
             be captured; on the CPU it runs decode steps in the same padded batches, without capturing them.
-        max_lookahead_steps: most decode steps in one plan; waiting requests are looked at only between plans.
+        max_lookahead_steps: most decode steps in one plan; waiting requests are looked at only between plans. With
+            `async_scheduling` each step is planned on its own, whatever this is.
         worker_timeout_s: longest wait for a tensor-parallel rank to execute a plan; the engine then fails.
     """
 
@@ -103,8 +104,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     def __post_init__(self) -> None:
         SchedulerOptions.__post_init__(self)
         ExecutionOptions.__post_init__(self)
-        if self.async_scheduling:
-            raise ValueError("async_scheduling: the real engine plans a step when the one before it has ended")
+        if self.async_scheduling and self.speculation is not None:
+            raise ValueError("async_scheduling=True: must be False with speculation, whose steps bring several tokens")
         if self.contiguous is not None:
             self._check_reservations(self.contiguous)
         if not 0 < self.gpu_memory_utilization <= 1:

@@ -81,7 +81,12 @@ class LLM:
         self._num_requests = 0
 
     def generate(
-        self, prompts: Prompts, sampling_params: Params = None, use_tqdm: bool | None = None
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        use_tqdm: bool | None = None,
+        *,
+        priority: abc.Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate for all prompts; the outputs are in the order of the prompts.
 
@@ -90,15 +95,18 @@ class LLM:
                 `{"prompt_token_ids": token ids}`.
             sampling_params: for all prompts, or one for each prompt; None takes `get_default_sampling_params()`.
             use_tqdm: whether to show progress; None shows it if stderr is a terminal.
+            priority: an integer for each prompt, smaller ones first, for the queue and for who is preempted; None is 0
+                for all. `EngineConfig.queue`, `victim` and `policy` say what it decides.
 
         Raises:
             RequestRefusedError: a prompt is malformed, has tokens outside the vocabulary or can never run; none of them
                 runs then.
-            ValueError: sampling parameters do not fit the model, or their number is not that of the prompts.
+            ValueError: sampling parameters do not fit the model, or their number, or that of the priorities, is not
+                that of the prompts.
             ModelError: a prompt is a text, or the parameters have texts, but the model has no tokenizer.
             RequestAbortedError, EngineClosedError: see `engine.calls`.
         """
-        with closing(self.stream(prompts, sampling_params)) as stream:
+        with closing(self.stream(prompts, sampling_params, priority=priority)) as stream:
             return _run(stream, use_tqdm)
 
     def chat(
@@ -112,6 +120,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: abc.Mapping[str, Any] | None = None,
+        priority: abc.Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Generate the next message of a conversation, or of each of several.
 
@@ -120,6 +129,7 @@ class LLM:
             chat_template: a Jinja template; None takes the tokenizer's.
             add_generation_prompt, continue_final_message, tools, chat_template_kwargs: what the template gets, as in
                 transformers' `apply_chat_template`.
+            priority: an integer for each conversation, as `generate` takes it.
 
         Raises:
             ModelError: the model has no tokenizer.
@@ -139,16 +149,18 @@ class LLM:
         texts = [_render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
         # The template has written the special tokens already.
         prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
-        with closing(self._open(prompts, sampling_params)) as stream:
+        with closing(self._open(prompts, sampling_params, priority)) as stream:
             return _run(stream, use_tqdm)
 
-    def stream(self, prompts: Prompts, sampling_params: Params = None) -> Stream:
+    def stream(
+        self, prompts: Prompts, sampling_params: Params = None, *, priority: abc.Sequence[int] | None = None
+    ) -> Stream:
         """Like `generate`, but returns an iterator over the growing outputs; raises what `generate` raises.
 
         The requests are aborted when the iterator is closed or nobody refers to it any more.
         """
         read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
-        return self._open(read, sampling_params)
+        return self._open(read, sampling_params, priority)
 
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool | None = None
@@ -195,8 +207,9 @@ class LLM:
         self._calls.close("its model was freed by close()")
         self.engine.close()
 
-    def _open(self, prompts: list[Prompt], sampling_params: Params) -> Stream:
+    def _open(self, prompts: list[Prompt], sampling_params: Params, priority: abc.Sequence[int] | None) -> Stream:
         params = self._params_of(prompts, sampling_params)
+        priorities = _checked_priorities(priority, len(prompts))
         bad_words = {id(each): self._check(each) for each in params}
         states = []
         for i, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
@@ -206,6 +219,7 @@ class LLM:
                 len(prompt.token_ids),
                 each.max_tokens or self.engine.max_model_len,
                 token_ids=prompt.token_ids.copy(),
+                priority=priorities[i],
                 num_sequences=each.n,
             )
             state = RequestState(i, request, prompt, each, self.tokenizer, self._token_texts, bad_words[id(each)])
@@ -237,6 +251,18 @@ class LLM:
             raise ValueError("stop strings need detokenize=True")
         words = bad_word_tokens(self.tokenizer, params.bad_words)
         return [check_token_ids(tokens, size, f"bad_words ({word!r})") for word, tokens in words]
+
+
+def _checked_priorities(priority: abc.Sequence[int] | None, num_prompts: int) -> list[int]:
+    """A priority for each prompt."""
+    if priority is None:
+        return [0] * num_prompts
+    if not isinstance(priority, abc.Sequence) or any(type(each) is not int for each in priority):
+        raise ValueError(f"priority={priority!r}: must be a list of integers, one for each prompt")
+    priorities = list(priority)
+    if len(priorities) != num_prompts:
+        raise ValueError(f"{len(priorities)} priorities for {num_prompts} prompts; give one for each")
+    return priorities
 
 
 def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:

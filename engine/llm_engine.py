@@ -1,97 +1,50 @@
-"""The real engine: the scheduling core plans a step, an executor runs it, and `LLMEngine` keeps the sampled tokens."""
+"""The real engine: the scheduling core plans a step, an executor runs it, and `LLMEngine` keeps the sampled tokens.
+
+With `async_scheduling` each step is planned, and launched behind the one that runs, while that one runs:
+
+    executor   | step k              | step k + 1          | step k + 2
+    execute(t) | plan, build, launch k + 1, await k         |
+    commit               of k        | hand out tokens of k, while step k + 1 runs; execute(t) of step k + 2
+
+The scheduler sees the same calls in the same order as in a simulation that plans ahead (`simulator.replica`).
+"""
 
 from __future__ import annotations
 
 import time
 from collections import abc
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple
 
 from engine.beam_search import BeamSearch
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.flight import Verified
-from engine.core.plan import StepOutcome, StepPlan
+from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.scheduler_options import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.work import StepWork
 from engine.engine_config import EngineConfig
+from engine.executors import Executor, LaunchingExecutor
 from engine.parked import Parked
-from engine.runner.model_runner import StepTokens
+from engine.runner.plan_samples import PlanSamples
 from engine.runner.sampling_inputs import TokenLists
-from engine.runner.step_inputs import NO_DRAFTS, StepBuilder, StepInputs
+from engine.runner.step_inputs import NO_DRAFTS, StepBuilder
+from engine.runner.step_tokens import StepTokens
 from engine.sampling_params import SamplingParams
 from engine.speculation import Drafter
+from engine.step_report import ExecutedPlan, StepReport, StepTimes
 from engine.token_collector import EndCheck, NewTokens, TokenCollector
 
 _NO_WORK = StepPlan(0, [], (), 0, StepWork((), 0, 0, 0), [], [], [], [], [], [], [], 1, 1, 0, 0, 0, 0)
 
 
-class Executor(Protocol):
-    """Executes plans, on one rank in this process or on several ranks in processes of their own.
+class _Launched(NamedTuple):
+    """A plan that was launched and whose tokens are not known yet."""
 
-    Attributes:
-        num_blocks: blocks of the KV cache, the same on every rank.
-        num_host_blocks: blocks of host memory that blocks of the cache can move to.
-        block_bytes: bytes of a block on one rank.
-        backend_name: the attention backend.
-    """
-
-    num_blocks: int
-    num_host_blocks: int
-    block_bytes: int
-    backend_name: str
-
-    def execute(self, inputs: StepInputs) -> StepTokens:
-        """Run a plan and return the tokens that it sampled."""
-        ...
-
-    def close(self) -> None:
-        """Free everything; the executor cannot be used any more."""
-
-
-@dataclass(frozen=True)
-class StepTimes:
-    """Time of a plan by phase, in ns.
-
-    Attributes:
-        schedule_ns: planning.
-        prepare_ns: drafting, building the inputs and sending them to the ranks.
-        execute_ns: the model.
-        sample_ns: logits and sampling; 0 for decode steps under CUDA graphs, where `execute_ns` includes both.
-        transfer_ns: waiting for copies from or to the host.
-    """
-
+    plan: StepPlan
+    samples: PlanSamples
     schedule_ns: int
     prepare_ns: int
-    execute_ns: int
-    sample_ns: int
-    transfer_ns: int
-
-
-@dataclass(frozen=True)
-class ExecutedPlan:
-    """A plan that ran and is not committed yet; `stopped` and `verified` are the arguments of `Scheduler.commit`."""
-
-    plan: StepPlan
-    start_ns: int
-    times: StepTimes
-    outputs: list[NewTokens]
-    stopped: dict[Sequence, int]
-    verified: Verified | None
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """One executed plan: its start and end in ns on the caller's clock, its tokens, and the outcome of its commit."""
-
-    plan: StepPlan
-    start_ns: int
-    end_ns: int
-    times: StepTimes
-    outputs: list[NewTokens]
-    outcome: StepOutcome
 
 
 class LLMEngine:
@@ -99,7 +52,7 @@ class LLMEngine:
 
     Args:
         config: limits and policy.
-        executor: executes plans.
+        executor: executes plans; a `LaunchingExecutor` if `config` has `async_scheduling`.
         max_model_len: most tokens of a sequence, prompt and output.
         eos_token_ids: tokens that end a sequence, unless its sampling parameters say `ignore_eos`.
     """
@@ -114,6 +67,10 @@ class LLMEngine:
     ) -> None:
         self.config = config
         self._executor = executor
+        self._launcher: LaunchingExecutor | None = None
+        if config.async_scheduling:
+            assert isinstance(executor, LaunchingExecutor)
+            self._launcher = executor
         self.eos_token_ids = frozenset(eos_token_ids)
         self.max_model_len = max_model_len
         self._parked = Parked()
@@ -123,6 +80,9 @@ class LLMEngine:
     def reset(self) -> None:
         """Forget all requests and start again with an empty prefix cache; also after a step that did not end."""
         config = self.config
+        self._launched: _Launched | None = None
+        if self._launcher is not None:
+            self._launcher.forget()
         self.scheduler = make_scheduler(
             config,
             num_blocks=self._executor.num_blocks,
@@ -196,8 +156,14 @@ class LLMEngine:
         return None if executed is None else self.commit(executed, now_ns + time.perf_counter_ns() - started)
 
     def execute(self, now_ns: int) -> ExecutedPlan | None:
-        """Plan at `now_ns` and execute the plan; None if no request is left."""
+        """Plan at `now_ns` and execute the plan; None if no request is left.
+
+        With `async_scheduling` this waits for the plan that was launched before, or for a new one if there is none, and
+        meanwhile makes and launches the next.
+        """
         started = time.perf_counter_ns()
+        if self._launcher is not None:
+            return self._execute_ahead(self._launcher, now_ns)
         plan = self._schedule(now_ns)
         if plan is None:
             return None
@@ -212,17 +178,49 @@ class LLMEngine:
         inputs = self._builder.build(plan, *self._parked.marks, drafts)
         prepared = time.perf_counter_ns()
         tokens = self._executor.execute(inputs)
-        self._landed = tokens.landed
         sending_ns = time.perf_counter_ns() - prepared - tokens.execute_ns - tokens.sample_ns - tokens.transfer_ns
+        launched = _Launched(plan, self._builder.samples, scheduled - started, prepared - scheduled + sending_ns)
+        return self._collect(launched, tokens, now_ns)
+
+    def _execute_ahead(self, launcher: LaunchingExecutor, now_ns: int) -> ExecutedPlan | None:
+        """`execute` with `async_scheduling`: the next plan is launched before the tokens of this one are known, unless
+        its inputs need them."""
+        current = self._launched
+        if current is None:
+            started = time.perf_counter_ns()
+            plan = self._schedule(now_ns)
+            if plan is None:
+                return None
+            current = self._launch(launcher, plan, time.perf_counter_ns() - started)
+        self._launched = None
+        start, started = plan_start(current.plan), time.perf_counter_ns()
+        self._take_landed()
+        plan = self.scheduler.schedule(now_ns)
+        schedule_ns = time.perf_counter_ns() - started
+        self._collector.add_forks(current.samples)
+        executed = None
+        if plan is not None and self._builder.must_wait(plan):
+            executed = self._collect(current, launcher.collect(), now_ns, start)
+        if plan is not None:
+            self._launched = self._launch(launcher, plan, schedule_ns)
+        return executed or self._collect(current, launcher.collect(), now_ns, start)
+
+    def _launch(self, launcher: LaunchingExecutor, plan: StepPlan, schedule_ns: int) -> _Launched:
+        started = time.perf_counter_ns()
+        self._parked.add(plan)
+        launcher.launch(self._builder.build(plan, *self._parked.marks))
+        return _Launched(plan, self._builder.samples, schedule_ns, time.perf_counter_ns() - started)
+
+    def _collect(
+        self, launched: _Launched, tokens: StepTokens, now_ns: int, start: PlanStart | None = None
+    ) -> ExecutedPlan:
+        """Append the tokens of a plan that has run."""
+        self._landed = tokens.landed
         times = StepTimes(
-            schedule_ns=scheduled - started,
-            prepare_ns=prepared - scheduled + sending_ns,
-            execute_ns=tokens.execute_ns,
-            sample_ns=tokens.sample_ns,
-            transfer_ns=tokens.transfer_ns,
+            launched.schedule_ns, launched.prepare_ns, tokens.execute_ns, tokens.sample_ns, tokens.transfer_ns
         )
-        outputs, stopped, verified = self._collector.collect(plan, tokens)
-        return ExecutedPlan(plan, now_ns, times, outputs, stopped, verified)
+        found = self._collector.collect(launched.plan, launched.samples, tokens)
+        return ExecutedPlan(launched.plan, now_ns, times, *found, start)
 
     def _schedule(self, now_ns: int) -> StepPlan | None:
         """The next plan, in which those whose KV is back on the device take part.
@@ -254,7 +252,7 @@ class LLMEngine:
             outputs[i] = outputs[i]._replace(finish_reason="stop" if is_stopped else "length")
         if ended:
             self._forget([outputs[i].sequence for i in ended])
-        return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome)
+        return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome, executed.start)
 
     def _choose_beams(self, outputs: list[NewTokens], outcome: StepOutcome) -> None:
         """Choose the next beams of each request whose beams all got a token."""

@@ -10,8 +10,9 @@ from engine.core.flight import Verified
 from engine.core.plan import StepPlan
 from engine.core.sequence import Sequence
 from engine.outputs import FinishReason, Logprob, TokenLogprobs
-from engine.runner.model_runner import StepTokens
+from engine.runner.plan_samples import PlanSamples
 from engine.runner.step_inputs import StepBuilder
+from engine.runner.step_tokens import StepTokens
 from engine.sampling_params import SamplingParams
 from kernels.logit_edits import RowLogprobs
 
@@ -74,7 +75,7 @@ class TokenCollector:
     """Appends sampled tokens to their sequences.
 
     Args:
-        builder: knows the rows of the sequences.
+        builder: knows the sequences that have neither ended nor been aborted.
         advance: `Scheduler.advance`.
         speculates: whether plans may have drafts.
     """
@@ -115,78 +116,61 @@ class TokenCollector:
                 table.pop(sequence, None)
 
     def collect(
-        self, plan: StepPlan, tokens: StepTokens
+        self, plan: StepPlan, samples: PlanSamples, tokens: StepTokens
     ) -> tuple[list[NewTokens], dict[Sequence, int], Verified | None]:
         """Append the plan's tokens to their sequences, each up to and including the first that ends it.
 
-        Where the plan completes the prompt of a request of several sequences, the others are forked now.
+        Tokens of sequences that have ended or were aborted since the plan was made are dropped. Where the plan
+        completes the prompt of a request of several sequences, the others are forked now, if they are not yet.
 
         Returns:
             The appended tokens by sequence; for each sequence that met a stop condition, how many of the plan's tokens
             came after it and were dropped; and what became of drafts, None without speculation.
         """
         self._stopped = {}
-        prompts = [chunk.sequence for chunk in plan.prefills if chunk.is_last]
-        logprobs = self._logprobs(self._builder.sampled(plan), tokens) if tokens.logprobs is not None else {}
+        logprobs = self._logprobs(samples, tokens)
         if tokens.prompt_logprobs is not None:
-            self._note_prompts(plan, tokens.prompt_logprobs)
-        decoded = self._decoded(plan, tokens)
+            self._note_prompts(samples, tokens.prompt_logprobs)
+        decoded = _decoded(samples, tokens)
         verified = None
         if self._speculates:
-            num_drafted = sum(len(drafts) for _, drafts in self._builder.drafted)
+            num_drafted = sum(len(drafts) for _, drafts in samples.drafted)
             verified = Verified(num_drafted, {sequence: len(new) for _, sequence, new in decoded})
-        outputs = [self._give(sequence, new, logprobs.get(row)) for row, sequence, new in decoded]
-        if prompts:
-            outputs += self._give_first(plan, prompts, tokens.prefill.tolist(), logprobs, verified)
+        has = self._builder.has
+        outputs = [self._give(sequence, new, logprobs.get(row)) for row, sequence, new in decoded if has(sequence)]
+        if samples.prompts:
+            if any(sequence.num_forks for sequence, _ in samples.prompts):
+                self._advance(plan, verified)
+                self.add_forks(samples)
+            outputs += self._give_first(samples, tokens.prefill.tolist(), logprobs)
         return outputs, self._stopped, verified
 
-    def _decoded(self, plan: StepPlan, tokens: StepTokens) -> list[tuple[int, Sequence, list[int]]]:
-        """The decodes with their new tokens, and the number of the first sample of each.
-
-        Of a decode with drafts, the sampled tokens count up to and including the first that is not the draft there.
-        """
-        row = sum(chunk.num_samples for chunk in plan.prefills)
-        if not self._builder.drafted:
-            decoding = self._builder.sequences if plan.num_decodes else []
-            return list(zip(range(row, row + len(decoding)), decoding, tokens.decode.T.tolist(), strict=True))
-        decoded, sampled = [], tokens.prefill.tolist()
-        for sequence, drafts in self._builder.drafted:
-            new = sampled[row : row + 1 + len(drafts)]
-            num_accepted = next((i for i, draft in enumerate(drafts) if draft != new[i]), len(drafts))
-            decoded.append((row, sequence, new[: num_accepted + 1]))
-            row += len(new)
-        return decoded
+    def add_forks(self, samples: PlanSamples) -> None:
+        """Register the sequences that were forked from those whose prompt a plan completes."""
+        for sequence, count in samples.prompts:
+            if count > 1 and self._builder.has(sequence):
+                forks = sequence.request.sequences[1:]
+                self._builder.add_forks(sequence, forks)
+                for fork in forks:
+                    self._follow(sequence, fork)
 
     def _give_first(
-        self,
-        plan: StepPlan,
-        prompts: list[Sequence],
-        tokens: list[int],
-        logprobs: dict[int, TokenLogprobs],
-        verified: Verified | None,
+        self, samples: PlanSamples, tokens: list[int], logprobs: dict[int, TokenLogprobs]
     ) -> list[NewTokens]:
-        """Give the samples of completed prompts to their sequences, and fork those that are to be forked."""
-        outputs, forking, row = [], [], 0
-        for sequence in prompts:
-            prompt_logprobs = self._prompt_logprobs.pop(sequence, None)
-            outputs.append(self._give(sequence, [tokens[row]], logprobs.get(row), prompt_logprobs))
-            if sequence.num_forks:
-                forking.append((sequence, row + 1))
-            row += 1 + sequence.num_forks
-        if forking:
-            self._advance(plan, verified)
-        for sequence, row in forking:
-            forks = sequence.request.sequences[1:]
-            self._builder.add_forks(sequence, forks)
-            for i, fork in enumerate(forks, row):
-                self._follow(sequence, fork)
-                outputs.append(self._give(fork, [tokens[i]], logprobs.get(i)))
-        return outputs
+        """Give the samples of completed prompts to their sequences: to the first of each request, then to its forks."""
+        outputs, forks, row = [], [], 0
+        for sequence, count in samples.prompts:
+            if self._builder.has(sequence):
+                prompt_logprobs = self._prompt_logprobs.pop(sequence, None)
+                outputs.append(self._give(sequence, [tokens[row]], logprobs.get(row), prompt_logprobs))
+            if count > 1:
+                forks += [(row + i, fork) for i, fork in enumerate(sequence.request.sequences[1:], 1)]
+            row += count
+        has = self._builder.has
+        return outputs + [self._give(fork, [tokens[row]], logprobs.get(row)) for row, fork in forks if has(fork)]
 
     def _follow(self, sequence: Sequence, fork: Sequence) -> None:
-        """Register a fork of `sequence`, and take back the token that it was forked with."""
-        assert fork.token_ids is not None
-        fork.token_ids.pop()
+        """Register a fork of `sequence`."""
         if sequence in self._ends:
             self._ends[fork] = self._ends[sequence]
         if sequence in self._num_logprobs:
@@ -210,25 +194,45 @@ class TokenCollector:
             tokens = tokens[:number]
         return NewTokens(sequence, tokens, None, reason, None if logprobs is None else [logprobs], prompt_logprobs)
 
-    def _logprobs(self, rows: list[Sequence | None], tokens: StepTokens) -> dict[int, TokenLogprobs]:
-        """Log probabilities by row, for the rows of sequences that want some."""
-        numbers = self._num_logprobs
-        wanted = [(row, numbers[each]) for row, each in enumerate(rows) if each is not None and each in numbers]
-        sampled = [*tokens.prefill.tolist(), *tokens.decode[:1].ravel().tolist()]
-        assert tokens.logprobs is not None
-        return {row: _at(tokens.logprobs, i, sampled[row], number) for i, (row, number) in enumerate(wanted)}
+    def _logprobs(self, samples: PlanSamples, tokens: StepTokens) -> dict[int, TokenLogprobs]:
+        """Log probabilities by sample, for the samples of sequences that want some."""
+        if tokens.logprobs is None:
+            return {}
+        numbers, sampled = self._num_logprobs, [*tokens.prefill.tolist(), *tokens.decode[:1].ravel().tolist()]
+        return {
+            row: _at(tokens.logprobs, i, sampled[row], numbers[sequence])
+            for i, (row, sequence) in enumerate(samples.logprobs)
+            if sequence in numbers
+        }
 
-    def _note_prompts(self, plan: StepPlan, logprobs: RowLogprobs) -> None:
+    def _note_prompts(self, samples: PlanSamples, logprobs: RowLogprobs) -> None:
         """Keep the log probabilities of prompt tokens until their prompt is computed."""
-        i = 0
-        for chunk in plan.prefills:
-            found = self._prompt_logprobs.get(chunk.sequence)
-            if found is None:
-                continue
-            number = self._num_prompt_logprobs[chunk.sequence]
-            while len(found) <= self._builder.num_prompt_logprobs(chunk.sequence):
-                found.append(_at(logprobs, i, chunk.sequence.token_ids[len(found)], number))  # type: ignore[index]
-                i += 1
+        first = 0
+        for sequence, count in samples.prompt_logprobs:
+            found = self._prompt_logprobs.get(sequence)
+            if found is not None:
+                number = self._num_prompt_logprobs[sequence]
+                for i in range(first, first + count):
+                    found.append(_at(logprobs, i, sequence.token_ids[len(found)], number))  # type: ignore[index]
+            first += count
+
+
+def _decoded(samples: PlanSamples, tokens: StepTokens) -> list[tuple[int, Sequence, list[int]]]:
+    """The decodes with their new tokens, and the number of the first sample of each.
+
+    Of a decode with drafts, the sampled tokens count up to and including the first that is not the draft there.
+    """
+    row = samples.num_prompt_samples
+    if not samples.drafted:
+        decoding = samples.decodes
+        return list(zip(range(row, row + len(decoding)), decoding, tokens.decode.T.tolist(), strict=True))
+    decoded, sampled = [], tokens.prefill.tolist()
+    for sequence, drafts in samples.drafted:
+        new = sampled[row : row + 1 + len(drafts)]
+        num_accepted = next((i for i, draft in enumerate(drafts) if draft != new[i]), len(drafts))
+        decoded.append((row, sequence, new[: num_accepted + 1]))
+        row += len(new)
+    return decoded
 
 
 def _at(logprobs: RowLogprobs, i: int, token: int, number: int) -> TokenLogprobs:

@@ -28,12 +28,22 @@ from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CALIBRATION, CAPACITY, ERRORS, INPUTS, RETIMED, SUMMARY, VALIDATION, write_whole
+from harness.results.files import (
+    CALIBRATION,
+    CAPACITY,
+    ERRORS,
+    INPUTS,
+    REPORT,
+    RETIMED,
+    SUMMARY,
+    VALIDATION,
+    write_whole,
+)
 from harness.results.inputs import input_digests
 from harness.results.perfetto import TRACE
 from harness.runs.availability import check_engine
 from harness.sweeps import sweep
-from harness.sweeps.sweep import USER_ERROR
+from harness.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 _LAUNCHING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
@@ -107,7 +117,10 @@ def run_job(cfg: DictConfig) -> None:
         sweep.run_job(cfg, folder, execute)
         return
     try:
-        execute(parse(cfg), folder)
+        config = parse(cfg)
+        execute(config, folder)
+        if config.plots and config.task != "report":
+            write_report_page(folder, folder)
     except (TwinServeError, OSError) as error:
         raise SystemExit(USER_ERROR) from error
 
@@ -146,7 +159,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY):
+    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY, REPORT):
         (folder / stale).unlink(missing_ok=True)
 
 

@@ -133,6 +133,7 @@ class Replica:
     def _serve(self) -> Waits:
         env, scheduler, router, observer = self._env, self._scheduler, self._router, self._observer
         inbox, transfers, is_shared = self._inbox, self._transfers, router.is_shared
+        plans_ahead = scheduler.plans_ahead
         plan: StepPlan | None = None  # made ahead
         while not self._stopping:
             now: int = env.now  # whole, as all delays are
@@ -164,7 +165,7 @@ class Replica:
             if end > _LONGEST_RUN_NS:
                 raise ImplausibleStepError(f"the run would take {_TOO_LONG}")
             planned = None
-            if scheduler.plans_ahead:
+            if plans_ahead:
                 # The step to come was planned when the last step of this plan began.
                 started = end - last
                 self._take_in(started)
@@ -233,8 +234,9 @@ class Replica:
         if plan.transfers or plan.parked:
             first = self._transfers.start(plan, now)
             self._observer.on_transfers(plan, first)
-        if plan.work.num_decodes or plan.work.chunks:
-            first += self._cost_model.step_ns(plan.work)
+        work = plan.work
+        if work.num_decodes or work.chunks:
+            first += self._cost_model.step_ns(work)
         if first > _LONGEST_STEP_NS:
             raise ImplausibleStepError(f"a step would take {first * 1e-9:.3g} s: check the units of the device's rates")
         if plan.horizon == 1:
@@ -245,7 +247,7 @@ class Replica:
         limit = min(limit, plan.horizon)
         if limit <= 1:
             return first
-        durations = self._cost_model.decode_ns(plan.work, limit)
+        durations = self._cost_model.decode_ns(work, limit)
         # Times grow with the contexts. A time beyond the range of int64 has become negative, a sum of times may.
         if not 0 < (last := durations.item(-1)) <= _LONGEST_STEP_NS or last * limit > _LONGEST_RUN_NS:
             raise ImplausibleStepError(f"{limit} steps would take {_TOO_LONG}")

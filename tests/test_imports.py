@@ -17,8 +17,8 @@ CLOCKS_AND_DICE = {"time", "random", "datetime", "os", "io", "threading", "async
 CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
-    "errors", "interrupts", "config", "workload", "results", "measured", "plots", "runs", "capacity", "sweeps",
-    "validation", "calibration", "cli", "command",
+    "errors", "interrupts", "config", "workload", "results", "measured", "plots", "report", "runs", "capacity",
+    "sweeps", "validation", "calibration", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "runs" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 

@@ -26,6 +26,7 @@ from collections import abc
 
 from engine.core.decodes.interface import Decodes
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.kept_blocks import name_content
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
@@ -68,7 +69,7 @@ def replace(running: RunningSet, blocks: BlockManager, request: Request, parents
     for beam, parent in zip(beams, parents, strict=True):
         source = beams[parent]
         if beam is not source:
-            blocks.name_content(source, source.num_computed_tokens)
+            name_content(blocks, source, source.num_computed_tokens)
             _take_over(blocks, beam, source)
             running.forked[source] = running.forked[beam] = None
             running.note_release()

@@ -19,7 +19,7 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: Callable[[Sequence], 
     limits, running = planner.limits, planner.running
     victims = sorted(planner.candidates(), key=rank)
     budget = planner.max_num_batched_tokens - len(running.decodes.sequences) * running.decodes.tokens_per_decode
-    budget -= sum(planner.chunk_tokens(s, s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
+    budget -= sum(planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
     num_seats = num_blocks = 0  # of those for whom room is made
     for sequence in planner.waiting.first(limits.max_num_seqs):
         num_tokens, num_needed = planner.needs(sequence, budget)

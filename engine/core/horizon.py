@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.policy import Policy, QueueView
+from engine.core.policy import Policy, make_view
 from engine.core.running_set import RunningSet
 from engine.core.waiting_queue import WaitingQueue
 
@@ -19,14 +19,8 @@ def decode_horizon(
     decodes = running.decodes
     limit = decodes.next_event()
     if limit > 1 and waiting:
-        view = QueueView(
-            len(waiting),
-            num_running,
-            num_running < num_seats,
-            not waiting.head_blocked,
-            waiting.head,
-            running.sequences,
-        )
+        has_seat, head_fits = num_running < num_seats, not waiting.head_blocked
+        view = make_view((len(waiting), num_running, has_seat, head_fits, waiting.head, running.sequences))
         if running.ending or policy.admits(view):
             return 1
         if waiting.head_blocked and waiting.suppliers and policy.admits(view._replace(head_fits=True)):

@@ -2,72 +2,66 @@
 
 from __future__ import annotations
 
+from engine.core.horizon import decode_horizon
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepDraft, StepPlan, make_step_plan
+from engine.core.policy import Policy
 from engine.core.running_set import RunningSet
 from engine.core.slots import count_slots, num_to_compute
 from engine.core.waiting_queue import WaitingQueue
-from engine.core.work import ChunkWork, StepWork
+from engine.core.work import make_chunk_work, make_work
 
 
-def make_plan(
-    lane: int,
-    lanes: list[RunningSet],
-    draft: StepDraft,
-    horizon: int,
-    num_running: int,
-    blocks: BlockManager,
-    waiting: WaitingQueue,
-) -> StepPlan:
-    """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`.
+class PlanMaker:
+    """Makes the plans of a scheduler with `num_seats` seats in its lanes."""
 
-    `num_running` counts those that are ending too.
-    """
-    running = lanes[lane]
-    decodes, num_decodes = running.decodes, draft.num_decodes
-    chunks: list[ChunkWork] | tuple[()] = ()
-    if draft.prefills:
-        chunks = [ChunkWork(start, num_tokens, is_last) for _, start, num_tokens, is_last in draft.prefills]
-    num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
-    work = decodes.work(chunks, num_copied) if num_decodes else StepWork(chunks, 0, 0, 0, num_copied)
-    ending = running.ending if len(lanes) == 1 else [sequence for each in lanes for sequence in each.ending]
-    pool = blocks.pool
-    num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
-    if ending:
-        num_used, num_saved = blocks.num_used_blocks(ending), blocks.num_saved_blocks(ending)
-    has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
-    if has_others or isinstance(blocks, ContiguousManager):
-        num_tokens, num_reserved, num_external = count_slots(lanes, draft, blocks, waiting)
-    else:  # all that runs takes part, so that all blocks which are shared are full
-        num_tokens, num_reserved = work.num_context_tokens - num_saved * blocks.block_size, 0
-        is_cut = False
-        for start, num_chunk_tokens, is_last in chunks:
-            num_tokens += start + num_chunk_tokens
-            is_cut = is_cut or not is_last
-        if is_cut:
-            num_reserved = num_to_compute(draft.prefills, blocks.block_size)
-    fields = (
-        lane,
-        draft.prefills,
-        decodes.sequences.keys() if num_decodes else (),
-        num_decodes,
-        work,
-        list(decodes.fresh) if num_decodes else [],
-        draft.admitted,
-        draft.parked,
-        draft.preempted,
-        draft.paused,
-        draft.transfers,
-        draft.growth,
-        horizon,
-        1,
-        num_running - len(running.ending),
-        len(waiting),
-        num_used,
-        num_saved,
-        num_tokens,
-        num_reserved,
-        num_external,
-    )
-    return make_step_plan(fields)
+    def __init__(
+        self, policy: Policy, lanes: list[RunningSet], blocks: BlockManager, waiting: WaitingQueue, num_seats: int
+    ) -> None:
+        self._policy = policy
+        self._num_seats = num_seats
+        self._lanes = lanes
+        self._blocks = blocks
+        self._waiting = waiting
+        self._pool = blocks.pool
+        self._block_size = blocks.block_size
+        self._reserves = isinstance(blocks, ContiguousManager)
+
+    def make(self, lane: int, draft: StepDraft) -> StepPlan:
+        """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`."""
+        lanes, blocks, waiting, pool = self._lanes, self._blocks, self._waiting, self._pool
+        running, prefills, num_decodes = lanes[lane], draft.prefills, draft.num_decodes
+        decodes, is_alone = running.decodes, len(lanes) == 1
+        # Those that are ending are counted too.
+        num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
+        chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
+        num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
+        horizon = 1
+        if num_decodes:
+            work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
+            if is_alone and not (prefills or draft.transfers or draft.paused or running.beams):
+                horizon = decode_horizon(self._policy, running, waiting, blocks, num_running, self._num_seats)
+        else:
+            work, fresh = make_work((chunks, 0, 0, 0, num_copied, 1, None, None)), []
+        num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
+        ending = running.ending if is_alone else [sequence for each in lanes for sequence in each.ending]
+        if ending:
+            num_used, num_saved = blocks.num_used_blocks(ending), blocks.num_saved_blocks(ending)
+        has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
+        if has_others or self._reserves:
+            num_tokens, num_reserved, num_external = count_slots(lanes, draft, blocks, waiting)
+        else:  # all that runs takes part, so that all blocks which are shared are full
+            num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
+            for sequence, start, num_chunk_tokens, is_last in prefills:
+                end = start + num_chunk_tokens
+                num_tokens += end
+                if not is_last:
+                    num_reserved += num_to_compute(sequence, end, self._block_size)
+        fields = (
+            lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
+            draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
+            num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
+            num_external,
+        )  # fmt: skip
+        return make_step_plan(fields)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from engine.core.plan import StepDraft
@@ -30,6 +31,9 @@ class QueueView(NamedTuple):
     head_fits: bool
     head: Sequence
     running: Collection[Sequence]
+
+
+make_view = partial(tuple.__new__, QueueView)  # from a tuple of all fields, as `_make`, without a Python call
 
 
 class Policy(Protocol):

@@ -7,6 +7,7 @@ from operator import attrgetter
 from engine.core.beams import gather
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.kept_blocks import name_content
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
@@ -124,7 +125,7 @@ class Progress:
     def _fork(self, sequence: Sequence) -> list[Sequence]:
         """Make the other sequences of a request, which share the blocks of the prompt; returns all of them."""
         running = self._running
-        self._blocks.name_content(sequence, sequence.num_computed_tokens)
+        name_content(self._blocks, sequence, sequence.num_computed_tokens)
         forks = [sequence.fork() for _ in range(sequence.num_forks)]
         running.num_reserved -= len(forks)
         for fork in forks:

@@ -14,8 +14,8 @@ from collections import deque
 from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.kept_blocks import keep_prefix
-from engine.core.kv.lower_tiers import swap_out
+from engine.core.kv.kept_blocks import keep_prefix, name_content
+from engine.core.kv.lower_tiers import land, swap_out
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.preemption import Keeps
@@ -103,7 +103,7 @@ class RunningSet:
             return
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
-        self._blocks.land(sequence)
+        land(self._blocks, sequence)
         if sequence.is_prefilled:
             self.decodes.join(sequence)
         else:
@@ -170,7 +170,7 @@ class RunningSet:
             transfers = swap_out(self._blocks, sequence)
         else:
             sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
-            self._blocks.name_content(sequence, num_known)
+            name_content(self._blocks, sequence, num_known)
             if keeps == "prefix":
                 keep_prefix(self._blocks, sequence, num_known)
                 sequence.num_partial_preemptions += bool(sequence.block_table)
@@ -204,12 +204,12 @@ class RunningSet:
             self._waiting.on_release(sequence)
             return
         if was_parked:
-            self._blocks.land(sequence)
+            land(self._blocks, sequence)
         self.release(sequence)
 
     def _end_landing(self, sequence: Sequence) -> None:
         del self.landing[sequence]
-        self._blocks.land(sequence)
+        land(self._blocks, sequence)
         self._blocks.release(sequence)
         self._waiting.head_blocked = False
 

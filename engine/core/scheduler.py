@@ -10,20 +10,20 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import replace
 
-from engine.core.beams import longest_beam, obstacle
+from engine.core.beams import obstacle
 from engine.core.beams import replace as replace_beams
 from engine.core.decodes.interface import NEVER, Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
-from engine.core.horizon import decode_horizon
 from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.limits import Limits
-from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended
-from engine.core.plan_making import make_plan
+from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended, make_outcome
+from engine.core.plan_making import PlanMaker
 from engine.core.policy import Policy
 from engine.core.progress import Progress
+from engine.core.refusal import Refusal
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from engine.core.step_planner import StepPlanner
@@ -62,7 +62,7 @@ class Scheduler:
     ) -> None:
         if not 1 <= num_lanes <= limits.max_num_seqs:
             raise ValueError(f"num_lanes={num_lanes} must be from 1 to max_num_seqs={limits.max_num_seqs}")
-        self.blocks, self._reserves = blocks, isinstance(blocks, ContiguousManager)
+        self.blocks = blocks
         self.plans_ahead = plans_ahead
         self.num_lanes = num_lanes
         self.max_num_seqs = limits.max_num_seqs
@@ -74,7 +74,7 @@ class Scheduler:
         self._limits = limits
         self._planners: list[StepPlanner] = []  # one for each lane, and so on
         for lane in range(num_lanes):
-            decodes = make_decodes(NEVER if self._reserves else blocks.block_size)
+            decodes = make_decodes(NEVER if isinstance(blocks, ContiguousManager) else blocks.block_size)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             bounds = replace(limits, max_num_seqs=(limits.max_num_seqs + lane) // num_lanes)
             self._planners.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
@@ -85,18 +85,20 @@ class Scheduler:
                 )
         self._lanes = [planner.running for planner in self._planners]
         self._progress = [Progress(lane, blocks, self.waiting) for lane in self._lanes]
+        self._maker = PlanMaker(policy, self._lanes, blocks, self.waiting, self.max_num_seqs)
         self._requests: dict[int, Request] = {}
         self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
-        self._beam_obstacle = obstacle(self._lanes[0].decodes, plans_ahead, policy.pauses_decodes)
+        beam_obstacle = obstacle(self._lanes[0].decodes, plans_ahead, policy.pauses_decodes)
+        most_sequences = limits.max_num_seqs // num_lanes
+        self._refusal = Refusal(self.max_model_len, most_sequences, blocks, num_lanes, beam_obstacle)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
     @property
     def num_running(self) -> int:
-        lanes = self._lanes
-        return len(lanes[0].sequences) if self.num_lanes == 1 else sum(len(lane.sequences) for lane in lanes)
+        return sum(len(lane.sequences) for lane in self._lanes)
 
     @property
     def num_waiting(self) -> int:
@@ -115,29 +117,15 @@ class Scheduler:
                 output; `max_tokens` is below 1; it has more sequences than may run, or beams that this scheduler cannot
                 serve; or the id is in use.
         """
-        prompt, limit = request.num_prompt_tokens, self.max_model_len
-        if prompt < 1:
-            raise RequestRefusedError("the prompt is empty")
-        if request.max_tokens < 1:
-            raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
-        if request.is_beam_search:
-            if self._beam_obstacle is not None:
-                raise RequestRefusedError(f"beam search: {self._beam_obstacle}")
-            limit = min(limit, longest_beam(request, self.blocks.num_blocks // self.num_lanes, self.blocks.block_size))
-        if prompt >= limit:
-            raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
-        if self._reserves and request.num_sequences > 1:
-            raise RequestRefusedError("sequences of one prompt share its blocks; contiguous reservations share none")
-        most = self._limits.max_num_seqs // self.num_lanes
-        if not 1 <= request.num_sequences <= most:
-            raise RequestRefusedError(f"{request.num_sequences} sequences: must be from 1 to {most}, which may run")
+        limit = self._refusal.limit(request)
         if request.request_id in self._requests:
             raise RequestRefusedError(f"request id {request.request_id!r} is in use")
         request.order = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
         (sequence,) = request.sequences
-        sequence.end_length = min(sequence.end_length, limit)
+        if sequence.end_length > limit:
+            sequence.end_length = limit
         self.waiting.push(sequence)
 
     def abort(self, request_id: int) -> Request:
@@ -183,7 +171,7 @@ class Scheduler:
         self.blocks.settle()
         draft = StepDraft(now)
         self._policy.compose(planner, draft)
-        while draft.is_empty:
+        while not (draft.num_decodes or draft.prefills or draft.transfers or draft.parked):
             self._unreported.preempted += draft.preempted
             self._unreported.paused += draft.paused
             if running.paused:
@@ -199,12 +187,7 @@ class Scheduler:
             self._unreported = StepDraft(now)
         if self.blocks.moves:
             draft.transfers[:0] = self.blocks.pop_moves()
-        num_running = self.num_running
-        horizon = 1
-        decodes_only = not (draft.prefills or draft.transfers or draft.paused or running.beams)
-        if draft.num_decodes and decodes_only and self.num_lanes == 1:
-            horizon = decode_horizon(self._policy, running, self.waiting, self.blocks, num_running, self.max_num_seqs)
-        plan = make_plan(lane, self._lanes, draft, horizon, num_running, self.blocks, self.waiting)
+        plan = self._maker.make(lane, draft)
         running.flights.append(Flight(plan))
         return plan
 
@@ -245,7 +228,7 @@ class Scheduler:
                 del self._requests[request.request_id]
                 finished.append(request)
         beams = self._progress[plan.lane].beams_to_replace(flight) if self._lanes[plan.lane].beams else []
-        return StepOutcome(finished, resumed_gaps, beams, flight.drafts)
+        return make_outcome((finished, resumed_gaps, beams, flight.drafts))
 
     def replace_beams(self, request: Request, parents: abc.Sequence[int]) -> None:
         """Let beam i of a request in `StepOutcome.beams` continue beam `parents[i]`; see `engine.core.beams`."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.plan import PrefillChunk, StepDraft
+from engine.core.plan import StepDraft
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
 from engine.core.waiting_queue import WaitingQueue
@@ -55,10 +55,10 @@ def count_slots(lanes: list[RunningSet], draft: StepDraft, blocks: BlockManager,
     return SlotCounts(num_tokens, num_reserved, 0)
 
 
-def num_to_compute(prefills: abc.Iterable[PrefillChunk], block_size: int) -> int:
-    """Slots that are held for known tokens which come after these chunks of prompts."""
-    cut = [(s, start + num_tokens) for s, start, num_tokens, is_last in prefills if not is_last]
-    return sum(min(s.num_tokens, len(s.block_table) * block_size) - end for s, end in cut) if cut else 0
+def num_to_compute(sequence: Sequence, end: int, block_size: int) -> int:
+    """Slots that a prompt, cut after `end` tokens, holds for its known tokens after these."""
+    num_held = len(sequence.block_table) * block_size
+    return min(sequence.num_tokens, num_held) - end
 
 
 def _num_shared_slots(lanes: list[RunningSet], ending: abc.Sequence[Sequence], blocks: BlockManager) -> int:

@@ -12,7 +12,7 @@ from engine.core.kv.lower_tiers import match_below
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.limits import Limits
 from engine.core.parking import Parking
-from engine.core.plan import PrefillChunk, StepDraft
+from engine.core.plan import StepDraft, make_prefill_chunk
 from engine.core.preemption import Preemption
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
@@ -83,8 +83,9 @@ class StepPlanner(GivingWay):
         unplanned = unplanned.copy()
         while unplanned and budget > 0:
             sequence = next(iter(unplanned))
-            num_tokens = self.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
-            if self._make_room(draft, sequence, sequence.num_computed_tokens + num_tokens, unplanned):
+            start = sequence.num_computed_tokens
+            num_tokens = self.chunk_tokens(sequence.num_tokens - start, budget)
+            if self._make_room(draft, sequence, start + num_tokens, unplanned):
                 del unplanned[sequence]
                 self.plan_chunk(draft, sequence, num_tokens)
                 budget -= num_tokens
@@ -126,9 +127,9 @@ class StepPlanner(GivingWay):
         match = self._blocks.match(sequence)
         return match if self._offload is None else match_below(self._blocks, sequence, match)
 
-    def chunk_tokens(self, sequence: Sequence, start: int, budget: int) -> int:
-        """Tokens of the next chunk of a prompt, computed up to `start`, within the budget and the limit of a chunk."""
-        left, most = sequence.num_tokens - start, self.limits.max_chunk_tokens
+    def chunk_tokens(self, left: int, budget: int) -> int:
+        """Tokens of the next chunk of a prompt with `left` to compute, within the budget and the limit of a chunk."""
+        most = self.limits.max_chunk_tokens
         if most and most < left:
             left = most
         return left if left < budget else budget
@@ -138,9 +139,10 @@ class StepPlanner(GivingWay):
         start = sequence.num_computed_tokens
         if start < sequence.num_lost_tokens:
             sequence.num_recomputed_tokens += min(num_tokens, sequence.num_lost_tokens - start)
-        draft.prefills.append(PrefillChunk(sequence, start, num_tokens, start + num_tokens == sequence.num_tokens))
+        end = start + num_tokens
+        draft.prefills.append(make_prefill_chunk((sequence, start, num_tokens, end == sequence.num_tokens)))
         if sequence.has_content:
-            self._blocks.register(sequence, start + num_tokens)
+            self._blocks.register(sequence, end)
 
     @property
     def num_kept_blocks(self) -> int:
@@ -152,7 +154,7 @@ class StepPlanner(GivingWay):
         if sequence.host_blocks is not None:
             return 0, self._blocks.blocks_for(sequence.num_tokens)
         match = self._match(sequence)
-        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, sequence.num_tokens)
+        wanted = self.chunk_tokens(sequence.num_tokens - match.num_cached_tokens, sequence.num_tokens)
         checked = match.num_cached_tokens + min(wanted, budget)
         is_beam = sequence.request.num_common_blocks is not None
         checked = sequence.num_tokens if self.limits.checks_full_prompt or is_beam else checked
@@ -195,7 +197,7 @@ class StepPlanner(GivingWay):
         """Tokens that the head of the queue may compute in this step; 0 if it must wait."""
         limits, blocks = self.limits, self._blocks
         length = sequence.num_tokens
-        wanted = self.chunk_tokens(sequence, match.num_cached_tokens, length)
+        wanted = self.chunk_tokens(length - match.num_cached_tokens, length)
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0

@@ -72,10 +72,10 @@ class WaitingQueue:
 
     def push(self, sequence: Sequence) -> None:
         self._num_pushed += 1
-        place = self._order(sequence), sequence.request.order, self._num_pushed
-        heapq.heappush(self._heap, (*place, sequence))
+        entry = self._order(sequence), sequence.request.order, self._num_pushed, sequence
+        heapq.heappush(self._heap, entry)
         if sequence.block_table:
-            self.holders[sequence] = place
+            self.holders[sequence] = entry[:3]
         if self._heap[0][-1] is sequence:
             self.head_blocked = False
 

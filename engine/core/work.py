@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import abc
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -73,3 +74,8 @@ class StepWork(NamedTuple):
             (), self.num_decodes, contexts, self.num_squared_context_tokens + squared_growth,
             tokens_per_decode=self.tokens_per_decode,
         )  # fmt: skip
+
+
+# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
+make_chunk_work = partial(tuple.__new__, ChunkWork)
+make_work = partial(tuple.__new__, StepWork)

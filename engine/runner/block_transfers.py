@@ -24,6 +24,8 @@ from torch import Tensor
 from engine.core.kv.tier import DEVICE
 from engine.runner.transfer_inputs import TransferInputs, TransferRun
 
+Waited = list[tuple[Any, Any]]
+
 
 class SideStream(Protocol):
     """Where copies run. A mark stands for all copies that were launched before it."""
@@ -109,12 +111,14 @@ class BlockTransfers:
         self._host = torch.empty(shape, dtype=torch.uint8, pin_memory=cache.is_cuda and num_host_blocks > 0)
         self._stream = stream
         self._beside: deque[tuple[int, Any]] = deque()  # numbers and marks of copies that may not have ended
-        self._waited: list[tuple[Any, Any]] = []  # marks around those that the steps of this plan wait for
         self.landed = 0
 
-    def launch(self, transfers: TransferInputs, on_device: TransferInputs) -> None:
-        """Launch the copies of a plan, given its inputs on the host and on the device."""
-        self._waited.clear()
+    def launch(self, transfers: TransferInputs, on_device: TransferInputs) -> Waited:
+        """Launch the copies of a plan, given its inputs on the host and on the device.
+
+        Returns the marks before and after each group of copies that the steps of the plan wait for.
+        """
+        waited: Waited = []
         self._await(transfers.awaited)
         is_beside = False
         for run, staged in zip(transfers.runs, on_device.runs, strict=True):
@@ -129,19 +133,20 @@ class BlockTransfers:
                 self._launch(run)
                 last = self._stream.mark()
                 self._stream.hold_steps(last)
-                self._waited.append((first, last))
+                waited.append((first, last))
         if is_beside:
             self._beside.append((transfers.number, self._stream.mark()))
+        return waited
 
-    def poll(self) -> int:
-        """Find out which copies have ended; returns how long the steps of the last plan waited for copies, in ns."""
+    def poll(self, waited: Waited) -> int:
+        """Find out which copies have ended; returns how long the steps of a plan waited for copies, in ns."""
         while self._beside and self._stream.has_passed(self._beside[0][1]):
             self.landed, _ = self._beside.popleft()
-        return sum(self._stream.ns_between(first, last) for first, last in self._waited)
+        return sum(self._stream.ns_between(first, last) for first, last in waited)
 
     def _await(self, number: int) -> None:
         """Let what the device is given from now on wait for the copies beside earlier steps up to `number`."""
-        marks = [mark for each, mark in self._beside if each <= number]
+        marks = [mark for each, mark in list(self._beside) if each <= number]  # another thread may call `poll`
         if marks:
             self._stream.hold_steps(marks[-1])
 

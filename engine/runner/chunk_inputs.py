@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-from engine.runner.sampling_inputs import Array, Ints, SamplingInputs
+from engine.runner.arrays import padded
+from engine.runner.sampling_inputs import Array, SamplingInputs
 from engine.sampling_params import SamplingParams
 
 
@@ -83,11 +83,3 @@ def make_chunk_inputs(chunks: abc.Sequence[Chunk], block_size: int) -> PrefillIn
         max_seqlen=max(counts),
         max_context=int(contexts.max()),
     )
-
-
-def padded(tables: abc.Sequence[list[int] | Ints]) -> NDArray[np.int32]:
-    """Block tables of unequal length as one array, padded with 0."""
-    out = np.zeros((len(tables), max(map(len, tables), default=0)), np.int32)
-    for row, table in enumerate(tables):
-        out[row, : len(table)] = table
-    return out

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from torch import Tensor
 
-from engine.runner.step_inputs import RowChanges
+from engine.runner.decode_rows import RowChanges
 
 _ALIGNED_ROWS = 4  # int32 in 16 bytes
 
@@ -41,8 +42,11 @@ class DecodeState:
         self.tables = torch.zeros(max_num_seqs, max_blocks, dtype=torch.int32, device=device)
         self._num_rows = 0
 
-    def apply(self, changes: RowChanges) -> None:
-        """Update the rows for the plan that runs next; the tensors of `changes` are on the device."""
+    def apply(self, changes: RowChanges, prompts: Tensor) -> None:
+        """Update the rows for the plan that runs next; the tensors of `changes` are on the device.
+
+        `prompts`, int64[n], are the tokens that the last plan sampled for the prompts which it completed.
+        """
         if changes.moves.shape[1]:
             sources, targets = changes.moves
             for rows in (self._longs, self._words):
@@ -55,6 +59,9 @@ class DecodeState:
         if count:
             new, sampling = slice(first, first + count), changes.joined_sampling
             self.tokens[new] = changes.joined_tokens
+            if changes.sampled_last.shape[1]:
+                rows, samples = changes.sampled_last
+                self.tokens[rows] = prompts[samples]
             self.lengths[new] = changes.joined_lengths
             self.tables[new, : changes.joined_tables.shape[1]] = changes.joined_tables
             self.temperature[new] = sampling.temperature

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +21,9 @@ from engine.models.weights import dequantize_for_cpu, load_random, load_safetens
 from engine.runner import kv_cache
 from engine.runner.cuda_graphs import make_capture, uses_graphs
 from engine.runner.kv_quantization import measure_scales
-from engine.runner.model_runner import ModelRunner, StepTokens
+from engine.runner.model_runner import ModelRunner
 from engine.runner.step_inputs import StepInputs
+from engine.runner.step_tokens import StepTokens
 from kernels.attention import select_backend
 from kernels.runtime import HAS_TRITON
 
@@ -154,14 +158,39 @@ class LocalExecutor:
         self.num_host_blocks = rank.num_host_blocks
         self.block_bytes = rank.block_bytes
         self._runner: ModelRunner | None = rank.allocate(self.num_blocks)
+        # The CPU computes where it is told to: with asynchronous scheduling in a thread, which takes plan after plan.
+        is_threaded = config.async_scheduling and config.device == "cpu"
+        self._thread = ThreadPoolExecutor(1, "execute") if is_threaded else None
+        self._launched: deque[Callable[[], StepTokens]] = deque()
 
     def execute(self, inputs: StepInputs) -> StepTokens:
         """Run a plan and return its tokens."""
         assert self._runner is not None, "the executor is closed"
-        return self._runner.execute(inputs)
+        if self._thread is None:
+            return self._runner.execute(inputs)
+        return self._thread.submit(self._runner.execute, inputs).result()
+
+    def launch(self, inputs: StepInputs) -> None:
+        """Run a plan when those that were launched before it have ended; does not wait for it."""
+        assert self._runner is not None, "the executor is closed"
+        if self._thread is None:
+            self._launched.append(self._runner.launch(inputs))
+        else:
+            self._launched.append(self._thread.submit(self._runner.execute, inputs).result)
+
+    def collect(self) -> StepTokens:
+        """Wait for the plan that was launched first, of those not collected, and return its tokens."""
+        return self._launched.popleft()()
+
+    def forget(self) -> None:
+        """Drop the tokens of all plans that were launched; those that are launched later run behind them."""
+        self._launched.clear()
 
     def close(self) -> None:
         """Free the model and its cache."""
+        if self._thread is not None:
+            self._thread.shutdown(cancel_futures=True)
+        self._launched.clear()
         self._runner = None
         gc.unfreeze()
         gc.collect()  # runner and graphs form a reference cycle

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from engine.models.parallel import TensorParallel
@@ -21,38 +19,13 @@ from engine.runner.sampling_inputs import Adjustments
 from engine.runner.staging import Staging, TokenBuffer
 from engine.runner.step_inputs import StepInputs
 from engine.runner.step_timer import StepTimer
+from engine.runner.step_tokens import StepTokens
 from kernels.attention import AttentionMetadata
 from kernels.decode_step import begin_decode, end_decode
 from kernels.logit_edits import RowLogprobs, edit_logits, token_logprobs
 from kernels.sampler import sample
 
 _SCORED_ROWS = 64
-
-
-@dataclass(frozen=True)
-class StepTokens:
-    """The tokens that a plan sampled, and its times in ns.
-
-    Attributes:
-        decode: int64[num_steps, num_decodes]; column i belongs to decode row i.
-        prefill: int64[s], one token for each sample of `PrefillInputs`.
-        execute_ns: time of the model.
-        sample_ns: time of logits and sampling. CUDA graphs contain both: then `sample_ns` is 0 and `execute_ns` is the
-            whole time.
-        transfer_ns: time for which the steps waited for copies from or to the host.
-        landed: the number of the last copies beside steps that have ended (`TransferInputs.number`).
-        logprobs: of the sampled tokens in `Adjustments.logprob_rows`, with numpy arrays; None without any.
-        prompt_logprobs: of `Adjustments.prompt_tokens`; None without any.
-    """
-
-    decode: NDArray[np.int64]
-    prefill: NDArray[np.int64]
-    execute_ns: int
-    sample_ns: int
-    transfer_ns: int = 0
-    landed: int = 0
-    logprobs: RowLogprobs | None = None
-    prompt_logprobs: RowLogprobs | None = None
 
 
 class ModelRunner:
@@ -91,6 +64,7 @@ class ModelRunner:
         self._transfers = BlockTransfers(kv_cache, num_host_blocks, side_stream(self._device))
         self._tokens = TokenBuffer(max_steps, max_num_seqs * tokens_per_decode, self._device)
         self._timer = StepTimer(self._device)
+        self._ended_ns = 0  # when the tokens of the last plan had come
         self._no_prefill = _empty_prefill(self._device)
         self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one
         self._prompt_logprobs: RowLogprobs | None = None
@@ -119,23 +93,39 @@ class ModelRunner:
         self._on_padding_rows(measure)
         return total
 
-    @torch.no_grad()
     def execute(self, inputs: StepInputs) -> StepTokens:
-        """Run a plan: copy blocks, change decode rows, then run its steps. The host waits only for the tokens."""
+        """Run a plan and wait for its tokens."""
+        return self.launch(inputs)()
+
+    @torch.no_grad()
+    def launch(self, inputs: StepInputs) -> Callable[[], StepTokens]:
+        """Launch a plan: copy blocks, change decode rows, then run its steps.
+
+        Returns a function that waits for the tokens. It must be called before the second `launch` after this one.
+        """
         on_host, inputs = inputs, self._staging.send(inputs)
-        self._state.apply(inputs.rows)
+        self._state.apply(inputs.rows, self._tokens.prompts)
         self._tokens.rewind()
         self._logprobs = self._prompt_logprobs = None
         started = time.perf_counter_ns()
-        self._transfers.launch(on_host.transfers, inputs.transfers)
+        waited = self._transfers.launch(on_host.transfers, inputs.transfers)
         num_prompts = self._launch(inputs)
-        tokens = self._tokens.fetch(inputs.num_steps)
-        sample_ns, transfer_ns = self._timer.sample_ns(), self._transfers.poll()
-        execute_ns = time.perf_counter_ns() - started - sample_ns - transfer_ns
-        logprobs, prompt_logprobs = _on_host(self._logprobs), _on_host(self._prompt_logprobs)
-        decoded, prompts = tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts]
-        landed = self._transfers.landed
-        return StepTokens(decoded, prompts, execute_ns, sample_ns, transfer_ns, landed, logprobs, prompt_logprobs)
+        logprobs, prompt_logprobs = _to_host(self._logprobs), _to_host(self._prompt_logprobs)
+        read_tokens, sampling_ns = self._tokens.fetch(inputs.num_steps), self._timer.take()
+
+        def finish() -> StepTokens:
+            tokens = read_tokens()
+            sample_ns, transfer_ns = sampling_ns(), self._transfers.poll(waited)
+            ended = time.perf_counter_ns()
+            execute_ns = max(0, ended - max(started, self._ended_ns) - sample_ns - transfer_ns)
+            self._ended_ns = ended
+            decoded, prompts = tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts]
+            times = execute_ns, sample_ns, transfer_ns
+            return StepTokens(
+                decoded, prompts, *times, self._transfers.landed, _arrays(logprobs), _arrays(prompt_logprobs)
+            )
+
+        return finish
 
     def _launch(self, inputs: StepInputs) -> int:
         """Launch the plan's steps; returns the number of samples of the prompts that they complete."""
@@ -268,8 +258,14 @@ class ModelRunner:
         end_decode(sampled, state.tokens[:num_rows], state.lengths[:num_rows], tokens.ring, tokens.cursor)
 
 
-def _on_host(logprobs: RowLogprobs | None) -> RowLogprobs | None:
-    return None if logprobs is None else RowLogprobs(*(tensor.cpu().numpy() for tensor in logprobs))
+def _to_host(logprobs: RowLogprobs | None) -> RowLogprobs | None:
+    """Launch the copies of log probabilities to the host."""
+    return None if logprobs is None else RowLogprobs(*(each.to("cpu", non_blocking=True) for each in logprobs))
+
+
+def _arrays(logprobs: RowLogprobs | None) -> RowLogprobs | None:
+    """Log probabilities on the host as numpy arrays."""
+    return None if logprobs is None else RowLogprobs(*(each.numpy() for each in logprobs))
 
 
 def _empty_prefill(device: torch.device) -> dict[str, object]:

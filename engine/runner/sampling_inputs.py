@@ -102,6 +102,11 @@ class AdjustedSequence:
         """Whether the next token takes edits or log probabilities."""
         return self._is_always_adjusted or self._sequence.num_output_tokens < self.params.min_tokens
 
+    @property
+    def reads_output(self) -> bool:
+        """Whether the edits of the next token depend on the output before it, not only on its length."""
+        return _has_penalties(self.params) or any(len(word) > 1 for word in self.bad_words)
+
     def forbidden(self) -> list[int]:
         """Tokens that may not be next."""
         tokens = self.end_tokens if self._sequence.num_output_tokens < self.params.min_tokens else []

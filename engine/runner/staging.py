@@ -1,11 +1,11 @@
 """Transfers between host and device: a plan's inputs in one copy, its sampled tokens back in another.
 
-The host waits only for the tokens.
+The host waits only for the tokens, when it asks for them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, TypeVar
 
@@ -90,13 +90,16 @@ class TokenBuffer:
 
     row 0           tokens sampled in chunks: of the prompts that the plan completes, and of decodes with drafts
     row 1 + step    tokens of the decode rows; `cursor`, on the device, is the number of the next step
+
+    The device has one buffer, which the next plan writes after its copy to the host. The host has two, because the next
+    plan may be launched before the tokens of this one are read.
     """
 
     def __init__(self, max_steps: int, max_num_seqs: int, device: torch.device) -> None:
         self._on_device = torch.zeros(1 + max_steps, max_num_seqs, dtype=torch.int64, device=device)
-        self._is_cuda = device.type == "cuda"
-        self._host = torch.empty(self._on_device.shape, dtype=torch.int64, pin_memory=self._is_cuda)
-        self._copied = torch.cuda.Event() if self._is_cuda else None
+        is_cuda = device.type == "cuda"
+        self._hosts = [torch.empty(self._on_device.shape, dtype=torch.int64, pin_memory=is_cuda) for _ in range(2)]
+        self._copied = [torch.cuda.Event() if is_cuda else None for _ in range(2)]
         self.cursor = torch.zeros(1, dtype=torch.int64, device=device)
 
     @property
@@ -113,15 +116,26 @@ class TokenBuffer:
         """Set `cursor` to the first step."""
         self.cursor.zero_()
 
-    def fetch(self, num_steps: int) -> NDArray[np.int64]:
-        """Wait for the launched steps and return the first `1 + num_steps` rows, int64[1 + num_steps, max_num_seqs]."""
-        rows = slice(0, 1 + num_steps)
-        self._host[rows].copy_(self._on_device[rows], non_blocking=True)
-        if self._copied is not None:
-            self._copied.record()
-            self._copied.synchronize()
-        tokens: NDArray[np.int64] = self._host[rows].numpy().copy()
-        return tokens
+    def fetch(self, num_steps: int) -> Callable[[], NDArray[np.int64]]:
+        """Launch the copy of the first `1 + num_steps` rows to the host.
+
+        Returns a function that waits for the copy and returns the rows, int64[1 + num_steps, max_num_seqs]. It must be
+        called before the second `fetch` after this one.
+        """
+        self._hosts.reverse()
+        self._copied.reverse()
+        host, copied = self._hosts[0][: 1 + num_steps], self._copied[0]
+        host.copy_(self._on_device[: 1 + num_steps], non_blocking=True)
+        if copied is not None:
+            copied.record()
+
+        def read() -> NDArray[np.int64]:
+            if copied is not None:
+                copied.synchronize()
+            tokens: NDArray[np.int64] = host.numpy().copy()
+            return tokens
+
+        return read
 
 
 _TORCH_DTYPES = {"int64": torch.int64, "int32": torch.int32, "float32": torch.float32}

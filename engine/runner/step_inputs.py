@@ -1,8 +1,8 @@
 """Turns a step plan into the arrays that a rank needs to execute it. Decode rows are sent as changes only.
 
-Decoding sequences live in dense rows of device tensors (`engine.runner.decode_state`). `StepBuilder`, in the engine's
-process, knows which sequence has which row. It makes numpy arrays, so that every rank can be sent the same inputs.
-`engine.runner.staging` copies the inputs to the device: the same dataclasses, with tensors of equal shapes and dtypes.
+Decoding sequences live in dense rows of device tensors (`engine.runner.decode_state`). `DecodeRows`, in the engine's
+process, knows which sequence has which row. `StepBuilder` makes numpy arrays, so that every rank can be sent the same
+inputs. `engine.runner.staging` copies them to the device: the same dataclasses, with tensors of equal shapes and types.
 """
 
 from __future__ import annotations
@@ -10,18 +10,14 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 
-import numpy as np
-
 from engine.core.plan import PrefillChunk, StepPlan
 from engine.core.sequence import Sequence
-from engine.runner.arrays import columns, padded
 from engine.runner.chunk_inputs import Chunk, PrefillInputs, make_chunk_inputs
+from engine.runner.decode_rows import DecodeRows, RowChanges
+from engine.runner.plan_samples import PlanSamples
 from engine.runner.sampling_inputs import (
     AdjustedSequence,
     Adjustments,
-    Array,
-    Ints,
-    SamplingInputs,
     TokenLists,
     make_adjustments,
     needs_adjusting,
@@ -33,32 +29,6 @@ _SEED_BITS = 2**63 - 1
 
 Drafts = abc.Mapping[Sequence, list[int]]
 NO_DRAFTS: Drafts = {}
-
-
-@dataclass(frozen=True)
-class RowChanges:
-    """How the decode rows differ from those of the last plan; the changes are applied in the order of the fields.
-
-    Example: rows 0 to 3 hold sequences a, b, c, d; b leaves and e joins. `moves` is [[3], [1]] (d moves to row 1),
-    `num_kept` is 3 (a, d, c), and e gets row 3.
-
-    Attributes:
-        moves: int64[2, m]; row `moves[0, i]`, as it was before all moves, overwrites row `moves[1, i]`.
-        num_kept: number of rows after the moves.
-        joined_tokens: int64[j], the last token of each new row; the new rows begin at row `num_kept`.
-        joined_lengths: int64[j], known tokens of each new row.
-        joined_tables: int32[j, longest], the block table of each new row, padded with 0.
-        joined_sampling: parameters of the new rows.
-        growth: int64[3, g], (row, column, block) of each entry appended to a block table.
-    """
-
-    moves: Array
-    num_kept: int
-    joined_tokens: Array
-    joined_lengths: Array
-    joined_tables: Array
-    joined_sampling: SamplingInputs
-    growth: Array
 
 
 @dataclass(frozen=True)
@@ -93,9 +63,11 @@ class StepBuilder:
 
     A plan in which a decode has drafts has no decode rows: each decode is a chunk, behind those of the prompts.
 
+    A plan may be built before the tokens of the plan before it are known. A sequence that joins the decode rows then
+    gets its token on the device, from what that plan samples; `must_wait` says where that is not enough.
+
     Attributes:
-        sequences: by decode row.
-        drafted: of the last plan, all decodes with their drafts, if any has drafts.
+        samples: of the last plan.
     """
 
     def __init__(self, block_size: int) -> None:
@@ -103,27 +75,23 @@ class StepBuilder:
         self._requests: dict[Sequence, tuple[SamplingParams, int]] = {}
         self._adjusted: dict[Sequence, AdjustedSequence] = {}  # those that are adjusted now or may be later
         self._num_top_k = self._num_top_p = 0
-        self._row_of: dict[Sequence, int] = {}
-        self._num_blocks: list[int] = []
-        self._lengths = np.zeros(0, np.int64)  # by row, equal to `DecodeState.lengths`
-        self._leaving: list[Sequence] = []
-        self._rewritten: dict[Sequence, None] = {}  # decoding ones whose rows are out of date
-        self._has_rows = True  # all decodes of the last plan with decodes
-        self.sequences: list[Sequence] = []  # by row
-        self.drafted: list[tuple[Sequence, list[int]]] = []
+        self._rows = DecodeRows()
+        self.samples = PlanSamples([], [], [], [], [])
 
     def build(self, plan: StepPlan, number: int = 0, awaited: int = 0, drafts: Drafts = NO_DRAFTS) -> StepInputs:
         """Inputs of the next plan; `build` must be called in the order in which the plans are executed.
 
         `number` and `awaited` are those of `TransferInputs`.
         """
-        self.drafted = [(sequence, drafts.get(sequence, [])) for sequence in plan.decodes] if drafts else []
-        rows = self._drop_all_rows() if drafts else self._change_rows(plan)
+        drafted = [(sequence, drafts.get(sequence, [])) for sequence in plan.decodes] if drafts else []
+        rows = self._rows.clear() if drafts else self._rows.change(plan, self._requests, self._unknown(plan))
         num_rows = 0 if drafts else plan.num_decodes
-        chunks = [*self._chunks(plan.prefills), *self._verified_chunks()]
-        decoding = self._lengths[:num_rows]
+        chunks = [*self._chunks(plan.prefills), *self._verified_chunks(drafted)]
+        decoding = self._rows.lengths[:num_rows]
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
+        prompts = [(chunk.sequence, chunk.num_samples) for chunk in plan.prefills if chunk.is_last]
+        self.samples = PlanSamples(prompts, self._rows.sequences[: plan.num_decodes], drafted, [], [])
         return StepInputs(
             transfers=transfer_inputs(plan, number, awaited),
             rows=rows,
@@ -135,6 +103,18 @@ class StepBuilder:
             uses_top_p=self._num_top_p > 0,
             adjustments=self._adjustments(plan) if self._adjusted else None,
         )
+
+    def must_wait(self, plan: StepPlan) -> bool:
+        """Whether the inputs of the next plan need tokens, on the host, that the last plan samples."""
+        for chunk in plan.prefills:
+            if chunk.start + chunk.num_tokens > len(chunk.sequence.token_ids):  # type: ignore[arg-type]
+                return True
+        return any(each.reads_output and sequence in plan.decodes for sequence, each in self._adjusted.items())
+
+    def _unknown(self, plan: StepPlan) -> dict[Sequence, int]:
+        """Those that join the rows with a token that the last plan samples, and the number of its sample."""
+        unknown = [sequence for sequence in self._rows.joining(plan) if _is_unknown(sequence)]
+        return self.samples.first_samples(unknown) if unknown else {}
 
     def add(
         self,
@@ -167,11 +147,11 @@ class StepBuilder:
 
     def rewrite(self, sequences: abc.Iterable[Sequence]) -> None:
         """Send the rows of these sequences again, whose tokens or blocks were changed between two plans."""
-        self._rewritten.update(dict.fromkeys(sequences))
+        self._rows.rewrite(sequences)
 
-    def num_prompt_logprobs(self, sequence: Sequence) -> int:
-        """Prompt tokens, after the first, whose log probabilities the inputs built so far ask for."""
-        return self._adjusted[sequence].num_prompt_logprobs if sequence in self._adjusted else 0
+    def has(self, sequence: Sequence) -> bool:
+        """Whether a sequence is registered: it has neither ended nor been aborted."""
+        return sequence in self._requests
 
     def is_adjusted(self, plan: StepPlan) -> bool:
         """Whether the plan decodes an adjusted sequence, so that it must have one step."""
@@ -189,88 +169,23 @@ class StepBuilder:
             self._adjusted.pop(sequence, None)
             self._num_top_k -= params.top_k > 0
             self._num_top_p -= params.top_p < 1
-            self._leaving.append(sequence)
+            self._rows.leave(sequence)
 
     def _adjustments(self, plan: StepPlan) -> Adjustments | None:
-        adjusted = [None if sequence is None else self._adjusted.get(sequence) for sequence in self.sampled(plan)]
+        """The adjustments of the last plan; notes in `samples` what gets log probabilities."""
+        sampled = self.samples.sequences()
+        adjusted = [None if sequence is None else self._adjusted.get(sequence) for sequence in sampled]
         rows = [each if each is not None and each.is_adjusted else None for each in adjusted]
-        return make_adjustments(rows, [(self._adjusted.get(chunk.sequence), chunk) for chunk in plan.prefills])
-
-    def sampled(self, plan: StepPlan) -> list[Sequence | None]:
-        """The sequence of each sample of the last plan, in order; None for those that follow a draft."""
-        samples: list[Sequence | None] = [c.sequence for c in plan.prefills for _ in range(c.num_samples)]
-        for sequence, drafts in self.drafted:
-            samples += [sequence, *(None for _ in drafts)]
-        return samples if self.drafted else [*samples, *self.sequences[: plan.num_decodes]]
-
-    def _drop_all_rows(self) -> RowChanges:
-        self._has_rows = False
-        self._leaving.clear()
-        self._row_of.clear()
-        self._num_blocks.clear()
-        self.sequences = []
-        return self._joining([], columns([], 2), 0, columns([], 3))
-
-    def _change_rows(self, plan: StepPlan) -> RowChanges:
-        moves = self._drop_rows([*self._leaving, *plan.preempted, *plan.paused, *self._rewritten])
-        self._leaving.clear()
-        num_kept = len(self.sequences)
-        joined = plan.fresh_decodes if self._has_rows else list(plan.decodes)
-        self._has_rows = self._has_rows or bool(joined)
-        if self._rewritten and plan.num_decodes:
-            fresh = set(joined)
-            joined = [*joined, *(s for s in self._rewritten if s in plan.decodes and s not in fresh)]
-            self._rewritten.clear()
-        for sequence in joined:
-            self._row_of[sequence] = len(self.sequences)
-            self.sequences.append(sequence)
-            self._num_blocks.append(len(sequence.block_table))
-        self._set_lengths(moves, num_kept, np.asarray([s.num_tokens for s in joined], np.int64))
-        return self._joining(joined, moves, num_kept, self._grow(plan, set(joined)))
-
-    def _joining(self, joined: list[Sequence], moves: Ints, num_kept: int, growth: Ints) -> RowChanges:
-        return RowChanges(
-            moves=moves,
-            num_kept=num_kept,
-            joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
-            joined_lengths=np.asarray([s.num_tokens for s in joined], np.int64),
-            joined_tables=padded([s.block_table for s in joined]),
-            joined_sampling=SamplingInputs.of(self._requests[s] for s in joined),
-            growth=growth,
-        )
-
-    def _drop_rows(self, leaving: abc.Iterable[Sequence]) -> Ints:
-        """Remove the rows of `leaving`, filling each gap with the last row; returns the moves, int64[2, m]."""
-        origin: dict[int, int] = {}  # row -> the row that its new content had before all moves
-        for sequence in leaving:
-            row = self._row_of.pop(sequence, None)
-            if row is None:
-                continue
-            moved, blocks = self.sequences.pop(), self._num_blocks.pop()
-            last = len(self.sequences)
-            source = origin.pop(last, last)
-            if moved is not sequence:
-                origin[row] = source
-                self.sequences[row], self._num_blocks[row], self._row_of[moved] = moved, blocks, row
-        return columns([(source, target) for target, source in origin.items()], 2)
-
-    def _set_lengths(self, moves: Ints, num_kept: int, joined: Ints) -> None:
-        self._lengths[moves[1]] = self._lengths[moves[0]]
-        num_rows = num_kept + len(joined)
-        if num_rows > len(self._lengths):
-            self._lengths = np.resize(self._lengths, 2 * num_rows)
-        self._lengths[num_kept:num_rows] = joined
-
-    def _grow(self, plan: StepPlan, joined: set[Sequence]) -> Ints:
-        """Table entries that the plan appends, int64[3, g]; rows that join now are sent with their whole table."""
-        entries = []
-        for each in plan.growth:
-            for sequence, block in zip(each.sequences, each.blocks, strict=True):
-                if sequence not in joined:
-                    row = self._row_of[sequence]
-                    entries.append((row, self._num_blocks[row], block))
-                    self._num_blocks[row] += 1
-        return columns(entries, 3)
+        chunks = [(self._adjusted.get(chunk.sequence), chunk) for chunk in plan.prefills]
+        before = [0 if each is None else each.num_prompt_logprobs for each, _ in chunks]
+        made = make_adjustments(rows, chunks)
+        if made is None:
+            return None
+        self.samples.logprobs.extend((row, sampled[row]) for row in made.logprob_rows.tolist())
+        for (each, chunk), number in zip(chunks, before, strict=True):
+            if each is not None and each.num_prompt_logprobs > number:
+                self.samples.prompt_logprobs.append((chunk.sequence, each.num_prompt_logprobs - number))
+        return made
 
     def _chunks(self, prefills: list[PrefillChunk]) -> abc.Iterator[Chunk]:
         """Prompt chunks, with the samples of each completed prompt."""
@@ -281,10 +196,15 @@ class StepBuilder:
             tokens = sequence.token_ids[start : start + num_tokens]  # type: ignore[index]
             yield Chunk(sequence.block_table, start, tokens, [num_tokens - 1] * num_samples, samples)
 
-    def _verified_chunks(self) -> abc.Iterator[Chunk]:
+    def _verified_chunks(self, drafted: list[tuple[Sequence, list[int]]]) -> abc.Iterator[Chunk]:
         """The last known token and the drafts of each decode; a token is sampled after each of them."""
-        for sequence, drafts in self.drafted:
+        for sequence, drafts in drafted:
             tokens = [sequence.token_ids[-1], *drafts]  # type: ignore[index]
             sampled = list(range(len(tokens)))
             samples = [self._requests[sequence]] * len(tokens)
             yield Chunk(sequence.block_table, sequence.num_tokens - 1, tokens, sampled, samples)
+
+
+def _is_unknown(sequence: Sequence) -> bool:
+    """Whether the last token of a sequence is counted, but not sampled or not on the host yet."""
+    return sequence.num_tokens > len(sequence.token_ids)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,12 +11,12 @@ import torch
 
 
 class StepTimer:
-    """Times the sampling of a plan: with CUDA events, which are reused, on a GPU; with the clock on the CPU."""
+    """Times the sampling of plans: with CUDA events, which are reused, on a GPU; with the clock on the CPU."""
 
     def __init__(self, device: torch.device) -> None:
         self._is_cuda = device.type == "cuda"
-        self._events: list[tuple[Any, Any]] = []
-        self._num_used = 0
+        self._free: list[tuple[Any, Any]] = []
+        self._used: list[tuple[Any, Any]] = []
         self._clock_ns = 0
 
     @contextmanager
@@ -27,16 +27,24 @@ class StepTimer:
             yield
             self._clock_ns += time.perf_counter_ns() - started
             return
-        if self._num_used == len(self._events):
-            self._events.append((torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)))
-        begin, end = self._events[self._num_used]
+        begin, end = self._free.pop() if self._free else (_event(), _event())
         begin.record()
         yield
         end.record()
-        self._num_used += 1  # not if a step fails in between: the time of an event that never came cannot be asked for
+        self._used.append((begin, end))  # not if a step fails before: nobody can ask for the time of such an event
 
-    def sample_ns(self) -> int:
-        """Time of the sampling since the last call, in ns; the device must have finished it."""
-        events_ns = sum(int(begin.elapsed_time(end) * 1e6) for begin, end in self._events[: self._num_used])
-        total, self._num_used, self._clock_ns = self._clock_ns + events_ns, 0, 0
-        return total
+    def take(self) -> Callable[[], int]:
+        """End a plan. Returns a function that returns the time of its sampling, in ns, when the device has finished."""
+        used, clock_ns = self._used, self._clock_ns
+        self._used, self._clock_ns = [], 0
+
+        def sample_ns() -> int:
+            events_ns = sum(int(begin.elapsed_time(end) * 1e6) for begin, end in used)
+            self._free.extend(used)
+            return clock_ns + events_ns
+
+        return sample_ns
+
+
+def _event() -> Any:
+    return torch.cuda.Event(enable_timing=True)

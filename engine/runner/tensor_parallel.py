@@ -3,10 +3,11 @@
     engine ──StepInputs──▶ rank 0 ──StepTokens──▶ engine
            ──StepInputs──▶ rank 1 ──done────────▶        (collectives among the ranks: NCCL on CUDA, gloo on the CPU)
 
-Every rank gets the same inputs, and takes rank 0's tokens. Pipes take messages of any size, and a pipe closes when the
-process at its other end dies, so that the engine notices a dead worker at once, and a worker a dead engine. Every wait
-for a rank has a time limit. The ranks find each other through a file in a temporary folder, so that a crash leaves
-neither an open port nor shared memory behind.
+Every rank gets the same inputs, and takes rank 0's tokens. With asynchronous scheduling, the inputs of the next plan
+are sent while the ranks run this one. Pipes take messages of any size, and a pipe closes when the process at its other
+end dies, so that the engine notices a dead worker at once, and a worker a dead engine. Every wait for a rank has a time
+limit. The ranks find each other through a file in a temporary folder, so that a crash leaves neither an open port nor
+shared memory behind.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from typing import Any
 from engine.engine_config import EngineConfig
 from engine.models.model_config import ModelConfig
 from engine.runner.executor import LocalExecutor
-from engine.runner.model_runner import StepTokens
 from engine.runner.rendezvous import Rendezvous, remove_left_overs
 from engine.runner.step_inputs import StepInputs
+from engine.runner.step_tokens import StepTokens
 from engine.runner.worker import START_TIMEOUT_S, Failure, work
 
 _JOIN_S = 5.0
@@ -87,6 +88,7 @@ class TensorParallelExecutor:
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, rendezvous)
         self._timeout_s = config.worker_timeout_s
+        self._num_launched = 0  # plans whose answers are not received
         for rank in range(config.tensor_parallel_size):
             ours, theirs = context.Pipe()
             _limit_waiting(ours, self._timeout_s)
@@ -102,7 +104,19 @@ class TensorParallelExecutor:
         self._collect(START_TIMEOUT_S)
 
     def execute(self, inputs: StepInputs) -> StepTokens:
-        """Run a plan on all ranks and return rank 0's tokens.
+        """Run a plan on all ranks and return rank 0's tokens; raises as `collect` does."""
+        with self._exchange():
+            self._begin(inputs)
+            return self._end()
+
+    def launch(self, inputs: StepInputs) -> None:
+        """Run a plan on all ranks when those that were launched before it have ended; does not wait for it, and raises
+        as `collect` does."""
+        with self._exchange():
+            self._begin(inputs)
+
+    def collect(self) -> StepTokens:
+        """Wait for the plan that was launched first, of those not collected, and return rank 0's tokens.
 
         Ctrl-C raises KeyboardInterrupt after the plan, because half an exchange of messages cannot be taken up again. A
         second Ctrl-C raises it at once and closes the executor.
@@ -110,16 +124,34 @@ class TensorParallelExecutor:
         Raises:
             WorkerError: a rank failed, or the executor is closed.
         """
+        with self._exchange():
+            return self._end()
+
+    def forget(self) -> None:
+        """Drop the tokens of all plans that were launched, and wait for these plans."""
+        with contextlib.suppress(Exception), self._exchange():  # the next plan says that the executor is closed
+            while self._num_launched:
+                self._end()
+
+    @contextlib.contextmanager
+    def _exchange(self) -> Iterator[None]:
+        """Wraps an exchange of messages with the workers."""
         if not self._finalizer.alive:
             raise WorkerError("the workers have ended")
         try:
             with _interrupts_after():
-                self._send(inputs)
-                answers = self._collect(self._timeout_s)
+                yield
         except _SecondInterruptError:
             self._end_workers()
             raise KeyboardInterrupt from None
-        tokens: StepTokens = answers[0]
+
+    def _begin(self, inputs: StepInputs) -> None:
+        self._num_launched += 1
+        self._send(inputs)
+
+    def _end(self) -> StepTokens:
+        tokens: StepTokens = self._collect(self._timeout_s)[0]
+        self._num_launched -= 1
         return tokens
 
     def close(self) -> None:

@@ -6,9 +6,11 @@ import contextlib
 import gc
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
@@ -21,6 +23,8 @@ from engine.engine_config import EngineConfig
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
 from engine.runner.executor import Rank
+from engine.runner.model_runner import ModelRunner
+from engine.runner.step_tokens import StepTokens
 
 # Longest wait for a rank that loads the model, compiles kernels and captures graphs.
 START_TIMEOUT_S = 3600.0
@@ -47,8 +51,16 @@ def work(
     """Build a rank, then answer every message until the engine closes the pipe; `store` is the ranks' rendezvous."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the engine alone ends the workers
     end_with_parent()
-    try:
+    with _reporting(pipe):
         _serve(rank, pipe, config, model_config, folder, store)
+    os._exit(0)  # a normal exit would wait for collectives that other ranks may never join
+
+
+@contextlib.contextmanager
+def _reporting(pipe: Connection) -> Iterator[None]:
+    """Send the engine what fails inside the block."""
+    try:
+        yield
     except (EOFError, BrokenPipeError):
         pass  # the engine has ended, or has closed this executor
     except Exception as error:
@@ -56,7 +68,6 @@ def work(
         text = " ".join(f"{type(error).__name__}: {error}".split())
         with contextlib.suppress(OSError):  # the engine may have closed the pipe
             pipe.send(Failure(text, error if users else None, traceback.format_exc()))
-    os._exit(0)  # a normal exit would wait for collectives that other ranks may never join
 
 
 def end_with_parent() -> None:
@@ -92,6 +103,33 @@ def _serve(
     runner = part.allocate(pipe.recv())
     gc.freeze()
     pipe.send(None)
+    if config.async_scheduling:
+        _answer_beside(rank, pipe, runner)
     while True:
         tokens = runner.execute(pipe.recv())
         pipe.send(tokens if rank == 0 else None)
+
+
+def _answer_beside(rank: int, pipe: Connection, runner: ModelRunner) -> None:
+    """Launch each plan as soon as its inputs come, while a thread waits for the tokens of those before and sends them.
+
+    So a GPU need not wait for the host between two plans, and neither side can block in sending while the other does.
+    """
+    launched: queue.SimpleQueue[Callable[[], StepTokens] | None] = queue.SimpleQueue()
+
+    def answer() -> None:
+        with _reporting(pipe):
+            while (finish := launched.get()) is not None:
+                tokens = finish()
+                pipe.send(tokens if rank == 0 else None)
+            return
+        os._exit(0)
+
+    thread = threading.Thread(target=answer, name="answer", daemon=True)
+    thread.start()
+    try:
+        while True:
+            launched.put(runner.launch(pipe.recv()))
+    finally:
+        launched.put(None)
+        thread.join()

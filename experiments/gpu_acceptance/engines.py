@@ -20,9 +20,9 @@ import torch
 
 from engine.core.sequence import Request
 from engine.llm import LLM
-from engine.llm_engine import StepReport
 from engine.models.model_config import hf_config
 from engine.sampling_params import SamplingParams
+from engine.step_report import StepReport
 from experiments.gpu_acceptance.common import Context, shape_of
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 
 from engine.llm import LLM
-from engine.llm_engine import StepReport
 from engine.models.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
+from engine.step_report import StepReport
 from experiments.gpu_acceptance.common import Check, Context, Outcome
 from experiments.gpu_acceptance.engines import (
     FACTORIES,

@@ -107,11 +107,6 @@ class RunConfig(ConfigModel):
             raise ValueError(
                 f"num_blocks={self.num_blocks}: must be > {self.scheduler.reserved_blocks}, scheduler.reserved_blocks"
             )
-        if self.scheduler.async_scheduling and self.engine.kind != "sim":
-            raise ValueError(
-                f"scheduler.async_scheduling=true: engine={self.engine.kind} plans a step when the one before it has "
-                "ended; use engine=sim or scheduler.async_scheduling=false"
-            )
         if self.scheduler.async_scheduling and self.engine.max_lookahead_steps > 1:
             raise ValueError(
                 f"engine.max_lookahead_steps={self.engine.max_lookahead_steps}: must be 1 with "

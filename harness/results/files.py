@@ -27,6 +27,7 @@ from harness.results.tables import Gaps, RunResult
 
 REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
 SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
+REPORT = "report.html"  # of a run, and of what any other task found
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
 CAPACITY, SEARCH = "capacity.json", "search.json"
 RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"

@@ -1,10 +1,14 @@
-"""Times of requests in seconds, and the latencies between them, from the whole nanoseconds that a recorder keeps."""
+"""Times of requests in seconds, the latencies between them and the gaps between tokens, from whole nanoseconds."""
 
 from __future__ import annotations
+
+from array import array
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
+
+from harness.results.tables import Gaps
 
 UNSET = -1  # a time that was never reached
 NS = 1e-9
@@ -31,3 +35,28 @@ def with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
     table["e2el"] = between("arrival", "finish")
     table["queue_time"] = between("arrival", "first_scheduled")
     return table
+
+
+def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: array[int]) -> Gaps:
+    """All gaps between tokens: those of single sequences, and for each decode step one shared by the others.
+
+    Tokens that a step brings together have no gap between them.
+    """
+    plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
+    decoding = plans[plans["num_decode_seqs"] > 0]
+    first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
+    ended = np.concatenate([[0], np.cumsum(durations)])
+    ends = decoding["start_ns"].to_numpy() + ended[first + num_steps] - ended[first]
+    first_ends = decoding["start_ns"].to_numpy() + durations[first]
+    shared = first_ends - np.concatenate([[0], ends])[:-1]  # since the decode step before, whichever plan it was in
+    weights = (decoding["num_decode_seqs"] - decoding["num_fresh"]).to_numpy()
+    plan = np.repeat(np.arange(len(plans)), plans["num_steps"].to_numpy())
+    later = np.arange(len(durations)) > plans["first"].to_numpy()[plan]
+    single = np.frombuffer(single_gaps, dtype=np.int64)
+    values = np.concatenate([single, shared[weights > 0], durations[later]])
+    counts = [
+        np.ones(len(single), np.int64),
+        weights[weights > 0],
+        plans["num_decode_seqs"].to_numpy()[plan][later],
+    ]
+    return Gaps(values * NS, np.concatenate(counts))

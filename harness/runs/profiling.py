@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -68,7 +69,7 @@ def published_folder(device: str, model: str, num_ranks: int) -> Path:
 def _job(config: RunConfig, setup: Setup) -> Job:
     known = environment()
     return Job(
-        engine=setup.engine,
+        engine=replace(setup.engine, async_scheduling=False),  # each step is timed on its own
         model_config=setup.model,
         shape=model_shape(config.model, config.weight_format, setup.engine.kv_cache_dtype),
         weights=setup.weights,

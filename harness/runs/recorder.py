@@ -18,15 +18,15 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from engine.core.kv.tier import DISK, HOST
-from engine.core.plan import StepOutcome, StepPlan
-from engine.core.sequence import Request
+from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
+from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
-from harness.runs.latencies import NS, UNSET, seconds, with_latencies
+from harness.runs.latencies import NS, UNSET, seconds, token_gaps, with_latencies
 from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
-    from engine.llm_engine import StepReport
+    from engine.step_report import StepReport
     from harness.runs.replay import Issued
 
 _PLAN_COLUMNS = (
@@ -90,7 +90,14 @@ class Recorder:
         self._add_request(request, STATUSES.index("rejected"))
         self.num_done += 1
 
-    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+    def on_step(
+        self,
+        plan: StepPlan,
+        start_ns: int,
+        durations_ns: NDArray[np.int64] | int,
+        start: PlanStart | None = None,
+    ) -> None:
+        """A plan ran; `start` is what was known when it began, by default what is known now."""
         if isinstance(durations_ns, int):
             first = durations_ns
             self._durations.append(durations_ns)
@@ -101,26 +108,23 @@ class Recorder:
             later = [(number, ahead, len(blocks)) for ahead, _, blocks in plan.growth if ahead]
             self._growth.extend(chain.from_iterable(later))
         first_end = start_ns + first
-        for sequence in plan.fresh_decodes:
-            self._single_gaps.append(first_end - sequence.last_token_time)  # type: ignore[operator]
+        work, prefills, fresh = plan.work, plan.prefills, plan.fresh_decodes
+        admitted, cached, last_token_times = start or plan_start(plan)
+        for time in last_token_times:
+            self._single_gaps.append(first_end - time)  # type: ignore[operator]
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
-        admitted, prefill_tokens = 0, 0
-        cached = 0
-        for sequence in plan.admitted:
-            if not sequence.num_preemptions:
-                admitted += sequence.request.num_prompt_tokens
-                cached += sequence.num_cached_tokens
-        for chunk in plan.prefills:
-            prefill_tokens += chunk.num_tokens
-        if plan.work.tokens_per_decode > 1:
-            self._contexts = plan.work.contexts(plan.num_steps)
+        prefill_tokens = 0
+        for _, num_tokens, _ in work.chunks:
+            prefill_tokens += num_tokens
+        if work.tokens_per_decode > 1:
+            self._contexts = work.contexts(plan.num_steps)
         self._plans.frombytes(
             _PACK_PLAN(
-                start_ns, plan.num_steps, len(plan.prefills), plan.num_decodes, prefill_tokens,
-                plan.work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
+                start_ns, plan.num_steps, len(prefills), plan.num_decodes, prefill_tokens,
+                work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
                 plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
-                plan.num_reserved_slots, plan.num_external_slots, len(plan.fresh_decodes),
+                plan.num_reserved_slots, plan.num_external_slots, len(fresh),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -139,7 +143,7 @@ class Recorder:
             self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
         for request in outcome.finished:
             self._add_request(request, 0)
-        self.num_done += len(outcome.finished)
+            self.num_done += 1
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         """A request was issued on a real clock, this much later than intended."""
@@ -154,16 +158,16 @@ class Recorder:
         times = report.times
         if plan.transfers:
             self.on_transfers(plan, times.transfer_ns)
-        self.on_step(plan, report.start_ns, durations)
+        self.on_step(plan, report.start_ns, durations, report.start)
         self._times.extend((times.schedule_ns, times.prepare_ns, times.execute_ns, times.sample_ns))
         self.on_commit(report.outcome)
 
     def _add_request(self, request: Request, status: int) -> None:
         first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
-        finish = request.finish_time
-        counts = _counts(request)
-        first = request.sequences[0]
-        tiers = first.cached_by_tier
+        finish, sequences = request.finish_time, request.sequences
+        counts = _counts(sequences[0])
+        if len(sequences) > 1:
+            counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
         self._requests.frombytes(
             _PACK_REQUEST(
                 request.request_id,
@@ -172,11 +176,7 @@ class Recorder:
                 UNSET if first_scheduled is None else first_scheduled,
                 UNSET if first_token is None else first_token,
                 UNSET if finish is None else finish,
-                counts[0],
-                first.num_cached_tokens,
-                *counts[1:],
-                tiers.get(HOST, 0) if tiers else 0,
-                tiers.get(DISK, 0) if tiers else 0,
+                *counts,
             )
         )
 
@@ -189,7 +189,11 @@ class Recorder:
             self._add_request(request, STATUSES.index("unfinished"))
         plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS))
         durations = np.frombuffer(self._durations, dtype=np.int64)
-        return RecordedRun(self._request_table(trace), self._step_table(plans, durations), self._gaps(plans, durations))
+        return RecordedRun(
+            self._request_table(trace),
+            self._step_table(plans, durations),
+            token_gaps(plans, durations, self._single_gaps),
+        )
 
     def _drop_half_recorded(self) -> None:
         """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
@@ -273,38 +277,15 @@ class Recorder:
             steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
         return steps
 
-    def _gaps(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> Gaps:
-        """All gaps between tokens: those of single sequences, and for each decode step one shared by the others.
 
-        Tokens that a step brings together have no gap between them.
-        """
-        plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
-        decoding = plans[plans["num_decode_seqs"] > 0]
-        first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
-        ended = np.concatenate([[0], np.cumsum(durations)])
-        ends = decoding["start_ns"].to_numpy() + ended[first + num_steps] - ended[first]
-        first_ends = decoding["start_ns"].to_numpy() + durations[first]
-        shared = first_ends - np.concatenate([[0], ends])[:-1]  # since the decode step before, whichever plan it was in
-        weights = (decoding["num_decode_seqs"] - decoding["num_fresh"]).to_numpy()
-        plan = np.repeat(np.arange(len(plans)), plans["num_steps"].to_numpy())
-        later = np.arange(len(durations)) > plans["first"].to_numpy()[plan]
-        single = np.frombuffer(self._single_gaps, dtype=np.int64)
-        values = np.concatenate([single, shared[weights > 0], durations[later]])
-        counts = [
-            np.ones(len(single), np.int64),
-            weights[weights > 0],
-            plans["num_decode_seqs"].to_numpy()[plan][later],
-        ]
-        return Gaps(values * NS, np.concatenate(counts))
-
-
-def _counts(request: Request) -> tuple[int, ...]:
-    """Output tokens, recomputed tokens, preemptions, swaps and partial preemptions of all sequences of a request."""
-    counts = [
-        (s.num_output_tokens, s.num_recomputed_tokens, s.num_preemptions, s.num_swaps, s.num_partial_preemptions)
-        for s in request.sequences
-    ]
-    return counts[0] if len(counts) == 1 else tuple(map(sum, zip(*counts, strict=True)))
+def _counts(sequence: Sequence) -> tuple[int, ...]:
+    """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
+    hits = sequence.cached_by_tier
+    return (
+        sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
+        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions,
+        hits.get(HOST, 0) if hits else 0, hits.get(DISK, 0) if hits else 0,
+    )  # fmt: skip
 
 
 def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:

@@ -15,8 +15,9 @@ from typing import NamedTuple, Protocol
 
 from engine.beam_search import BeamSearch, BeamSearchParams
 from engine.core.sequence import Request, RequestRefusedError
-from engine.llm_engine import ExecutedPlan, LLMEngine, StepReport
+from engine.llm_engine import LLMEngine
 from engine.sampling_params import SamplingParams
+from engine.step_report import ExecutedPlan, StepReport
 from harness.workload.prompts import PromptSource
 from simulator.arrivals import NEVER, Arrivals
 

@@ -147,9 +147,24 @@ def report(
     Raises:
         TwinServeError: a folder holds no result, or one that is damaged or failed. It is left out of the comparison.
     """
+    alone = Path(results[0]) if len(results) == 1 else None
+    if alone is not None and not (alone / SUMMARY).exists() and write_report_page(alone, out_folder):
+        return  # a search or public closed loops: no runs to compare
     left_out = write_report(expand_results(results), out_folder, plot, baseline)
     if left_out:
         raise TwinServeError(f"left out of the comparison, for the reasons above: {', '.join(left_out)}")
+    if alone is not None:
+        write_report_page(alone, out_folder)  # in place of the page of a comparison with nothing
+
+
+def write_report_page(folder: Path, out_folder: Path) -> bool:
+    """Writes report.html on the result of one task in `folder` to `out_folder`; returns whether there is one."""
+    from harness.report import write_page  # imported late, as other tasks do without it
+
+    path = write_page(folder, out_folder)
+    if path is not None:
+        print(f"report: {path}", flush=True)
+    return path is not None
 
 
 def write_report(
@@ -173,6 +188,7 @@ def _report_sweep(
         from harness.capacity.sweep import write_capacities  # imported late, as a run does without it
 
         write_capacities(capacities, sweep_dir, confirms=is_over)
+        write_report_page(sweep_dir, sweep_dir)
     elif folders := job_folders(sweep_dir):
         write_report(folders, sweep_dir, plot, baseline)
 

@@ -45,7 +45,7 @@ class OpenLoop:
             row += 1
         self._row = row
         self.next_ns = times[row]
-        return list(zip(times[first:row], range(first, row), strict=True))
+        return [(times[each], each) for each in range(first, row)]
 
     def on_finish(self, row: int, now_ns: int) -> None:
         pass

@@ -7,6 +7,7 @@ Requests that the trace says nothing about have no identities, so nobody shares 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,9 +33,8 @@ def request_factory(
     table = trace.table
     prompts = table["num_prompt_tokens"].tolist()
     outputs = table["num_output_tokens"].tolist()
-    priorities = table["priority"].tolist() if "priority" in table else None
-    num_sequences, are_beams = trace.num_sequences.tolist(), trace.beam_replacement is not None
-    tenant_of, deadlines = tenants(trace), deadlines_ns(trace)
+    columns = _request_columns(trace)
+    deadlines = deadlines_ns(trace)
     identities = block_identities(trace, block_size, max_model_len)
     num_blocks = _num_blocks(trace, block_size, max_model_len)
 
@@ -50,20 +50,27 @@ def request_factory(
     has_contents = identities is not None or cache_outputs
 
     def make(row: int, arrival_ns: int) -> Request:
-        return Request(
-            row,
-            prompts[row],
-            outputs[row],
-            arrival_ns,
-            block_hashes=contents(row) if has_contents else None,
-            priority=priorities[row] if priorities else 0,
-            num_sequences=num_sequences[row],
-            is_beam_search=are_beams,
-            tenant=tenant_of[row] if tenant_of else 0,
-            deadline=arrival_ns + deadlines[row] if deadlines else None,
-        )
+        options: dict[str, Any] = {name: values[row] for name, values in columns.items()}
+        if has_contents:
+            options["block_hashes"] = contents(row)
+        if deadlines:
+            options["deadline"] = arrival_ns + deadlines[row]
+        return Request(row, prompts[row], outputs[row], arrival_ns, **options)
 
     return make
+
+
+def _request_columns(trace: Trace) -> dict[str, list[Any]]:
+    """What the trace says of each of its requests beside lengths, times and contents, by the name in `Request`."""
+    columns: dict[str, list[Any]] = {}
+    if "priority" in trace.table:
+        columns["priority"] = trace.table["priority"].tolist()
+    if (tenant_of := tenants(trace)) is not None:
+        columns["tenant"] = tenant_of
+    if (trace.num_sequences > 1).any():
+        columns["num_sequences"] = trace.num_sequences.tolist()
+        columns["is_beam_search"] = [trace.beam_replacement is not None] * len(trace.table)
+    return columns
 
 
 def block_identities(

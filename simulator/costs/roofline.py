@@ -40,6 +40,16 @@ class _Products(NamedTuple):
     input_element_ns: float
 
 
+class _Matrix(NamedTuple):
+    """A weight matrix: operations per token, columns, bytes, and how its products are priced, as in `_Products`."""
+
+    operations: int
+    num_columns: int
+    num_bytes: float
+    flops_per_ns: float
+    input_element_ns: float
+
+
 class RooflineCost:
     """Cost model of `model` on `tensor_parallel_size` devices of one kind.
 
@@ -52,8 +62,14 @@ class RooflineCost:
         self._tp = tensor_parallel_size
         self._bytes_per_ns = device.memory_bandwidth * device.memory_efficiency / _NS
         self._plain = self._products(NONE, device)
-        self._attention_products = self._products(model.attention_quantization, device)
-        self._mlp_products = self._products(model.quantization, device)
+        attention, mlp = (self._products(each, device) for each in (model.attention_quantization, model.quantization))
+        self._attention = [
+            self._matrix(*matrix, attention) for matrix in model.attention_matrices(tensor_parallel_size)
+        ]
+        self._mlp_matrices = [self._matrix(*matrix, mlp) for matrix in model.mlp_matrices(tensor_parallel_size)]
+        self._router = self._matrix(model.num_experts, model.hidden_size, self._plain)
+        self._lm_head = self._matrix(model.vocab_size // tensor_parallel_size, model.hidden_size, self._plain)
+        self._num_elements = self._elements_per_token()
         self._link_bytes_per_ns = device.link_bandwidth / _NS
         self._link_latency_ns = device.link_latency_s * _NS
         self._overhead_ns = device.step_overhead_s * _NS
@@ -80,11 +96,13 @@ class RooflineCost:
         if not work.chunks:
             return max(1, round((self._decode_base_ns.get(num_tokens) or self._decode_base(num_tokens)) + decoding))
         num_sampled, total = num_tokens, self._overhead_ns + decoding
+        pair_ns, kv_token_ns = self._pair_ns, self._kv_token_ns
         for start, chunk, is_last in work.chunks:
             num_tokens += chunk
             num_sampled += is_last
-            pairs = chunk * start + chunk * (chunk + 1) / 2
-            total += max(self._pair_ns * pairs, self._kv_token_ns * (start + chunk))
+            multiplying = pair_ns * (chunk * start + chunk * (chunk + 1) / 2)
+            reading = kv_token_ns * (start + chunk)
+            total += multiplying if multiplying > reading else reading
             if self._window:
                 total += self._windowed_chunk_ns(start, chunk)
         return max(1, round(total + self._layers(num_tokens) + self._head(num_sampled)))
@@ -127,8 +145,7 @@ class RooflineCost:
         """All layers but attention itself, for `num_tokens` tokens."""
         time = self._layers_ns.get(num_tokens)
         if time is None:
-            matrices = self._model.attention_matrices(self._tp)
-            layer = sum(self._linear(*matrix, num_tokens, self._attention_products) for matrix in matrices)
+            layer = sum([self._linear(matrix, num_tokens) for matrix in self._attention])
             all_reduce = self._all_reduce(num_tokens)
             layer += self._mlp(num_tokens) + self._elementwise(num_tokens) + 2 * all_reduce
             time = self._layers_ns[num_tokens] = self._model.num_layers * layer + all_reduce
@@ -142,7 +159,7 @@ class RooflineCost:
         if time is None:
             model = self._model
             logits_bytes = 3 * 4 * num_sampled * model.vocab_size / self._tp
-            time = self._linear(model.vocab_size // self._tp, model.hidden_size, num_sampled, self._plain)
+            time = self._linear(self._lm_head, num_sampled)
             time += logits_bytes / self._bytes_per_ns
             self._head_ns[num_sampled] = time
         return time
@@ -152,34 +169,37 @@ class RooflineCost:
         quantising = (self._model.dtype_bytes + input_bytes) / self._bytes_per_ns if input_bytes else 0.0
         return _Products(quantization, flops * device.flops_efficiency / _NS, quantising)
 
-    def _linear(
-        self, rows: int, columns: int, num_tokens: float, products: _Products, num_matrices: float = 1.0
-    ) -> float:
-        """`num_matrices` weight matrices, each with its share of `num_tokens` tokens."""
-        size = products.quantization.matrix_bytes(rows, columns, self._model.dtype_bytes)
-        multiplying = 2 * rows * columns * num_tokens / products.flops_per_ns
-        quantising = num_tokens * columns * products.input_element_ns
-        return max(num_matrices * size / self._bytes_per_ns, multiplying) + quantising
+    def _matrix(self, rows: int, columns: int, products: _Products) -> _Matrix:
+        num_bytes = products.quantization.matrix_bytes(rows, columns, self._model.dtype_bytes)
+        return _Matrix(2 * rows * columns, columns, num_bytes, products.flops_per_ns, products.input_element_ns)
+
+    def _linear(self, matrix: _Matrix, num_tokens: int, num_matrices: float = 1.0) -> float:
+        """`num_matrices` such matrices, each with its share of `num_tokens` tokens."""
+        operations, num_columns, num_bytes, flops_per_ns, input_element_ns = matrix
+        multiplying = operations * num_tokens / flops_per_ns
+        quantising = num_tokens * num_columns * input_element_ns
+        return max(num_matrices * num_bytes / self._bytes_per_ns, multiplying) + quantising
 
     def _mlp(self, num_tokens: int) -> float:
-        model, products = self._model, self._mlp_products
-        matrices = model.mlp_matrices(self._tp)
-        if not model.num_experts:
-            return sum(self._linear(*matrix, num_tokens, products) for matrix in matrices)
-        experts, used = model.num_experts, model.num_experts_per_token
+        experts, used = self._model.num_experts, self._model.num_experts_per_token
+        if not experts:
+            return sum([self._linear(matrix, num_tokens) for matrix in self._mlp_matrices])
         hit = experts * (1 - (1 - used / experts) ** num_tokens)
-        router = self._linear(experts, model.hidden_size, num_tokens, self._plain)
-        return router + sum(self._linear(*matrix, num_tokens * used, products, hit) for matrix in matrices)
+        router = self._linear(self._router, num_tokens)
+        return router + sum([self._linear(matrix, num_tokens * used, hit) for matrix in self._mlp_matrices])
 
     def _elementwise(self, num_tokens: int) -> float:
         """Two fused norms (read and write hidden state and residual), rotary, activation and KV store of a layer."""
+        return num_tokens * self._num_elements * self._model.dtype_bytes / self._bytes_per_ns
+
+    def _elements_per_token(self) -> float:
+        """Elements that these read and write."""
         model = self._model
         kv_heads = model.kv_heads_per_rank(self._tp)
         rotary = 2 * (model.num_attention_heads // self._tp + kv_heads) * model.head_dim
         store = 2 * kv_heads * (model.head_dim + model.kv_row_bytes / model.dtype_bytes)
         width = model.moe_intermediate_size * model.num_experts_per_token or model.intermediate_size
-        elements = 8 * model.hidden_size + rotary + store + 3 * width / self._tp
-        return num_tokens * elements * model.dtype_bytes / self._bytes_per_ns
+        return 8 * model.hidden_size + rotary + store + 3 * width / self._tp
 
     def _all_reduce(self, num_tokens: int) -> float:
         if self._tp == 1:

@@ -16,14 +16,16 @@ import torch
 from numpy.typing import NDArray
 
 from engine.engine_config import EngineConfig
-from engine.llm_engine import Executor, StepReport
+from engine.executors import Executor
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
 from engine.runner.cuda_graphs import bucket_for, buckets
 from engine.runner.executor import Rank, longest_sequence
-from engine.runner.model_runner import ModelRunner, StepTokens
+from engine.runner.model_runner import ModelRunner
 from engine.runner.step_inputs import StepInputs
+from engine.runner.step_tokens import StepTokens
 from engine.runner.tensor_parallel import TensorParallelExecutor
+from engine.step_report import StepReport
 from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Clock, Point, Times

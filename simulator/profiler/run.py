@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from engine.engine_config import EngineConfig
-from engine.llm_engine import StepReport
 from engine.models.model_config import ModelConfig, ModelError
 from engine.runner.kv_cache import OutOfMemoryError
 from engine.runner.tensor_parallel import WorkerError
+from engine.step_report import StepReport
 from kernels.attention import BackendUnavailableError
 from simulator.hardware import ModelShape
 from simulator.profile.files import FORMAT_VERSION, save_profile

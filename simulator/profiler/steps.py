@@ -9,10 +9,12 @@ import numpy as np
 
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig
-from engine.llm_engine import Executor, LLMEngine, StepReport
-from engine.runner.model_runner import StepTokens
+from engine.executors import Executor
+from engine.llm_engine import LLMEngine
 from engine.runner.step_inputs import StepInputs
+from engine.runner.step_tokens import StepTokens
 from engine.sampling_params import SamplingParams
+from engine.step_report import StepReport
 from simulator.profiler.samples import DISTURBED, Clock
 from simulator.profiler.stopwatch import Undisturbed
 

@@ -15,7 +15,7 @@ from engine.core.kv.tier import DEVICE, HOST, Transfer  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.work import StepWork  # noqa: E402
 from engine.parked import Parked  # noqa: E402
-from engine.runner.block_transfers import BlockTransfers, CudaStream, Inline  # noqa: E402
+from engine.runner.block_transfers import BlockTransfers, CudaStream, Inline, Waited  # noqa: E402
 from engine.runner.staging import Staging  # noqa: E402
 from engine.runner.transfer_inputs import TransferInputs, transfer_inputs  # noqa: E402
 from tests.engine.builders import bare_sequence  # noqa: E402
@@ -34,9 +34,9 @@ def plan(*moves: tuple[str, int, str, int], lands_in: tuple[int, ...] = ()) -> S
     return NOTHING._replace(transfers=[Transfer(*move) for move in moves], parked=parked)
 
 
-def launch(transfers: BlockTransfers, plan: StepPlan, number: int = 0, awaited: int = 0) -> None:
+def launch(transfers: BlockTransfers, plan: StepPlan, number: int = 0, awaited: int = 0) -> Waited:
     inputs = transfer_inputs(plan, number, awaited)
-    transfers.launch(inputs, Staging(CPU).send(inputs))
+    return transfers.launch(inputs, Staging(CPU).send(inputs))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn"])
@@ -58,11 +58,11 @@ def test_every_block_arrives_whatever_the_order_of_the_transfers(dtype: str) -> 
             used |= {source, target}
             moves.append((*source, *target))
             content[target] = content[source]
-        launch(transfers, plan(*moves))
+        waited = launch(transfers, plan(*moves))
         for (tier, block), expected in content.items():
             found = cache[:, :, block] if tier == DEVICE else transfers._host[block].view(expected.dtype)
             assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
-    assert transfers.poll() >= 0
+    assert transfers.poll(waited) >= 0
 
 
 class Gpu:
@@ -121,21 +121,23 @@ def test_on_a_gpu_steps_wait_for_what_leaves_and_run_beside_what_comes_back(monk
     gpu = Gpu(monkeypatch)
     transfers = BlockTransfers(torch.zeros(1, 2, 6, 4, 1, 8), 9, CudaStream(torch.device("cuda", 0)))
     out, back = (DEVICE, 1, HOST, 5), (HOST, 7, DEVICE, 2)
-    launch(transfers, plan(out, back, lands_in=(2, 3)), number=1)
+    waited = launch(transfers, plan(out, back, lands_in=(2, 3)), number=1)
     assert gpu.take_log() == [
         "event 1 on side", "side waits for main", "copies on side", "event 2 on side", "main waits for event 2",
         "side waits for main", "copies on side", "event 3 on side",
     ]  # fmt: skip
-    assert transfers.poll() == 250_000 and transfers.landed == 0
+    assert transfers.poll(waited) == 250_000 and transfers.landed == 0
     assert gpu.take_log() == ["host waits for event 2"], "the steps waited for it, so it has passed"
 
-    launch(transfers, plan(back), number=1)  # into a block of nobody who is parked: the steps of this plan read it
+    waited = launch(
+        transfers, plan(back), number=1
+    )  # into a block of nobody who is parked: the steps of this plan read it
     assert gpu.take_log()[-1] == "main waits for event 5"
     gpu.done.add("event 3")
-    assert transfers.poll() == 250_000 and transfers.landed == 1
+    assert transfers.poll(waited) == 250_000 and transfers.landed == 1
     gpu.take_log()
-    launch(transfers, plan(), number=1, awaited=1)
-    assert gpu.take_log() == [] and transfers.poll() == 0
+    waited = launch(transfers, plan(), number=1, awaited=1)
+    assert gpu.take_log() == [] and transfers.poll(waited) == 0
 
     launch(transfers, plan(back, lands_in=(2,)), number=2, awaited=1)
     gpu.take_log()

@@ -155,3 +155,29 @@ def test_names_of_vllm_are_accepted() -> None:
     config = LLM(MODEL, **SETTINGS, **names).engine.config
     assert config.cuda_graphs is False and config.dtype is None
     assert LLM(MODEL, **SETTINGS, dtype=torch.float32, enforce_eager=False).engine.config.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("priority", "message"),
+    [
+        ([1], "^1 priorities for 2 prompts; give one for each$"),
+        (3, "^priority=3: must be a list of integers"),
+        ([0, 1.5], r"^priority=\[0, 1.5\]: must be a list of integers, one for each prompt$"),
+        ([0, True], "must be a list of integers"),
+        ("ab", "must be a list of integers"),
+    ],
+)
+def test_priorities_that_do_not_fit_are_refused(llm: LLM, priority: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        llm.generate([[1], [2]], BRIEF, priority=priority)
+    assert not llm.engine.scheduler.unfinished
+
+
+def test_the_most_urgent_prompts_are_served_first() -> None:
+    llm = LLM(MODEL, **{**SETTINGS, "max_num_seqs": 1})
+    first = [output.index for output in llm.stream([[i + 1] * 5 for i in range(4)], BRIEF, priority=[2, 0, 1, 0])]
+    assert list(dict.fromkeys(first)) == [1, 3, 2, 0]
+    outputs = llm.generate([[i + 1] * 5 for i in range(4)], BRIEF, priority=[2, 0, 1, 0])
+    assert [output["token_ids"] for output in outputs] == [
+        llm.generate([i + 1] * 5, BRIEF)[0]["token_ids"] for i in range(4)
+    ]

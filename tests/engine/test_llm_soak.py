@@ -126,11 +126,14 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("num_steps", [300, pytest.param(20_000, marks=pytest.mark.slow)])
-def test_an_engine_outlives_anything(num_steps: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_outlives_anything(
+    num_steps: int, asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     torch.set_num_threads(1)
     folder = save_folder(tmp_path)
-    llm = LLM(folder, **SETTINGS)
+    llm = LLM(folder, **SETTINGS, async_scheduling=asynchronous)
     soak, used = Soak(llm, 0, monkeypatch), []
     ignored: list[Any] = []  # errors in `Stream.__del__`, which Python does not raise
     monkeypatch.setattr(sys, "unraisablehook", lambda hook: ignored.append(hook.exc_type))

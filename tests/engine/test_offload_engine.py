@@ -12,9 +12,10 @@ from engine.core.kv.tier import DEVICE, HOST  # noqa: E402
 from engine.core.plan import StepPlan  # noqa: E402
 from engine.core.sequence import Request, SequenceStatus  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
-from engine.llm_engine import LLMEngine, StepReport  # noqa: E402
+from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.runner.executor import LocalExecutor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.step_report import StepReport  # noqa: E402
 from tests.engine.llm_builders import MODEL, SETTINGS, generate  # noqa: E402
 
 NUM_TOKENS = 12

@@ -11,7 +11,6 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.policies import POLICIES
 from engine.core.preemption import VICTIM_RULES
 from engine.core.sequence import Request, RequestRefusedError
-from engine.engine_config import EngineConfig
 from tests.engine.builders import bare_sequence, chunks, ids, make, run, step
 
 
@@ -193,11 +192,6 @@ def test_a_stop_that_was_not_foreseen_costs_one_slot_when_steps_are_planned_ahea
     scheduler.add(request)
     assert sum(plan.num_decodes for plan in run(scheduler, stops={0: 5})) == num_decodes
     assert request.num_output_tokens == 5 and scheduler.blocks.num_used_blocks() == 0
-
-
-def test_the_real_engine_refuses_async_scheduling() -> None:
-    with pytest.raises(ValueError, match="async_scheduling"):
-        EngineConfig(async_scheduling=True)
 
 
 @pytest.mark.parametrize(

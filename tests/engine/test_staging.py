@@ -11,11 +11,14 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.core.sequence import Request  # noqa: E402
+from engine.runner.decode_rows import RowChanges  # noqa: E402
 from engine.runner.decode_state import DecodeState  # noqa: E402
+from engine.runner.sampling_inputs import SamplingInputs  # noqa: E402
 from engine.runner.staging import Staging, TokenBuffer  # noqa: E402
 from engine.runner.step_inputs import StepBuilder  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine import builders  # noqa: E402
+from tests.engine.llm_builders import record  # noqa: E402
 
 CPU = torch.device("cpu")
 
@@ -67,9 +70,11 @@ def test_tokens_of_steps_and_prompts_come_back_in_their_rows() -> None:
     buffer = TokenBuffer(3, 4, CPU)
     buffer.prompts[:2] = torch.tensor([7, 8])
     buffer.ring[:2] = torch.arange(8).view(2, 4)
-    fetched = buffer.fetch(2)
+    read = buffer.fetch(2)
     buffer.ring.zero_()
-    assert not buffer.fetch(2)[1:].any()
+    read_next = buffer.fetch(2)
+    fetched = read()
+    assert not read_next()[1:].any()
     assert fetched[0, :2].tolist() == [7, 8] and fetched[1:].tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -90,9 +95,9 @@ def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
         plan = scheduler.extend(plan, min(plan.horizon, 3))
         preemptions += len(plan.preempted)
         inputs = staging.send(builder.build(plan))
-        state.apply(inputs.rows)
+        state.apply(inputs.rows, torch.zeros(0))
         n = plan.num_decodes
-        rows = builder.sequences
+        rows = builder.samples.decodes
         if n:
             assert n == len(rows)
             assert state.lengths.tolist() == [s.num_tokens for s in rows] + [0] * (6 - n)
@@ -108,3 +113,13 @@ def test_the_host_knows_the_longest_context_without_asking_the_device() -> None:
         state.lengths[:n] += plan.num_steps
         builder.drop(request.sequences[0] for request in scheduler.commit(plan, now).finished)
     assert preemptions > 3 and not scheduler.unfinished
+
+
+def test_a_row_that_joins_gets_its_token_where_the_last_plan_sampled_it() -> None:
+    """Without a look at its value, for which the host would have to wait."""
+    state, sampling = DecodeState(4, 2, CPU), SamplingInputs(*(torch.zeros(3) for _ in range(4)))
+    lengths, tables, no_growth = torch.tensor([3, 5, 4]), torch.ones(3, 2), torch.zeros(3, 0, dtype=torch.int64)
+    sampled = torch.tensor([[0, 2], [4, 1]])
+    changes = RowChanges(no_growth[:2], 0, torch.tensor([7, 8, 9]), lengths, tables, sampling, sampled, no_growth)
+    record(lambda: state.apply(changes, torch.tensor([10, 11, 12, 13, 14, 15])))
+    assert state.tokens.tolist() == [14, 8, 11, 0] and state.lengths.tolist() == [3, 5, 4, 0]

@@ -14,7 +14,7 @@ from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
 from tests.harness.builders import ROOT
 
-APART = {"__init__", "__main__", "claim", "drawing", "lab", "page"}
+APART = {"__init__", "__main__", "claim", "drawing", "lab", "page", "pairs"}
 
 
 def test_the_multi_head_cache_of_the_claim_takes_134_gb_and_8_heads_a_quarter() -> None:

@@ -13,30 +13,25 @@ from __future__ import annotations
 
 import heapq
 from collections import abc
-from functools import partial
 
 from engine.core.clock import DecodeClock
 from engine.core.decodes.interface import NEVER, can_be_found
 from engine.core.flight import Verified
 from engine.core.kv.block_manager import BlockManager
-from engine.core.plan import BlockGrowth, Drafts
+from engine.core.plan import BlockGrowth, Drafts, make_growth
 from engine.core.sequence import Sequence
-from engine.core.work import ChunkWork, StepWork
+from engine.core.work import ChunkWork, StepWork, make_work
 
 _NOTHING_DUE: dict[Sequence, list[int]] = {}
 _NO_GROWTH = BlockGrowth(0, [], [])
-# What `_make` of these named tuples does, without a Python call for each of them.
-_make_growth = partial(tuple.__new__, BlockGrowth)
-_make_work = partial(tuple.__new__, StepWork)
 
 
 class UniformDecodes:
     """Sequences that decode one token per step, in the order they joined."""
 
-    tokens_per_decode = 1
-    drafts: Drafts | None = None
-
     def __init__(self, block_size: int) -> None:
+        self.tokens_per_decode = 1
+        self.drafts: Drafts | None = None
         self.clock = DecodeClock()
         self.sequences: dict[Sequence, None] = {}
         self.fresh: dict[Sequence, None] = {}
@@ -90,7 +85,7 @@ class UniformDecodes:
     def work(self, chunks: abc.Sequence[ChunkWork], num_copied_blocks: int) -> StepWork:
         num_decodes, contexts = len(self.sequences), self._num_context_tokens
         squared = self._num_squared_context_tokens
-        return _make_work((chunks, num_decodes, contexts, squared, num_copied_blocks, 1, None, None))
+        return make_work((chunks, num_decodes, contexts, squared, num_copied_blocks, 1, None, None))
 
     def num_blocks_due(self, ahead: int = 0) -> int:
         return len(self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE))
@@ -104,7 +99,7 @@ class UniformDecodes:
             return _NO_GROWTH
         taken = blocks.take(len(due))
         any(map(list.append, due.values(), taken))
-        return BlockGrowth(ahead, list(due), taken)
+        return make_growth((ahead, list(due), taken))
 
     def run(self, num_steps: int, blocks: BlockManager) -> list[BlockGrowth]:
         now, size, boundary, take = self.clock.step, self._block_size, self._boundary, blocks.take
@@ -113,7 +108,7 @@ class UniformDecodes:
             due = boundary[(now + ahead) % size]
             taken = take(len(due))
             any(map(list.append, due.values(), taken))  # a loop in C: every call returns None
-            growths.append(_make_growth((ahead, list(due), taken)))
+            growths.append(make_growth((ahead, list(due), taken)))
         return growths
 
     def affordable_steps(self, limit: int, num_free_blocks: int) -> int:

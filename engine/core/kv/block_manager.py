@@ -11,7 +11,7 @@ from engine.core.kv.integrity import check_blocks
 from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
-from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch, make_match
 from engine.core.kv.tier import DEVICE, HOST, Tier, Transfer
 from engine.core.sequence import Sequence
 
@@ -95,9 +95,9 @@ class BlockManager:
         num_tokens = sequence.num_tokens
         num_full = (num_tokens - self._recomputes_last_block) // self.block_size
         hashes = self.hashes_of(sequence, num_full)
-        if len(hashes) <= num_kept or hashes[num_kept] not in self.index:
-            return nothing
         blocks = self.index.find(hashes[num_kept:] if num_kept else hashes, num_full - num_kept)
+        if not blocks:
+            return nothing
         if sequence.token_ids is not None:
             contents = self.contents_of(sequence, num_kept, num_kept + len(blocks))
             blocks = blocks[: self.index.num_equal(blocks, contents)]
@@ -111,7 +111,7 @@ class BlockManager:
             else:
                 copy_last = not self.pool.is_queued(blocks[-1])
                 num_cached_tokens -= 1
-        return PrefixMatch(blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last, num_kept)
+        return make_match((blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last, num_kept, ()))
 
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
@@ -128,24 +128,10 @@ class BlockManager:
             return
         end = start + len(hashes)
         blocks = sequence.block_table[start:end]
-        self.index.add(blocks, hashes, self.contents_of(sequence, start, end))
+        self.index.add(blocks, hashes, () if sequence.token_ids is None else self.contents_of(sequence, start, end))
         if self._ranked is not None:
             self._ranked.note_cached(blocks, hashes, all_hashes[start - 1] if start else None)
         sequence.num_registered_blocks = end
-
-    def name_content(self, sequence: Sequence, num_tokens: int) -> None:
-        """Give the unknown content of the first `num_tokens` tokens, which are computed, a name of its own.
-
-        So a sequence that gives up its blocks can find them again.
-        """
-        if sequence.token_ids is not None or not self.enable_prefix_caching:
-            return
-        hashes = sequence.block_hashes = list(sequence.block_hashes or ())
-        request = sequence.request
-        name = request.order << 16 | request.sequences.index(sequence)
-        own = -1 - (name << 32)  # below 0, where no given identity is
-        hashes.extend(range(own - len(hashes), own - num_tokens // self.block_size, -1))
-        self.register(sequence, num_tokens)
 
     def hashes_of(self, sequence: Sequence, num_full: int) -> list[int]:
         """The hashes of at most the first `num_full` blocks and possibly more; none where nothing can be shared."""
@@ -167,6 +153,8 @@ class BlockManager:
 
     def blocks_needed(self, sequence: Sequence, match: PrefixMatch, num_tokens: int) -> int:
         """Free blocks that `admit` would use up for a sequence of `num_tokens` tokens."""
+        if match is NO_MATCH:
+            return self.blocks_for(num_tokens)
         num_held = match.num_kept + len(match.blocks)
         return self.blocks_for(num_tokens) - num_held + match.num_revived + match.copy_last
 
@@ -250,12 +238,6 @@ class BlockManager:
             assert self.host is not None
             self.host.release(sequence.host_blocks)
             sequence.host_blocks = None
-
-    def land(self, sequence: Sequence) -> None:
-        """What came from tiers for `sequence` is there."""
-        self.drop_host_blocks(sequence)
-        if self.offload is not None:
-            self.offload.end_load(sequence)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Prove the invariants of pool, index and tiers; arguments and errors as those of `check_blocks`."""

@@ -1,9 +1,27 @@
-"""Blocks that a preempted sequence keeps while it waits: a prefix of full blocks, which it gives up from the tail."""
+"""Blocks that a preempted sequence keeps while it waits: a prefix of full blocks, which it gives up from the tail.
+
+What it does not keep it can find in the prefix cache, by a name of its own if nobody knows the content.
+"""
 
 from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.sequence import Sequence
+
+
+def name_content(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> None:
+    """Give the unknown content of the first `num_tokens` tokens, which are computed, a name of its own.
+
+    So a sequence that gives up its blocks can find them again.
+    """
+    if sequence.token_ids is not None or not blocks.enable_prefix_caching:
+        return
+    hashes = sequence.block_hashes = list(sequence.block_hashes or ())
+    request = sequence.request
+    name = request.order << 16 | request.sequences.index(sequence)
+    own = -1 - (name << 32)  # below 0, where no given identity is
+    hashes.extend(range(own - len(hashes), own - num_tokens // blocks.block_size, -1))
+    blocks.register(sequence, num_tokens)
 
 
 def keep_prefix(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> None:

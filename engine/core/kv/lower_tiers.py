@@ -52,3 +52,10 @@ def swap_in(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> list[T
     blocks.extend(sequence, num_tokens)
     moves = zip(sequence.host_blocks, sequence.block_table, strict=False)
     return [Transfer(blocks.host.name, source, DEVICE, target) for source, target in moves]
+
+
+def land(blocks: BlockManager, sequence: Sequence) -> None:
+    """What came from tiers for `sequence` is there."""
+    blocks.drop_host_blocks(sequence)
+    if blocks.offload is not None:
+        blocks.offload.end_load(sequence)

@@ -52,6 +52,8 @@ class PrefixIndex:
 
     def find(self, hashes: list[int], limit: int) -> list[int]:
         """The blocks of the longest prefix of the first `limit` of `hashes` that is there."""
+        if not hashes or hashes[0] not in self._blocks:
+            return []
         blocks = self._find_entered(hashes, 0, limit)
         while blocks and (last := hashes[len(blocks) - 1]) in self._runs:
             self.enter([last])
@@ -82,7 +84,7 @@ class PrefixIndex:
 
     def add(self, blocks: list[int], hashes: list[int], contents: Iterable[Content] = ()) -> None:
         """Let `blocks` be found by `hashes`; the step being planned computes them at the latest."""
-        known = dict(zip(blocks, contents, strict=False))
+        known = dict(zip(blocks, contents, strict=False)) if contents else {}
         if len(blocks) >= self.shortest_run and not known and self._blocks.keys().isdisjoint(hashes):
             self._blocks[hashes[0]] = blocks[0]
             self._runs[hashes[0]] = self._run_at[blocks[-1]] = _Run(blocks, hashes)
@@ -90,7 +92,8 @@ class PrefixIndex:
             self.enter(hashes)
             self._enter_each(blocks, hashes)
         self._pending.append(blocks)
-        self._content.update(known)
+        if known:
+            self._content.update(known)
 
     def enter(self, hashes: Iterable[int]) -> None:
         """Enter all blocks of the runs that begin with one of `hashes`."""

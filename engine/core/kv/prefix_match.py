@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, abc
+from functools import partial
 from typing import NamedTuple
 
 from engine.core.kv.tier import Tier
@@ -46,4 +47,5 @@ class PrefixMatch(NamedTuple):
                 sequence.cached_by_tier = {name: count * block_size for name, count in blocks.items()}
 
 
+make_match = partial(tuple.__new__, PrefixMatch)  # from a tuple of all fields, as `_make`, without a Python call
 NO_MATCH = PrefixMatch([], 0, 0, False)

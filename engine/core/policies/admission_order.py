@@ -37,7 +37,7 @@ class AdmissionOrder(BasePolicy):
         for sequence in planner.running.prefilling:
             if budget <= 0:
                 break
-            chunks[sequence] = planner.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
+            chunks[sequence] = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)
             budget -= chunks[sequence]
         return chunks, budget
 
@@ -64,7 +64,7 @@ def _ration(planner: StepPlanner, draft: StepDraft) -> tuple[dict[Sequence, int]
             num_tokens = running.decodes.tokens_per_decode
             num_blocks = due.get(sequence, 0) + planner.must_copy(sequence)
         else:
-            num_tokens = planner.chunk_tokens(sequence, sequence.num_computed_tokens, budget)
+            num_tokens = planner.chunk_tokens(sequence.num_tokens - sequence.num_computed_tokens, budget)
             num_blocks = planner.missing_blocks(sequence, num_tokens)
         while num_reserved + num_blocks > planner.num_free_blocks and not is_over:
             if planner.reclaim(num_reserved + num_blocks - planner.num_free_blocks):

@@ -110,9 +110,9 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "results: task=report needs result folders, e.g. results=[outputs/a,outputs/b]",
         ),
         (
-            ["scheduler=vllm", "engine=cpu"],
-            "scheduler.async_scheduling=true: engine=cpu plans a step when the one before it has ended; "
-            "use engine=sim or scheduler.async_scheduling=false",
+            ["scheduler=vllm", "engine=gpu", "engine.max_lookahead_steps=8"],
+            "engine.max_lookahead_steps=8: must be 1 with scheduler.async_scheduling=true, which plans each step "
+            "on its own",
         ),
         (
             ["scheduler=vllm", "engine.max_lookahead_steps=2"],

@@ -13,11 +13,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.llm_engine import ExecutedPlan, LLMEngine  # noqa: E402
+from engine.llm_engine import LLMEngine  # noqa: E402
 from engine.models.model_config import ModelConfig, hf_config  # noqa: E402
+from engine.step_report import ExecutedPlan  # noqa: E402
 from harness.errors import ConfigError  # noqa: E402
 from harness.results.files import read_results  # noqa: E402
-from harness.runs.profiling import profile  # noqa: E402
+from harness.runs.profiling import _job, profile  # noqa: E402
 from harness.runs.real import resolve_real  # noqa: E402
 from harness.runs.replay import Clock, IssueThread  # noqa: E402
 from harness.runs.run import run  # noqa: E402
@@ -200,3 +201,9 @@ def test_what_is_collected_was_issued_before_the_time_that_is_returned() -> None
         assert all(previous <= at <= now for at in issued_at)
         previous, seen = now, seen + len(issued)
     thread.stop()
+
+
+def test_profiles_time_each_step_on_its_own_also_where_steps_are_planned_ahead() -> None:
+    settings = config("engine=cpu", "model=tiny", "scheduler=vllm", "task=profile")
+    setup = resolve_real(settings)
+    assert setup.engine.async_scheduling and not _job(settings, setup).engine.async_scheduling

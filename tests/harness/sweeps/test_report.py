@@ -162,7 +162,8 @@ def test_comparison_is_written_and_printed(tmp_path: Path) -> None:
     paths, left_out = write_comparison(folders, out, console=Console(file=stream, width=100))
     assert left_out == ["bad"]
     assert sorted(paths) == sorted(out.iterdir())
-    names = ["comparison.parquet", "comparison.csv", "configurations.csv", "metrics.png", "frontier.png", "latency.png"]
+    names = ["comparison.parquet", "comparison.csv", "configurations.csv"]
+    names += ["metrics.png", "frontier.png", "latency.png", "report.html"]
     assert [path.name.removeprefix("comparison_") for path in paths] == names
     stored = pd.read_parquet(paths[0])
     assert stored["run"].tolist() == pd.read_csv(paths[1])["run"].tolist() == ["8", "16", "cut", "gpu", "bad"]
@@ -187,7 +188,7 @@ def test_a_comparison_of_failures_only_is_a_table_without_figures(tmp_path: Path
     stream = io.StringIO()
     failures = [fail(tmp_path / "a", "x"), fail(tmp_path / "b", "y")]
     paths, _ = write_comparison(failures, tmp_path, console=Console(file=stream))
-    assert [path.suffix for path in paths] == [".parquet", ".csv", ".csv"]
+    assert [path.suffix for path in paths] == [".parquet", ".csv", ".csv", ".html"]
     assert "! a failed: x" in stream.getvalue() and "! b failed: y" in stream.getvalue()
 
 

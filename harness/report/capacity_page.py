@@ -1,0 +1,219 @@
+"""The page of a capacity search: how much load each configuration carries within the SLO, and what that costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.plots.labels import parameter_label, parameter_title, short_name
+from harness.report.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
+from harness.report.figure import Axis, Figure, Limit, Series
+from harness.report.page import Page
+from harness.report.reproduction import read_document, reproduction, settings_of
+from harness.report.words import LATENCIES, count, interval_text, is_known, number_cell, numeric, value_text
+from harness.results.files import CAPACITY, SUMMARY
+from harness.results.summary import number
+
+_COLORS = 8
+_MS = "0,0.[000]"
+_VERDICTS: dict[str, Tone] = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
+_RINGS = "Rings: the SLO was missed, which an overloaded system does whatever its latencies."
+_UNSHOWN = ("value", "holds", "verdict", "busy", "num_gpus")  # in columns of their own, or the same for all
+_COLUMNS = {
+    "per_gpu": "per GPU",
+    "num_gpus": "GPUs",
+    "output_throughput": "output tok/s",
+    "interactivity": "tok/s per user",
+    "cost_per_million_tokens": "USD per M tokens",
+    "joules_per_token": "J/token (estimate)",
+    "num_probes": "probes",
+}
+
+Row = Mapping[str, Any]
+
+
+def capacity_page(folder: Path) -> Page:
+    """The page of the search in `folder`.
+
+    Raises:
+        TwinServeError: its capacity.json cannot be read.
+    """
+    document = read_document(folder / CAPACITY)
+    keys, rows = _named([row for row in document.get("rows") or () if isinstance(row, dict)])
+    unit, over = str(document.get("unit") or ""), str(document.get("over") or "load")
+    best = _best(document, rows)
+    summary = _first_summary(folder)
+    probes = figures(_probe_figures(rows, _limits(document), over, unit))
+    return Page(
+        title=f"Capacity of {count(len(rows), 'configuration')}",
+        badges=[("plain", "CAPACITY")],
+        question=_question(document, over),
+        parts=[
+            _verdict(document, best),
+            code(str(document.get("command") or "")),
+            tiles(_tiles(best, unit)) if best else Markup(""),
+            section(
+                "Capacities",
+                figures(_overview(rows, parameter_title(keys) if keys else "", unit)),
+                _table(rows, keys, unit),
+            ),
+            section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
+            reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
+        ],
+    )
+
+
+def _question(document: Mapping[str, Any], over: str) -> str:
+    asked = str(document.get("question") or f"How much {over} does each configuration carry within the SLO?")
+    return f"{asked[:1].upper()}{asked[1:]}{'' if asked.endswith(('?', '.')) else '?'}"
+
+
+def _verdict(document: Mapping[str, Any], best: Row | None) -> Markup:
+    sentence = str(document.get("sentence") or "")
+    if best is None:
+        return verdict("bad", "No configuration holds the SLO.", sentence)
+    return verdict("good", "Best:", sentence.removeprefix("Best: ") or str(best["name"]))
+
+
+def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
+    index = document.get("best")
+    return rows[index] if isinstance(index, int) and 0 <= index < len(rows) else None
+
+
+def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:
+    found = [("Capacity", f"{_shown(best, 'capacity')} {unit}", interval_text(best.get("low"), best.get("high")))]
+    for key, name, unit_of in (
+        ("per_gpu", "Per GPU", unit),
+        ("output_throughput", "Output throughput", "tok/s"),
+        ("interactivity", "Each user", "tok/s"),
+        ("cost_per_million_tokens", "A million tokens cost", "USD"),
+        ("joules_per_token", "Energy, estimated", "J/token"),
+    ):
+        if is_known(best.get(key)):
+            found.append((name, f"{_shown(best, key)} {unit_of}".strip(), ""))
+    return found
+
+
+def _overview(rows: Sequence[Row], names: str, unit: str) -> list[Figure]:
+    """Capacities with their intervals, and costs, one place per configuration, the largest capacity on top."""
+    ranked = sorted(rows, key=lambda row: -numeric(row.get("capacity")) if is_known(row.get("capacity")) else 0.0)
+    known = [row for row in ranked if is_known(row.get("capacity"))]
+    if not known:
+        return []
+    low, high = ([row.get(end) for row in known] for end in ("low", "high"))
+    capacities = Series("", "interval", [row["capacity"] for row in known], range(len(known)), 0, low=low, high=high)
+    found = [_places("Capacity", Axis(unit, start=0), names, known, capacities, "Thin lines are 95 % intervals.")]
+    for key, title, axis in (
+        ("cost_per_million_tokens", "Cost of a million output tokens", Axis("USD", start=0)),
+        ("per_gpu", "Capacity per GPU", Axis(f"{unit} per GPU", start=0)),
+    ):
+        shown = [row for row in known if is_known(row.get(key))]
+        if shown and (key != "per_gpu" or any(row.get("num_gpus", 1) != 1 for row in shown)):
+            bars = Series("", "bars", [row[key] for row in shown], range(len(shown)), 2)
+            found.append(_places(title, axis, names, shown, bars, ""))
+    return found
+
+
+def _places(title: str, x: Axis, names: str, rows: Sequence[Row], series: Series, note: str) -> Figure:
+    y = Axis(names, names=[str(row["name"]) for row in rows])
+    return Figure(title, x, y, [series], note=note, height=110 + 24 * len(rows))
+
+
+def _table(rows: Sequence[Row], keys: Sequence[str], unit: str) -> Markup:
+    shown = {key: name for key, name in _COLUMNS.items() if any(is_known(row.get(key)) for row in rows)}
+    cells = [
+        [
+            *([_setting(row["overrides"][key]) for key in keys] or [Cell(str(row["name"]))]),
+            number_cell(row.get("capacity")),
+            Cell(interval_text(row.get("low"), row.get("high")) or "–", numeric(row.get("low"))),
+            *(number_cell(row.get(key)) for key in shown),
+        ]
+        for row in rows
+    ]
+    names = [short_name(key, keys) for key in keys] or ["configuration"]
+    return table([*names, f"capacity, {unit}", "95 % interval", *shown.values()], cells)
+
+
+def _probe_figures(rows: Sequence[Row], slo: Mapping[str, float], over: str, unit: str) -> list[Figure]:
+    """The latencies that have a limit over the load, the probes of each configuration in its colour."""
+    found = []
+    for name, limit in slo.items():
+        if name not in LATENCIES:
+            continue
+        curves = [_probes(row, name, color) for color, row in enumerate(rows)]
+        curves = [curve for curve in curves if len(curve.x)]
+        if curves:
+            x, y = Axis(f"{over.rpartition('.')[2]}, {unit}"), Axis("ms", log=True, format=_MS)
+            title = f"p{slo.get('percentile', 99):g} {LATENCIES[name]}"
+            found.append(Figure(title, x, y, curves, [Limit(f"SLO {limit:g} ms", "y", limit)], _RINGS))
+    return found
+
+
+def _probes(row: Row, latency: str, color: int) -> Series:
+    key = f"{latency}_ms"
+    probes = sorted(row.get("probes") or (), key=lambda probe: numeric(probe.get("value")))
+    known = [probe for probe in probes if is_known(probe.get(key)) and probe[key] > 0]
+    texts = {
+        "seed": [value_text(probe.get("seed")) for probe in known],
+        "SLO": ["holds" if probe.get("holds") else "missed" for probe in known],
+        "verdict": [str(probe.get("verdict")) for probe in known],
+    }
+    values, latencies = [probe["value"] for probe in known], [probe[key] for probe in known]
+    missed = [not probe.get("holds") for probe in known]
+    return Series(str(row["name"]), "points", values, latencies, color % _COLORS, hollow=missed, texts=texts)
+
+
+def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
+    """All probes of all configurations, folded."""
+    probes = [(row["name"], probe) for row in rows for probe in row.get("probes") or ()]
+    keys = list(dict.fromkeys(key for _, probe in probes for key in probe if is_known(probe[key])))
+    keys = [key for key in keys if key not in _UNSHOWN]
+    cells = [
+        [
+            Cell(str(name)),
+            number_cell(probe.get("value")),
+            Cell("holds", tone="good") if probe.get("holds") else Cell("missed", tone="bad"),
+            Cell(str(probe.get("verdict") or "–"), tone=_VERDICTS.get(str(probe.get("verdict")), "plain")),
+            *(number_cell(probe.get(key)) for key in keys),
+            Cell(str(probe.get("folder") or "")),
+        ]
+        for name, probe in probes
+    ]
+    heads = ["configuration", unit, "SLO", "verdict", *(key.replace("_", " ") for key in keys), "folder"]
+    return folded(f"All {count(len(cells), 'probe')}", table(heads, cells)) if cells else Markup("")
+
+
+def _named(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
+    """The overrides that differ between rows, and the rows with their values there as `name`; the label without any."""
+    every: list[Row] = [row.get("overrides") or {} for row in rows]
+    keys = list(dict.fromkeys(str(key) for each in every for key in each))
+    keys = [key for key in keys if len({value_text(each.get(key)) for each in every}) > 1]
+    own = [{key: each.get(key) for key in keys} for each in every]
+    named = [
+        parameter_label(each, keys) if keys else str(row.get("label")) for row, each in zip(rows, own, strict=True)
+    ]
+    return keys, [{**row, "overrides": each, "name": name} for row, each, name in zip(rows, own, named, strict=True)]
+
+
+def _limits(document: Mapping[str, Any]) -> dict[str, float]:
+    """The limits in ms by latency, and the percentile that they are for."""
+    return {str(name): float(value) for name, value in (document.get("slo") or {}).items() if is_known(value)}
+
+
+def _first_summary(folder: Path) -> Mapping[str, Any]:
+    """Of the first probe that is found."""
+    path = min(folder.rglob(SUMMARY), default=None)
+    return {} if path is None else read_document(path)
+
+
+def _setting(value: Any) -> Cell:
+    """An override, which may be the text of a number."""
+    text = value_text(value)
+    return Cell(text, float(text) if re.fullmatch(r"-?\d+(\.\d+)?", text) else None)
+
+
+def _shown(row: Row, key: str) -> str:
+    value = row.get(key)
+    return number(value if is_known(value) else None)
