@@ -20,7 +20,8 @@ from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
 from simulator.transfers import Link, TierLinks
-from tests.simulator.workloads import Case, FlatCost, assert_same, cases, simulate, simulate_case
+from tests.simulator.replicas import FlatCost, assert_same, simulate, simulate_case
+from tests.simulator.workloads import Case, cases
 
 BLOCK_BYTES = 1000
 OFFLOADS = st.builds(

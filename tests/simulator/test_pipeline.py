@@ -27,7 +27,8 @@ from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
 from simulator.pipeline import Pipeline
 from simulator.router import RoundRobin
-from tests.simulator.workloads import FlatCost, PlanLog, simple_trace
+from tests.simulator.replicas import FlatCost, PlanLog
+from tests.simulator.workloads import simple_trace
 
 STAGE_NS = 1000
 

@@ -26,19 +26,8 @@ from simulator.lone import LoneEnvironment
 from simulator.replica import ImplausibleStepError, Replica
 from simulator.router import RoundRobin
 from tests.simulator.builders import cost
-from tests.simulator.workloads import (
-    ROOFLINE,
-    Both,
-    Case,
-    PlanLog,
-    assert_same,
-    cases,
-    expanded_gaps,
-    make,
-    simple_trace,
-    simulate,
-    simulate_case,
-)
+from tests.simulator.replicas import ROOFLINE, Both, PlanLog, assert_same, expanded_gaps, make, simulate, simulate_case
+from tests.simulator.workloads import Case, cases, simple_trace
 
 
 class TokenLog:
