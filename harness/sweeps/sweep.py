@@ -25,12 +25,12 @@ from harness import interrupts
 from harness.config import RunConfig, load, parse
 from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import CAPACITY, FAILED, SUMMARY, read_summary, write_whole
+from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
 from harness.results.inputs import input_digests, read_inputs
 from harness.results.lock import FolderInUseError, locked
 from harness.sweeps import naming
 from harness.sweeps.folders import capacity_folders, expand_results, job_folders
-from harness.sweeps.job_lines import JobLine, result_text, shown, tell
+from harness.sweeps.job_lines import JobLine, headline, result_text, shown, tell
 from harness.workload.trace import file_stamp
 
 SOME_JOB_FAILED = 1
@@ -79,7 +79,7 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
             failure.unlink(missing_ok=True)
             return JobLine(folder.name, "skipped", result_text(read_summary(folder)))
         output = _executed(config, folder, execute)
-        text = _result_text(folder)
+        text = headline(folder)
     except Exception as error:
         message = _describe(error)
         document = json.dumps({"error": message, "traceback": traceback.format_exc()}, indent=2)
@@ -87,15 +87,6 @@ def _run_in(cfg: DictConfig, folder: Path, execute: Execute) -> JobLine:
         return JobLine(folder.name, "failed", message)
     failure.unlink(missing_ok=True)
     return JobLine(folder.name, "done", text, time.monotonic() - started, output)
-
-
-def _result_text(folder: Path) -> str:
-    """The headline of what the job left; empty for a task without one."""
-    if (folder / CAPACITY).exists():
-        from harness.capacity.table import headline  # imported late, as a run does without it
-
-        return headline(folder)
-    return result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
 
 
 def _executed(config: RunConfig, folder: Path, execute: Execute) -> str:
