@@ -3,8 +3,8 @@
     python run.py experiment=capacity_study hydra.sweep.dir=multirun/study
     python -m experiments.capacity_study multirun/study [--wall-s 170]
 
-Stores the capacities without their probes in experiments/results/capacity_study.json, draws them, and writes what was found between the
-marks of the page. `--wall-s` is what the study took.
+Stores the capacities without their probes in experiments/results/capacity_study.json, draws them, and writes what was
+found between the marks of the page. `--wall-s` is what the study took.
 """
 
 from __future__ import annotations
@@ -37,9 +37,10 @@ def ranked(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def section(found: Mapping[str, Any]) -> str:
     """What the page says of the study, in Markdown."""
     lines = [
-        f"| {' | '.join(f'`{key}`' for key in _SWEPT)} | capacity, {found['unit']} | 95 % interval | tokens/s per user "
-        "| $ per million output tokens | J per output token | probes |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"Configurations are named by {', '.join(f'`{key}`' for key in _SWEPT)}.",
+        "",
+        f"| | {found['unit']} | 95 % interval | tokens/s per user | $ per million tokens | J per token | probes |",
+        "|---|---|---|---|---|---|---|",
         *map(_line, ranked(found)),
         "",
         f"> {found['sentence']}",
@@ -55,12 +56,15 @@ def section(found: Mapping[str, Any]) -> str:
 
 
 def _line(row: Mapping[str, Any]) -> str:
-    settings = [str(row["overrides"][key]) for key in _SWEPT]
     numbers = [
         f"{row['capacity']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}", f"{row['interactivity']:.0f}",
         f"{row['cost_per_million_tokens']:.3f}", f"{row['joules_per_token']:.3f}", str(row["num_probes"]),
     ]  # fmt: skip
-    return f"| {' | '.join([*settings, *numbers])} |"
+    return f"| {_name(row)} | {' | '.join(numbers)} |"
+
+
+def _name(row: Mapping[str, Any]) -> str:
+    return " · ".join(str(row["overrides"][key]) for key in _SWEPT)
 
 
 def _origin(found: Mapping[str, Any]) -> str:
@@ -78,7 +82,7 @@ def draw(found: Mapping[str, Any], path: Path) -> None:
     values = [row["capacity"] for row in rows]
     reach = [[row["capacity"] - row["low"] for row in rows], [row["high"] - row["capacity"] for row in rows]]
     axes.errorbar(values, range(len(rows)), xerr=reach, fmt="o", capsize=2, markersize=4)
-    axes.set_yticks(range(len(rows)), [" · ".join(str(row["overrides"][key]) for key in _SWEPT) for row in rows])
+    axes.set_yticks(range(len(rows)), map(_name, rows))
     axes.set_xlabel(f"capacity within the SLO, {found['unit']}, with 95 % interval")
     axes.set_title(" · ".join(_SWEPT), fontsize="medium", loc="left")
     axes.grid(axis="x", alpha=0.3)
