@@ -229,6 +229,13 @@ def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None
             case.arrival_step = before.arrival_step + rng.randint(1, 10)
 
 
+def for_supply(workload: Workload) -> Workload:
+    """The workload without what keeps the head of the queue from entering as soon as another fills a block for it."""
+    options = replace(workload.options, enable_prefix_caching=True, long_prefill_token_threshold=0)
+    cases = [replace(case, contents="tokens", abort_step=None, num_sequences=1) for case in workload.cases]
+    return replace(workload, cases=cases, options=options, contiguous=None, num_drafts=None, num_lanes=1)
+
+
 def with_beams(workload: Workload, rng: random.Random) -> Workload:
     """The workload with beams in place of some requests, under rules that can serve beams."""
     policy = workload.options.policy
@@ -346,7 +353,8 @@ def _without_beams(seed: int, policy: str | None) -> Workload:
         num_lanes=num_lanes,
         num_drafts=num_drafts,
     )
-    return with_memory_scheme(workload, random.Random(f"memory {seed}"))
+    workload = with_memory_scheme(workload, random.Random(f"memory {seed}"))
+    return for_supply(workload) if makes_supply else workload
 
 
 def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
