@@ -25,7 +25,10 @@ from tests.fuzzing.worker import run_cases
 
 _CASES_PER_BASE = 12
 # What a task imports late; imported once before the workers are forked.
-_LATE = ("harness.runs.run", "harness.plots.validation", "harness.validation.validate", "harness.calibration.calibrate")
+_LATE = (
+    "harness.runs.run", "harness.plots.validation", "harness.validation.validate", "harness.calibration.calibrate",
+    "harness.capacity.capacity", "harness.capacity.explore",
+)  # fmt: skip
 
 
 def fuzz(num_cases: int, num_files: int, seed: int, num_workers: int, *, real_engine: bool) -> int:

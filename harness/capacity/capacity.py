@@ -109,10 +109,10 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
     """The configuration of a probe: a plain run of `config` with a seed and a number of requests of its own.
 
     A trace from a file has as many requests as there are; more clients than a tenth of the requests of a closed loop
-    would all be in its ramp-up, so that it has more.
+    would all be in its ramp-up, so that it has up to 10 times as many.
     """
     if config.arrival.kind == "closed_loop":
-        num_requests = max(num_requests, 10 * config.arrival.concurrency)
+        num_requests = min(max(num_requests, 10 * config.arrival.concurrency), 10 * num_requests)
     drawn = getattr(config.trace, "num_requests", None) is not None
     limit = getattr(config.trace, "limit", None)
     size = {"trace.num_requests": num_requests} if drawn else {"trace.limit": min(num_requests, limit or num_requests)}

@@ -20,6 +20,7 @@ _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fai
 # Scouts end when the lowest load that fails is this close to the highest that holds; after four of them sooner.
 _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
+_ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
 # Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
 _ROUNDS = ((0.3, 0.7), (0.3, 0.7), (0.15, 0.4, 0.6, 0.85))
 
@@ -52,14 +53,16 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     held = [probe.holds(room) for probe in probes]
     if all(held) or not any(held):
         return Capacity(tuple(probes), None)
-    rounds = 0
+    num_scouts, rounds = len(probes), 0
     found = estimate(points_of(probes), room)
-    while len(probes) < settings.max_probes and (rounds == 0 or found.precision > settings.precision):
+    while len(probes) < settings.max_probes:
         quantiles = _ROUNDS[min(rounds, len(_ROUNDS) - 1)][: settings.max_probes - len(probes)]
         loads = [found.quantile(each) for each in quantiles]
         probes += run([Ask(load, len(probes) + i, settings.num_requests) for i, load in enumerate(loads)])
         found = estimate(points_of(probes), room)
         rounds += 1
+        if found.precision <= settings.precision * min(1.0, (len(probes) - num_scouts) / _ENOUGH):
+            break
     return Capacity(tuple(probes), found)
 
 

@@ -51,7 +51,7 @@ def read_document(folder: Path) -> dict[str, Any]:
     return document
 
 
-def headline(folder: Path) -> str:
+def capacity_text(folder: Path) -> str:
     """The capacity in a folder, in a few words."""
     document = read_document(folder)
     row = document["rows"][0]

@@ -119,7 +119,7 @@ def draw_steps(
 
 
 def _draw_curves(axes: Axes, measured: Floats, simulated: Floats, *repeats: Floats) -> None:
-    scale = seconds_axis(axes, [measured, simulated, *repeats])
+    scale, _ = seconds_axis(axes, [measured, simulated, *repeats])
     share_axis(axes)
     for curve in repeats:
         axes.plot(curve * scale, CURVE_PERCENTILES / 100, color=GREY, linewidth=0.7, alpha=0.6)

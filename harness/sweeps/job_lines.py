@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
+from harness.results.files import CAPACITY, SUMMARY, read_summary
 from harness.results.summary import number
 
 _FILE = "TWINSERVE_JOBS"
@@ -40,6 +41,15 @@ class JobLine:
     text: str
     seconds: float = 0.0
     output: str = ""
+
+
+def headline(folder: Path) -> str:
+    """The headline numbers of what a job left in its folder; empty for a task without any."""
+    if (folder / CAPACITY).exists():
+        from harness.capacity.table import capacity_text  # imported late, as a run does without it
+
+        return capacity_text(folder)
+    return result_text(read_summary(folder)) if (folder / SUMMARY).exists() else ""
 
 
 def result_text(summary: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ def test_probes_are_plain_runs_with_seeds_of_their_own() -> None:
     assert [each.seed for each in probes] == [3000, 3001, 3002, 3003]
     assert {(each.task, each.trace.num_requests) for each in probes} == {("run", 50)}  # type: ignore[union-attr]
     closed = config(*TINY, "arrival=closed_loop", "arrival.concurrency=64")
-    assert probe_config(closed, 0, 50).trace.num_requests == 640  # type: ignore[union-attr]
+    assert probe_config(closed, 0, 100).trace.num_requests == 640  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(
@@ -241,3 +241,19 @@ def test_the_answer_of_another_version_is_an_error(tmp_path: Path) -> None:
 def test_the_seed_of_a_search_leaves_room_for_those_of_its_probes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed"):
         task.capacity(config(*SMALL, "seed=9223372036854775807"), tmp_path)
+
+
+def test_a_sweep_confirms_its_best_unless_it_was_interrupted(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    confirmed: list[Path] = []
+
+    def confirm(settings: RunConfig, load: float, folder: Path, *arguments: object) -> dict[str, Any]:
+        confirmed.append(folder)
+        return document_in(small)["rows"][0]["confirmed"]
+
+    monkeypatch.setattr("harness.capacity.sweep.confirm", confirm)
+    write_capacities([small], tmp_path, confirms=False)
+    assert not confirmed
+    write_capacities([small], tmp_path)
+    assert confirmed == [small]
