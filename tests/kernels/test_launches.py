@@ -62,7 +62,8 @@ def test_sampling_launches_two_kernels_and_one_for_its_limits(monkeypatch: pytes
     logits, zeros, top_k = torch.zeros(3, 200, dtype=torch.bfloat16), torch.zeros(3), torch.zeros(3, dtype=torch.int32)
     seeds = torch.zeros(3, dtype=torch.int64)
     draw = ["sample_block_kernel", "sample_join_kernel"]
-    for limits, expected in (((None, None), draw), ((top_k, zeros), ["keep_threshold_kernel", *draw])):
+    for is_limited, expected in ((False, draw), (True, ["keep_threshold_kernel", *draw])):
+        limits = (top_k, zeros) if is_limited else (None, None)
         with recorded(monkeypatch) as names:
-            sample(logits, zeros, *limits, seeds, seeds)
+            sample(logits, zeros, limits[0], limits[1], seeds, seeds)
         assert names == expected
