@@ -20,7 +20,7 @@ from engine.core.decodes.interface import Decodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
-from engine.core.scheduler_options import make_scheduler
+from engine.core.scheduler_making import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.work import StepWork
 from engine.engine_config import EngineConfig

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments import ROOT, composed
-from harness.runs.system import device_rates, model_shape
+from harness.runs.shapes import device_rates, model_shape
 from simulator.hardware import Device, ModelShape
 from simulator.importers import open_profile
 from simulator.profile.archive import FOLDER, entry_name, write_archive

@@ -11,7 +11,7 @@ from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, parse
 from harness.errors import ConfigError
-from harness.runs.system import model_shape
+from harness.runs.shapes import model_shape
 from tests.harness.builders import CONF, composed
 
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)

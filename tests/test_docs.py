@@ -29,7 +29,7 @@ from tests.pages import PAGES, ROOT, commands, text_of, write_files
 
 # Commands whose configuration is composed and checked, and that do not run: what they hold, and why.
 NOT_RUN = {
-    "hydra/launcher=": "tests/test_sweeps_on_machines.py runs launchers where they are installed; Slurm needs a cluster",
+    "hydra/launcher=": "tests/test_sweeps_on_machines.py runs the launchers that are installed; Slurm needs a cluster",
     "engine.weights=": "needs the weights of a model",
     "task=import": "needs aiconfigurator-core; tests/simulator/test_importers.py has a part of its tables",
     "task=profile": "measures for two minutes; tests/harness/runs/test_profiling.py has a clock of its own",
@@ -74,9 +74,7 @@ def small(arguments: list[str]) -> list[str]:
 def _two_jobs(arguments: list[str]) -> list[str]:
     """Two values of the first key that is swept, and one of all others."""
     swept = [word for word in arguments if re.fullmatch(r"[\w.]+=[\w.-]+(,[\w.-]+)+", word)]
-    return [
-        ",".join(word.split(",")[: 2 if word == swept[0] else 1]) if word in swept else word for word in arguments
-    ]
+    return [",".join(word.split(",")[: 2 if word == swept[0] else 1]) if word in swept else word for word in arguments]
 
 
 def _fewer_jobs(arguments: list[str]) -> list[str]:

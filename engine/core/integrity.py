@@ -11,12 +11,26 @@ from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
 
+def check_states(lane: RunningSet) -> None:
+    """Prove that each sequence of a lane is in the one state that its tokens say; raises AssertionError."""
+    lane.decodes.check_integrity()
+    states = [lane.prefilling, lane.decodes.sequences, lane.paused, lane.parked, lane.gathering, lane.ending]
+    assert sum(map(len, states)) == len(lane.sequences), "a sequence is in two states or in none"
+    assert set().union(*states) == lane.sequences.keys()
+    assert lane.num_reserved == sum(s.num_forks for s in lane.sequences)
+    assert lane.flights or not lane.ending
+    assert lane.beams.keys() == {s.request for s in lane.decodes.sequences if s.request.is_beam_search}
+    for sequence in lane.sequences:
+        assert (sequence.status is SequenceStatus.FINISHED) == (sequence in lane.ending)
+        assert (sequence.status is SequenceStatus.PARKED) == (sequence in lane.parked)
+
+
 def check_places(
     lanes: list[RunningSet], waiting: list[Sequence], unfinished: Iterable[Request], num_seats: int
 ) -> None:
     """Prove that each sequence is waiting, or running in one lane; raises AssertionError."""
     for lane in lanes:
-        lane.check_integrity()
+        check_states(lane)
         check_beams(lane)
     running = [sequence for lane in lanes for sequence in lane.sequences]
     assert sum(lane.num_seats for lane in lanes) <= num_seats

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.kept_blocks import num_shared_tokens
-from engine.core.kv.lower_tiers import can_swap_out
+from engine.core.kv.kept_blocks import keep_prefix, name_content, num_shared_tokens
+from engine.core.kv.lower_tiers import can_swap_out, swap_out
 from engine.core.kv.pool import Pool
+from engine.core.kv.tier import Transfer
 from engine.core.sequence import Sequence
 
 VictimRule = Callable[[Iterable[Sequence], Sequence | None, Pool], Sequence]
@@ -98,3 +99,24 @@ class Preemption(NamedTuple):
         num_computed = victim.num_computed_tokens
         num_lost = num_computed - num_shared_tokens(blocks, victim)
         return 2 * blocks.blocks_for(num_computed) * self.transfer_block_us < num_lost * self.recompute_token_us
+
+
+def give_up_blocks(blocks: BlockManager, victim: Sequence, keeps: Keeps, num_known: int) -> list[Transfer]:
+    """Release the blocks of `victim`, whose first `num_known` tokens are computed and known, except for what it keeps.
+
+    It keeps nothing of its KV; or the prefix of full blocks, until others need them; or a copy in the host tier, made
+    by the transfers returned.
+    """
+    victim.num_preemptions += 1
+    if keeps == "host_copy":
+        victim.num_swaps += 1
+        return swap_out(blocks, victim)
+    victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
+    name_content(blocks, victim, num_known)
+    if keeps == "prefix":
+        keep_prefix(blocks, victim, num_known)
+        victim.num_partial_preemptions += bool(victim.block_table)
+    else:
+        blocks.release(victim)
+        victim.set_computed(0)
+    return []

@@ -14,11 +14,10 @@ from collections import deque
 from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.kept_blocks import keep_prefix, name_content
-from engine.core.kv.lower_tiers import land, swap_out
+from engine.core.kv.lower_tiers import land
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
-from engine.core.preemption import Keeps
+from engine.core.preemption import Keeps, give_up_blocks
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
@@ -154,29 +153,12 @@ class RunningSet:
         return transfers
 
     def give_up(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
-        """Take the seat of a sequence that is preempted.
-
-        It keeps nothing of its KV; or the prefix of full blocks, until others need them; or a copy in the host tier,
-        made by the transfers returned.
-        """
+        """Take the seat of a sequence that is preempted, and its blocks except for what it keeps."""
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
             num_known -= self.lag
         self.leave(sequence, SequenceStatus.WAITING)
-        sequence.num_preemptions += 1
-        transfers = []
-        if keeps == "host_copy":
-            sequence.num_swaps += 1
-            transfers = swap_out(self._blocks, sequence)
-        else:
-            sequence.num_lost_tokens = max(sequence.num_lost_tokens, sequence.num_computed_tokens)
-            name_content(self._blocks, sequence, num_known)
-            if keeps == "prefix":
-                keep_prefix(self._blocks, sequence, num_known)
-                sequence.num_partial_preemptions += bool(sequence.block_table)
-            else:
-                self._blocks.release(sequence)
-                sequence.set_computed(0)
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
         return transfers
@@ -256,16 +238,3 @@ class RunningSet:
         del self.sequences[sequence]
         self._blocks.drop(sequence)
         self._waiting.on_release(sequence)
-
-    def check_integrity(self) -> None:
-        """Prove that every sequence is in the one state that its tokens say; raises AssertionError."""
-        self.decodes.check_integrity()
-        states = [self.prefilling, self.decodes.sequences, self.paused, self.parked, self.gathering, self.ending]
-        assert sum(map(len, states)) == len(self.sequences), "a sequence is in two states or in none"
-        assert set().union(*states) == self.sequences.keys()
-        assert self.num_reserved == sum(s.num_forks for s in self.sequences)
-        assert self.flights or not self.ending
-        assert self.beams.keys() == {s.request for s in self.decodes.sequences if s.request.is_beam_search}
-        for sequence in self.sequences:
-            assert (sequence.status is SequenceStatus.FINISHED) == (sequence in self.ending)
-            assert (sequence.status is SequenceStatus.PARKED) == (sequence in self.parked)

@@ -1,25 +1,18 @@
-"""The rules that a scheduler can be given by configuration, and how it is put together from them."""
+"""The rules that a scheduler can be given by configuration."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Any, Literal
 
-from engine.core.decodes.interface import Decodes
-from engine.core.decodes.uniform import UniformDecodes
-from engine.core.kv.block_manager import BlockManager, FullHit
-from engine.core.kv.contiguous import Contiguous, ContiguousManager
+from engine.core.kv.block_manager import FullHit
 from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
 from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
-from engine.core.limits import Limits
 from engine.core.policies import find_policy
 from engine.core.policy_options import read_options
-from engine.core.preemption import VICTIM_RULES, Preemption, PreemptionMode
-from engine.core.scheduler import Scheduler
-from engine.core.waiting_queue import by_arrival, by_priority
+from engine.core.preemption import PreemptionMode
 
 
 @dataclass(frozen=True)
@@ -168,95 +161,3 @@ class OffloadOptions:
         below = tiers[0] if tiers else None
         host = Tier(HOST, num_host_blocks, below=below, eviction=self.host_eviction, moves=moves)
         return host, Offload([host, *tiers], moves, overlaps=self.overlap)
-
-
-def make_scheduler(
-    options: SchedulerOptions,
-    *,
-    num_blocks: int,
-    block_size: int,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
-    max_model_len: int | None = None,
-    num_host_blocks: int = 0,
-    offload: OffloadOptions | None = None,
-    transfer_block_us: float = 0.0,
-    num_lanes: int = 1,
-    make_decodes: Callable[[int], Decodes] = UniformDecodes,
-    contiguous: Contiguous | None = None,
-) -> Scheduler:
-    """A scheduler over a new pool of `num_blocks` blocks of `block_size` tokens.
-
-    `num_host_blocks` is the size of the host tier and `transfer_block_us` the time that a block takes to it or back,
-    which preemption="auto" compares with `options.recompute_token_us`. With `offload`, what leaves the prefix cache
-    goes there and further. With `contiguous`, blocks are not handed out one by one but as reservations; what is
-    admitted leaves no watermark then, as nobody grows.
-
-    Raises:
-        ValueError: a number is out of its range, `options.preemption` needs one that is not given, or `offload` or
-            `contiguous` goes with none of `options`.
-    """
-    if options.preemption in ("swap", "auto") and not num_host_blocks:
-        raise ValueError(f"preemption={options.preemption!r}: needs a host tier to move blocks to")
-    if options.preemption == "auto" and options.recompute_token_us is None:
-        raise ValueError("recompute_token_us=None: preemption='auto' needs the time of a lost token")
-    blocks = _make_blocks(options, num_blocks, block_size, num_host_blocks, offload, max_model_len, contiguous)
-    watermark = 0.0 if contiguous else options.watermark
-    preemption = Preemption(
-        VICTIM_RULES[options.victim], options.preemption, options.recompute_token_us or 0.0, transfer_block_us
-    )
-    limits = Limits(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        watermark_blocks=ceil(watermark * blocks.num_blocks),
-        allocates_chunks=options.allocation == "chunk",
-        checks_full_prompt=options.admission == "full_prompt",
-        max_chunk_tokens=options.long_prefill_token_threshold,
-        cuts_prompts=options.enable_chunked_prefill,
-        max_padding=options.max_padding,
-    )
-    order = by_priority if options.queue == "priority" else by_arrival
-    policy = find_policy(options.policy)
-    if policy is None:
-        raise ValueError(f"policy={options.policy!r}: has not been imported")
-    return Scheduler(
-        blocks,
-        policy(order, preemption, read_options(policy.options_type, options.options, options.policy)),
-        limits,
-        max_model_len=max_model_len,
-        plans_ahead=options.async_scheduling,
-        num_lanes=num_lanes,
-        make_decodes=make_decodes,
-    )
-
-
-def _make_blocks(
-    options: SchedulerOptions,
-    num_blocks: int,
-    block_size: int,
-    num_host_blocks: int,
-    offload: OffloadOptions | None,
-    max_model_len: int | None,
-    contiguous: Contiguous | None,
-) -> BlockManager:
-    num_blocks -= options.reserved_blocks
-    if contiguous is not None:
-        if conflict := conflict_with_reservations(options):
-            raise ValueError(conflict)
-        if num_host_blocks:
-            raise ValueError(f"num_host_blocks={num_host_blocks}: with contiguous reservations nobody is swapped out")
-        return ContiguousManager(num_blocks, block_size, contiguous, max_model_len)
-    host = Tier(HOST, num_host_blocks) if num_host_blocks else None
-    cached_tiers = None
-    if offload is not None:
-        offload.check(options)
-        host, cached_tiers = offload.make(num_host_blocks)
-    return BlockManager(
-        num_blocks,
-        block_size,
-        enable_prefix_caching=options.enable_prefix_caching,
-        eviction=options.eviction,
-        full_hit=options.full_hit,
-        host=host,
-        offload=cached_tiers,
-    )

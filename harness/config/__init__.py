@@ -2,6 +2,17 @@
 
 from harness.config import option_sets as option_sets  # registers the option sets with Hydra
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
+from harness.config.arrivals import (
+    AllAtOnceArrival,
+    ArrivalConfig,
+    ClosedLoopArrival,
+    ConstantArrival,
+    CustomArrival,
+    GammaArrival,
+    PoissonArrival,
+    SessionsArrival,
+    TraceArrival,
+)
 from harness.config.metrics import IntervalConfig, MetricsConfig, SloConfig
 from harness.config.parse import load, parse, to_yaml, validated
 from harness.config.run import RunConfig
@@ -22,27 +33,18 @@ from harness.config.system import (
 )
 from harness.config.tiers import TiersConfig
 from harness.config.workload import (
-    AllAtOnceArrival,
-    ArrivalConfig,
     AzureTrace,
     BurstGptTrace,
-    ClosedLoopArrival,
-    ConstantArrival,
     ConstantLengths,
     CsvTrace,
-    CustomArrival,
     CustomTrace,
-    GammaArrival,
     JsonlTrace,
     LengthsConfig,
     LognormalLengths,
     MooncakeTrace,
-    PoissonArrival,
-    SessionsArrival,
     SharedPrefixTrace,
     ShareGptTrace,
     SyntheticTrace,
-    TraceArrival,
     TraceConfig,
     UniformLengths,
 )

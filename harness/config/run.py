@@ -8,6 +8,7 @@ from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
+from harness.config.arrivals import ArrivalConfig
 from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
 from harness.config.capacity import CapacityConfig, SearchConfig
 from harness.config.metrics import MetricsConfig
@@ -25,7 +26,7 @@ from harness.config.system import (
 from harness.config.tasks import Task, check_measured, check_profile, check_searches
 from harness.config.tiers import TiersConfig
 from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
-from harness.config.workload import ArrivalConfig, TraceConfig
+from harness.config.workload import TraceConfig
 
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
 

@@ -19,7 +19,7 @@ from harness.results.environment import command_line, cpu_model, environment, sl
 from harness.results.terminal import print_line
 from harness.runs.real import Setup, resolve_real
 from harness.runs.recorder import Recorder
-from harness.runs.system import model_shape
+from harness.runs.shapes import model_shape
 from simulator.profile.checks import check_fits, kv_dtype_of
 from simulator.profile.files import load_profile
 from simulator.profile.profile import ProfileError

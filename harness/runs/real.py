@@ -24,7 +24,7 @@ from harness.errors import ConfigError, EngineError
 from harness.results.environment import cpu_model, cpu_with_threads
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
-from harness.runs.system import contiguous_rule, model_shape
+from harness.runs.shapes import contiguous_rule, model_shape
 from harness.workload.prompts import PromptSource
 from harness.workload.trace import Trace
 from kernels.attention import BackendUnavailableError

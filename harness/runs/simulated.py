@@ -6,7 +6,8 @@ import gc
 from dataclasses import replace
 
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import ChunkWork, StepWork
 from harness.errors import ConfigError

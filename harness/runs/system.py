@@ -10,13 +10,9 @@ from typing import Any
 
 from engine.core.kv.contiguous import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
-from engine.engine_config import KVDtype
 from harness.config import (
-    ContiguousAllocator,
     CostConfig,
     CustomCost,
-    DeviceConfig,
-    ModelConfig,
     ProfiledCost,
     RunConfig,
     SimEngine,
@@ -29,6 +25,7 @@ from harness.runs import fitted
 from harness.runs.custom_cost import custom_cost
 from harness.runs.fitted import Calibration
 from harness.runs.pool import kv_pool
+from harness.runs.shapes import contiguous_rule, device_rates, model_shape
 from harness.runs.speculation import accepted_from, resolve_speculation
 from simulator.costs import linear, profiled
 from simulator.costs.constants import Constant, profiled_constants
@@ -42,7 +39,7 @@ from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_units
 from simulator.profile.profile import Profile, ProfileError
 from simulator.quantities import RANGES
-from simulator.quantization import QUANTIZATIONS, UnsupportedQuantizationError
+from simulator.quantization import UnsupportedQuantizationError
 from simulator.speculation import Speculation
 
 
@@ -289,24 +286,3 @@ def _check_arithmetic(system: System) -> None:
             quantization.products(system.model.dtype, system.device.flops, system.device.name)
     except UnsupportedQuantizationError as error:
         raise ConfigError(str(error)) from None
-
-
-def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: KVDtype) -> ModelShape:
-    """A model of the configuration, with weights of a format, as the simulator sees it."""
-    fields = model.model_dump() | {
-        "dtype": "fp32" if model.dtype == "float32" else "bf16",
-        "dtype_bytes": model.dtype_bytes,
-        "kv_dtype": kv_cache_dtype,
-        "quantization": QUANTIZATIONS[weight_format],
-    }
-    return ModelShape(**fields)
-
-
-def contiguous_rule(config: RunConfig) -> Contiguous | None:
-    """How contiguous reservations are made, as the core takes it; None where blocks are paged."""
-    return config.allocator.rule() if isinstance(config.allocator, ContiguousAllocator) else None
-
-
-def device_rates(device: DeviceConfig) -> Device:
-    """A device of the configuration as the simulator sees it."""
-    return Device(**device.model_dump(exclude={"price_per_gpu_hour", "tdp_w"}))

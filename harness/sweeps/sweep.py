@@ -22,16 +22,15 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
-from harness.config import RunConfig, load, parse
+from harness.config import RunConfig, parse
 from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
-from harness.results.inputs import input_digests, read_inputs
 from harness.results.lock import FolderInUseError, locked
 from harness.sweeps import naming
+from harness.sweeps.finished import is_finished
 from harness.sweeps.folders import capacity_folders, expand_results, job_folders
 from harness.sweeps.job_lines import JobLine, headline, result_text, shown, tell
-from harness.workload.trace import file_stamp
 
 SOME_JOB_FAILED = 1
 USER_ERROR = 2
@@ -104,30 +103,6 @@ def _executed(config: RunConfig, folder: Path, execute: Execute) -> str:
 
 def _launcher(hydra: Any) -> str:
     return str(hydra.runtime.choices["hydra/launcher"])
-
-
-def is_complete(folder: Path) -> bool:
-    """Whether `folder` holds the result of a run that was neither cut short nor repeated with an error."""
-    try:
-        return read_summary(folder)["complete"] is True and not (folder / FAILED).exists()
-    except TwinServeError:
-        return False
-
-
-def is_finished(config: RunConfig, folder: Path) -> bool:
-    """Whether `folder` holds the complete result of this very configuration, of which what it shows is not part,
-    with the contents of all input files unchanged; and that of a run, with the file of its trace not written again."""
-    if not is_complete(folder) or read_inputs(folder) != input_digests(config):
-        return False
-    stamp = file_stamp(getattr(config.trace, "path", None))
-    if config.task == "run" and read_summary(folder).get("trace_file") != stamp:
-        return False
-    try:
-        earlier = load(folder / "config.yaml")
-    except ConfigError:
-        return False
-    shown = {key: getattr(config, key) for key in ("progress", "verbose", "plot", "report")}
-    return earlier.model_copy(update=shown) == config
 
 
 def report(

@@ -7,7 +7,8 @@ from typing import Any
 
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence
 
 LIMITS: dict[str, Any] = {"num_blocks": 100, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}

@@ -10,9 +10,10 @@ from collections import Counter
 from pathlib import Path
 
 from engine.core.policies import POLICIES
+from tests.engine.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.fuzz_workloads import random_workload, with_beams
-from tests.engine.mutants import MUTANTS, NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.shadow import check_workload
+from tests.engine.mutants import MUTANTS
+from tests.engine.soundness import check_workload
 
 LONGEST_S = 30  # of processor time: far more than a workload takes
 

@@ -13,7 +13,8 @@ from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.tenant_queue import TenantQueue
-from tests.engine.fuzz_workloads import APART, Workload
+from tests.engine.fuzz_workloads import APART
+from tests.engine.workload import Workload
 
 
 def queue_key(workload: Workload, scheduler: Scheduler, sequence: Sequence) -> tuple[float, int]:

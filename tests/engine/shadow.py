@@ -5,31 +5,20 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter
-from dataclasses import dataclass, field, replace
 
 from engine.core.beams import longest_beam
 from engine.core.flight import Verified
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, RequestRefusedError, Sequence
-from tests.engine.fuzz_workloads import APART, FORK_TOKENS, Workload
+from tests.engine.fuzz_workloads import APART
 from tests.engine.promptness import check_promptness, check_seats
 from tests.engine.shadow_store import Holders, ShadowStore, Token
 from tests.engine.slot_reference import check_slots
+from tests.engine.trail import Trail
+from tests.engine.workload import FORK_TOKENS, Workload
 
 ARRIVE, ABORT, READY = range(3)
-
-
-@dataclass
-class Trail:
-    """What happened, in an order that does not depend on how decode steps were grouped."""
-
-    decisions: list[tuple[object, ...]] = field(default_factory=list)
-    requests: dict[int, tuple[object, ...]] = field(default_factory=dict)
-    num_steps: int = 0
-    num_plans: int = 0
-    last_num_steps: int = 0
-    counts: Counter[str] = field(default_factory=Counter)
 
 
 class ShadowExecutor:
@@ -98,7 +87,7 @@ class ShadowExecutor:
                 self._add(i)
             elif kind == ABORT and i in self.live:
                 self.scheduler.abort(i)
-                self._note(self.live.pop(i))
+                self.trail.note(self.live.pop(i))
             elif kind == READY:
                 sequence = self.parked[i]
                 for block in sequence.block_table:
@@ -127,7 +116,7 @@ class ShadowExecutor:
         try:
             self.scheduler.add(request)
         except RequestRefusedError:
-            self._note(request)
+            self.trail.note(request)
         else:
             self.live[i] = request
 
@@ -165,7 +154,7 @@ class ShadowExecutor:
         if self.max_steps is None:
             num_steps = self.random.randint(1, num_steps)
         plan = self.scheduler.extend(plan, num_steps) if num_steps > 1 else plan
-        self._log(plan, step)
+        self.trail.log(plan, step)
         self._await_transfers(plan, step)
         self.trail.last_num_steps = plan.num_steps
         return plan, self.store.execute(plan, holders)
@@ -271,22 +260,6 @@ class ShadowExecutor:
 
     # -- what came of it ------------------------------------------------------------------------------------------
 
-    def _log(self, plan: StepPlan, step: int) -> None:
-        counts = self.trail.counts
-        counts["preemptions"] += len(plan.preempted)
-        counts["paused decodes"] += len(plan.paused)
-        counts.update(f"blocks {t.source_tier} to {t.target_tier}" for t in plan.transfers)
-        counts["hits of blocks that come for others"] += len(plan.parked) - len(
-            [s for s in plan.parked if {t.target for t in plan.transfers} & set(s.block_table)]
-        )
-        counts["cached tokens"] += sum(s.num_cached_tokens for s in plan.admitted if not s.num_preemptions)
-        counts["longest plan"] = max(counts["longest plan"], plan.num_steps)
-        if plan.admitted or plan.preempted or plan.prefills:
-            chunks = tuple((c.sequence.request_id, c.start, c.num_tokens) for c in plan.prefills)
-            tables = tuple(tuple(c.sequence.block_table) for c in plan.prefills)
-            preempted = tuple(s.request_id for s in plan.preempted)
-            self.trail.decisions.append((step, chunks, tables, preempted, tuple(plan.transfers)))
-
     def _finish(self, request: Request) -> None:
         del self.live[request.request_id]
         case = self.workload.cases[request.request_id]
@@ -301,44 +274,4 @@ class ShadowExecutor:
         for sequence in request.sequences:
             assert sequence.num_output_tokens == expected, "a sequence ended early or late"
             assert sequence.num_recomputed_tokens == self.recomputed[sequence], "recomputed tokens are miscounted"
-        self._note(request)
-
-    def _note(self, request: Request) -> None:
-        assert request.request_id not in self.trail.requests
-        self.trail.counts["swaps"] += sum(s.num_swaps for s in request.sequences)
-        self.trail.counts["partial preemptions"] += sum(s.num_partial_preemptions for s in request.sequences)
-        self.trail.requests[request.request_id] = (
-            request.sequences[0].status,
-            request.num_output_tokens,
-            request.first_scheduled_time,
-            request.first_token_time,
-            request.finish_time,
-            request.num_cached_tokens,
-            request.num_recomputed_tokens,
-            request.num_preemptions,
-        )
-
-
-def check_workload(workload: Workload, seed: int = 0) -> Trail:
-    """Run step by step, with full horizons and with random groupings: all must be sound and agree on everything.
-
-    Where stop conditions are met, which a group of steps learns of at its end, they need only be sound. Decodes that
-    are told what drafts bring, as in a simulation, and those that are not, as in an engine, agree as well.
-    """
-    foreseen = all(case.stop_after is None for case in workload.cases)
-    stepped = ShadowExecutor(workload, max_steps=1).run()
-    for max_steps in (10**9, None):
-        grouped = ShadowExecutor(workload, max_steps, seed).run()
-        assert grouped.requests.keys() == stepped.requests.keys(), "a request got lost"
-        if foreseen:
-            assert grouped.requests == stepped.requests, "grouping steps changes the requests"
-            assert grouped.decisions == stepped.decisions, "grouping steps changes the decisions"
-            assert grouped.num_steps == stepped.num_steps
-        longest = max(stepped.counts["longest plan"], grouped.counts["longest plan"])
-        stepped.counts["longest plan"] = longest
-    assert len(stepped.requests) == len(workload.cases), "a request got lost"
-    if workload.num_drafts is not None and not workload.options.async_scheduling:
-        unforeseen = ShadowExecutor(replace(workload, unforeseen=True), max_steps=1).run()
-        assert unforeseen.requests == stepped.requests, "what drafts will bring changes the requests"
-        assert unforeseen.decisions == stepped.decisions, "what drafts will bring changes the decisions"
-    return stepped
+        self.trail.note(request)

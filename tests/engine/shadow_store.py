@@ -11,7 +11,7 @@ from typing import NamedTuple
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
 from engine.core.sequence import Request, Sequence, SequenceStatus
-from tests.engine.fuzz_workloads import Workload
+from tests.engine.workload import Workload
 
 Holders = dict[int, list[Sequence]]
 GARBAGE = -1  # what drafts that are not accepted leave in their slots

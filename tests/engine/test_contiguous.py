@@ -9,7 +9,8 @@ import pytest
 
 from engine.core.kv.contiguous import Contiguous, Fit, RangePool
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, RequestRefusedError
 from tests.engine.builders import LIMITS, bare_sequence, run, step
 

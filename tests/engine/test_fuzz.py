@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
-from tests.engine.fuzz_workloads import ALTERNATIVES, Case, Workload, random_workload
-from tests.engine.mutants import FOR_A_COMMIT, MUTANTS, NUM_SEEDS, Mutant, campaign, copy_tree, mutate
-from tests.engine.shadow import check_workload
+from tests.engine.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
+from tests.engine.fuzz_workloads import ALTERNATIVES, random_workload
+from tests.engine.mutants import FOR_A_COMMIT, MUTANTS, Mutant
+from tests.engine.soundness import check_workload
+from tests.engine.workload import Case, Workload
 
 
 @pytest.mark.parametrize("seed", range(40))

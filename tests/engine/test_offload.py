@@ -10,7 +10,8 @@ from engine.core.kv.prefix_index import Content
 from engine.core.kv.tier import DEVICE, DISK, HOST, Tier, Transfer
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, SequenceStatus
 from tests.engine.builders import make, run
 

@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from engine.core.kv.block_manager import BlockManager
-from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
-from tests.engine.builders import bare_sequence, ids, make, receivers, run, sequences, step
+from tests.engine.builders import bare_sequence, ids, make, receivers, run, step
 
 NS = 1e-9  # a step takes as long in these tests
 
@@ -241,43 +239,6 @@ def test_the_head_changes_with_what_is_served_and_steps_run_on_where_that_does_n
         scheduler.add(Request(i, 20, 20, tenant=tenant))
     plans = list(itertools.islice(run(scheduler, groups=True), 4))
     assert [plan.horizon for plan in plans[1:]] == [1, 1, 1], "a seat is free, and two tenants wait for blocks"
-
-
-# -- victims ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("rule", "victim"), [("fewest_tokens_lost", 1), ("most_blocks_freed", 2), ("shortest", 3), ("last", 4)]
-)
-def test_each_rule_takes_the_one_that_its_name_says(rule: Any, victim: int) -> None:
-    scheduler = make(victim=rule, num_blocks=1000, max_num_batched_tokens=300)
-    for i, (num_prompt_tokens, max_tokens) in enumerate([(90, 100), (20, 100), (100, 100), (30, 10), (40, 100)]):
-        scheduler.add(Request(i, num_prompt_tokens, max_tokens))
-    step(scheduler)
-    (planner,) = scheduler._planners
-    assert planner.choose_victim().request_id == victim
-
-
-def test_shared_blocks_are_not_freed() -> None:
-    """Both sequences hold three blocks; those of the first are shared with a third one."""
-    blocks = BlockManager(20, 4)
-    one, other, third = (bare_sequence(i, 12, token_ids=[i // 2 * 0 + (i == 1)] * 12) for i in range(3))
-    for sequence in (one, other, third):
-        match = blocks.match(sequence)
-        blocks.admit(sequence, match, 12)
-        blocks.register(sequence, 12)
-        blocks.settle()
-    assert VICTIM_RULES["most_blocks_freed"]([third, one, other], None, blocks.pool) is other
-
-
-def test_priority_takes_no_victim_rule_and_knows_its_own() -> None:
-    with pytest.raises(ValueError, match="^victim='last': policy=priority preempts by its own order$"):
-        make("priority", victim="last")
-    scheduler = make("priority", num_blocks=1000, options={"ageing_s": 10 * NS})
-    for i, (arrival, priority) in enumerate([(50, 0), (0, 1), (45, 1)]):
-        scheduler.add(Request(i, 4, 9, arrival, priority=priority))
-    step(scheduler)
-    assert scheduler._planners[0].choose_victim() is sequences(scheduler)[2]
 
 
 # -- settings ---------------------------------------------------------------------------------------------------------

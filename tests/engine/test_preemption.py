@@ -1,4 +1,4 @@
-"""What a preempted sequence keeps: a prefix of its blocks on the device, or a copy on the host where that pays."""
+"""Who gives way, and what it keeps: a prefix of its blocks on the device, or a copy on the host where that pays."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from engine.core.kv.block_manager import BlockManager
+from engine.core.preemption import VICTIM_RULES
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.engine_config import EngineConfig
-from tests.engine.builders import chunks, ids, make, run, step
+from tests.engine.builders import bare_sequence, chunks, ids, make, run, sequences, step
 
 
 def starved(**options: Any) -> tuple[Scheduler, list[Sequence]]:
@@ -130,3 +132,37 @@ def test_an_urgent_one_counts_on_what_those_behind_it_keep() -> None:
     plan = step(scheduler, 3)
     assert ids(plan.admitted) == [2] and ids(plan.preempted) == [1], "four blocks, of which one was not kept"
     assert (len(waiting.block_table), len(running.block_table)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("rule", "victim"), [("fewest_tokens_lost", 1), ("most_blocks_freed", 2), ("shortest", 3), ("last", 4)]
+)
+def test_each_rule_takes_the_one_that_its_name_says(rule: Any, victim: int) -> None:
+    scheduler = make(victim=rule, num_blocks=1000, max_num_batched_tokens=300)
+    for i, (num_prompt_tokens, max_tokens) in enumerate([(90, 100), (20, 100), (100, 100), (30, 10), (40, 100)]):
+        scheduler.add(Request(i, num_prompt_tokens, max_tokens))
+    step(scheduler)
+    (planner,) = scheduler._planners
+    assert planner.choose_victim().request_id == victim
+
+
+def test_shared_blocks_are_not_freed() -> None:
+    """Both sequences hold three blocks; those of the first are shared with a third one."""
+    blocks = BlockManager(20, 4)
+    one, other, third = (bare_sequence(i, 12, token_ids=[i // 2 * 0 + (i == 1)] * 12) for i in range(3))
+    for sequence in (one, other, third):
+        match = blocks.match(sequence)
+        blocks.admit(sequence, match, 12)
+        blocks.register(sequence, 12)
+        blocks.settle()
+    assert VICTIM_RULES["most_blocks_freed"]([third, one, other], None, blocks.pool) is other
+
+
+def test_priority_takes_no_victim_rule_and_knows_its_own() -> None:
+    with pytest.raises(ValueError, match="^victim='last': policy=priority preempts by its own order$"):
+        make("priority", victim="last")
+    scheduler = make("priority", num_blocks=1000, options={"ageing_s": 10e-9})
+    for i, (arrival, priority) in enumerate([(50, 0), (0, 1), (45, 1)]):
+        scheduler.add(Request(i, 4, 9, arrival, priority=priority))
+    step(scheduler)
+    assert scheduler._planners[0].choose_victim() is sequences(scheduler)[2]

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from engine.core.hashing import extend_hashes
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop

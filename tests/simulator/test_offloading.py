@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan, make_step_plan
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
 from harness.runs.recorder import RecordedRun
@@ -19,7 +20,8 @@ from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
 from simulator.transfers import Link, TierLinks
-from tests.simulator.workloads import Case, FlatCost, assert_same, cases, simulate, simulate_case
+from tests.simulator.replicas import FlatCost, assert_same, simulate, simulate_case
+from tests.simulator.workloads import Case, cases
 
 BLOCK_BYTES = 1000
 OFFLOADS = st.builds(

@@ -15,7 +15,8 @@ from engine.core.plan import StepPlan
 from engine.core.policies.static import Static, StaticOptions
 from engine.core.preemption import Preemption
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.step_planner import Limits
 from engine.core.waiting_queue import by_arrival
 from engine.core.work import StepWork
@@ -26,7 +27,8 @@ from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
 from simulator.pipeline import Pipeline
 from simulator.router import RoundRobin
-from tests.simulator.workloads import FlatCost, PlanLog, simple_trace
+from tests.simulator.replicas import FlatCost, PlanLog
+from tests.simulator.workloads import simple_trace
 
 STAGE_NS = 1000
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from engine.core.kv.contiguous import Contiguous, Fit, Reserve
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
 from harness.runs.recorder import Recorder
@@ -25,19 +26,8 @@ from simulator.lone import LoneEnvironment
 from simulator.replica import ImplausibleStepError, Replica
 from simulator.router import RoundRobin
 from tests.simulator.builders import cost
-from tests.simulator.workloads import (
-    ROOFLINE,
-    Both,
-    Case,
-    PlanLog,
-    assert_same,
-    cases,
-    expanded_gaps,
-    make,
-    simple_trace,
-    simulate,
-    simulate_case,
-)
+from tests.simulator.replicas import ROOFLINE, Both, PlanLog, assert_same, expanded_gaps, make, simulate, simulate_case
+from tests.simulator.workloads import Case, cases, simple_trace
 
 
 class TokenLog:

@@ -10,19 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.core.scheduler import Scheduler
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from harness.runs.recorder import RecordedRun
 from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
-from tests.simulator.workloads import (
-    Case,
-    FlatCost,
-    PlanLog,
-    assert_same,
-    cases,
-    simple_trace,
-    simulate,
-    simulate_case,
-)
+from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
+from tests.simulator.workloads import Case, cases, simple_trace
 
 
 def make(max_num_seqs: int = 4, *, max_model_len: int | None = None, async_scheduling: bool = False) -> Scheduler:

@@ -13,7 +13,7 @@ from engine.core.sequence import Request
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.beams import RandomParents, keep_all
-from tests.simulator.workloads import assert_same, expanded_gaps, make, simulate
+from tests.simulator.replicas import assert_same, expanded_gaps, make, simulate
 
 
 class SequenceLog:

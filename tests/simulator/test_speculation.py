@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from engine.core.decodes.ragged import RaggedDecodes
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import ChunkWork, StepWork
 from harness.workload.arrivals import OpenLoop
@@ -19,16 +20,8 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.speculation import Speculation, rates_of_length
 from tests.simulator.builders import cost
-from tests.simulator.workloads import (
-    ROOFLINE,
-    Case,
-    FlatCost,
-    assert_same,
-    cases,
-    simple_trace,
-    simulate,
-    simulate_case,
-)
+from tests.simulator.replicas import ROOFLINE, FlatCost, assert_same, simulate, simulate_case
+from tests.simulator.workloads import Case, cases, simple_trace
 
 NUM_DRAFTS = 3
 PRICES = st.sampled_from([ROOFLINE, cost()])

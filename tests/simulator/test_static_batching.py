@@ -13,7 +13,8 @@ from engine.core.scheduler import Scheduler
 from engine.core.step_planner import Limits
 from engine.core.waiting_queue import by_arrival
 from harness.workload.arrivals import OpenLoop
-from tests.simulator.workloads import FlatCost, PlanLog, assert_same, make, simple_trace, simulate
+from tests.simulator.replicas import FlatCost, PlanLog, assert_same, make, simulate
+from tests.simulator.workloads import simple_trace
 
 
 class CountingEnvironment(simpy.Environment):

@@ -13,21 +13,14 @@ from numpy.typing import NDArray
 
 from engine.core.kv.tier import DEVICE, HOST
 from engine.core.plan import StepPlan
-from engine.core.scheduler_options import SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Sequence
 from harness.runs.recorder import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from simulator.transfers import TierLinks
-from tests.simulator.workloads import (
-    Case,
-    FlatCost,
-    PlanLog,
-    assert_same,
-    cases,
-    simple_trace,
-    simulate,
-    simulate_case,
-)
+from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
+from tests.simulator.workloads import Case, cases, simple_trace
 
 BLOCK_BYTES = 1000
 NUM_HOST_BLOCKS = st.sampled_from([3, 20, 1000])

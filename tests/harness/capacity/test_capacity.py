@@ -126,7 +126,7 @@ def test_probes_are_plain_runs_with_seeds_of_their_own() -> None:
     assert [each.seed for each in probes] == [3000, 3001, 3002, 3003]
     assert {(each.task, each.trace.num_requests) for each in probes} == {("run", 50)}  # type: ignore[union-attr]
     closed = config(*TINY, "arrival=closed_loop", "arrival.concurrency=64")
-    assert probe_config(closed, 0, 50).trace.num_requests == 640  # type: ignore[union-attr]
+    assert probe_config(closed, 0, 100).trace.num_requests == 640  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ from engine.core.kv.contiguous import Contiguous
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, make_scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
 from engine.engine_config import EngineConfig

@@ -17,6 +17,7 @@ from harness import cli
 from harness.config import RunConfig, load, to_yaml
 from harness.errors import TwinServeError
 from harness.sweeps import sweep
+from harness.sweeps.finished import is_complete, is_finished
 from tests.harness.builders import CONF, ROOT, config, execute_in
 
 SUMMARY = '{"complete": true, "block_size": 16, "num_blocks": 1}'
@@ -116,9 +117,9 @@ def test_a_job_is_run_again_when_the_file_of_its_trace_has_changed(tmp_path: Pat
     trace.write_text("arrival_time,num_prompt_tokens,num_output_tokens\n0,5,3\n1,6,2\n")
     settings = config("trace=csv", f"trace.path={trace}", "arrival=trace", "progress=false", "plots=false")
     execute_in(tmp_path / "job", settings)
-    assert sweep.is_finished(settings, tmp_path / "job")
+    assert is_finished(settings, tmp_path / "job")
     trace.write_text(trace.read_text().replace("6,2", "6,4"))
-    assert not sweep.is_finished(settings, tmp_path / "job")
+    assert not is_finished(settings, tmp_path / "job")
 
 
 def test_a_job_is_run_again_when_the_content_of_an_input_has_changed(tmp_path: Path) -> None:
@@ -135,10 +136,10 @@ def test_a_job_is_run_again_when_the_content_of_an_input_has_changed(tmp_path: P
         text, times = path.read_text(), path.stat()
         path.write_text(text.replace(old, new))
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert not sweep.is_finished(settings, tmp_path / "job"), path
+        assert not is_finished(settings, tmp_path / "job"), path
         path.write_text(text)
         os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
-        assert sweep.is_finished(settings, tmp_path / "job"), path
+        assert is_finished(settings, tmp_path / "job"), path
 
 
 def test_a_failing_job_is_recorded_and_the_others_go_on(
@@ -177,9 +178,9 @@ def test_success_removes_the_record_of_an_earlier_failure(run_sweep: Sweep, monk
 
 def test_a_result_beside_a_failure_does_not_count(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text(SUMMARY)
-    assert sweep.is_complete(tmp_path)
+    assert is_complete(tmp_path)
     (tmp_path / "failed.json").write_text("{}")
-    assert not sweep.is_complete(tmp_path)
+    assert not is_complete(tmp_path)
 
 
 def test_a_comparison_that_fails_is_an_error_of_the_sweep(
