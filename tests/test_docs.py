@@ -179,6 +179,13 @@ def test_pages_are_in_the_navigation_and_their_images_exist() -> None:
             assert (path.parent / target).exists(), f"{page}: {target}"
 
 
+def test_the_files_that_pages_name_exist() -> None:
+    rooms = "engine|tests|conf|harness|simulator|experiments|kernels"
+    for page in PAGES.keys() - {"extend.md"}:  # which names files of its own
+        for name in re.findall(rf"`((?:{rooms})/[\w/-]+\.\w+)(?:::\w+)?`", text_of(page)):
+            assert (ROOT / name).exists(), f"{page}: {name}"
+
+
 def test_code_blocks_in_python_are_python() -> None:
     for page in PAGES:
         for code in re.findall(r"```python\n(.*?)```", text_of(page), re.DOTALL):
