@@ -134,6 +134,19 @@ def test_the_commands_of_a_page_run(
         assert cli.main() == 0, f"{sys.argv}\n{capsys.readouterr().err}"
 
 
+@pytest.mark.usefixtures("forgetting")
+def test_the_readme_shows_what_the_default_run_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "argv", ["twinserve", "plots=false", "progress=false"])
+    assert cli.main() == 0
+    printed = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    shown = text_of("README.md").partition("```text\n")[2].partition("```")[0].splitlines()
+    assert len(shown) > 15 and [line for line in shown if line not in printed] == []
+
+
 def test_every_reason_not_to_run_a_command_has_one() -> None:
     shown = [" ".join(words) for page in PAGES for words in commands(page)]
     assert all(any(reason in each for each in shown) for reason in NOT_RUN)
