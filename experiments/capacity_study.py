@@ -37,6 +37,8 @@ def ranked(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def section(found: Mapping[str, Any]) -> str:
     """What the page says of the study, in Markdown."""
     lines = [
+        "## What was found",
+        "",
         f"Configurations are named by {', '.join(f'`{key}`' for key in _SWEPT)}.",
         "",
         f"| | {found['unit']} | 95 % interval | tokens/s per user | $/M tokens | J/token | probes |",

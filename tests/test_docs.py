@@ -12,6 +12,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -163,18 +164,38 @@ def test_other_programs_have_what_commands_name() -> None:
             assert program != "python" or arguments[0] in ("-m", "run.py"), words
 
 
-def test_the_line_of_the_study_can_be_imported() -> None:
+def test_the_study_on_the_page_is_the_stored_one() -> None:
+    """Without a stored study the page has none."""
+    page = text_of("choose_a_configuration.md")
+    if not (ROOT / capacity_study.STORED).exists():
+        assert capacity_study.BEGIN + capacity_study.END in page
+        return
     found = json.loads((ROOT / capacity_study.STORED).read_text())
-    best = found["rows"][found["best"]]["overrides"]
+    assert page == capacity_study.replaced(page, capacity_study.section(found))
+    assert len(found["rows"]) == 12 and (ROOT / capacity_study.FIGURE).exists()
     words = vllm_import.overrides(found["command"])
+    best = found["rows"][found["best"]]["overrides"]
     assert f"max_num_seqs={best['max_num_seqs']}" in words and "model=qwen3-8b" in words
 
 
-def test_the_study_on_the_page_is_the_stored_one() -> None:
-    found = json.loads((ROOT / capacity_study.STORED).read_text())
+def test_a_study_is_written_between_the_marks_of_the_page() -> None:
+    row: dict[str, Any] = {
+        "overrides": {"max_num_seqs": "256", "max_num_batched_tokens": "2048", "quantization": "none"}
+    }
+    numbers = {"capacity": 30.0, "low": 29.5, "high": 30.5, "interactivity": 50.0, "num_probes": 9}
+    row |= {**numbers, "cost_per_million_tokens": 0.1, "joules_per_token": 0.05, "probes": [{}]}
+    found: dict[str, Any] = {
+        "rows": [row],
+        "unit": "requests/s",
+        "sentence": "Best: 256.",
+        "command": "vllm serve",
+        "wall_s": 170.0,
+    }
+    found |= {"environment": {"cpu_cores": 2, "cpu_model": "a processor"}}
     page = text_of("choose_a_configuration.md")
-    assert page == capacity_study.replaced(page, capacity_study.section(found))
-    assert len(found["rows"]) == 12 and (ROOT / capacity_study.FIGURE).exists()
+    written = capacity_study.replaced(page, capacity_study.section(capacity_study.without_probes(found)))
+    assert "| 30.0 | 29.5 to 30.5 | 50 | 0.100 | 0.050 | 9 |" in written and "it took 170 s" in written
+    assert capacity_study.replaced(written, capacity_study.section(found)) == written
 
 
 def test_errors_in_the_readme_are_those_of_the_page_on_fidelity() -> None:
