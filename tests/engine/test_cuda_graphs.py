@@ -45,7 +45,7 @@ def _one_thread() -> None:
         {"num_blocks": 64, "policy": "prefill_first"},
         {"num_blocks": 64, "max_num_seqs": 11, "max_lookahead_steps": 3},
         {"block_size": 1, "num_blocks": 1600, "max_lookahead_steps": 1},
-        {"tensor_parallel_size": 2},
+        pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
 )

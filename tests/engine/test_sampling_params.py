@@ -168,6 +168,7 @@ def test_each_prompt_token_is_scored_once_however_often_it_is_computed(policy: s
     llm.close()
 
 
+@pytest.mark.slow
 def test_two_ranks_sample_what_one_samples() -> None:
     assert_equal(serve(tensor_parallel_size=2)[0], expected())
 

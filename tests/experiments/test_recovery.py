@@ -109,6 +109,7 @@ def test_an_early_vllm_may_stand_still() -> None:
     assert abs(found.num_steps - len(cost.steps)) <= 2 and largest_ms(found) < 5
 
 
+@pytest.mark.slow
 def test_recovered_steps_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
     true = {"memory_efficiency": 0.55, "step_overhead_s": 0.004}
     system, run, _ = early_run(*(f"device.{name}={value}" for name, value in true.items()))

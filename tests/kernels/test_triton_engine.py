@@ -25,15 +25,15 @@ SHAPE: dict[str, Any] = {
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
 EXPERTS = {"family": "qwen3_moe", "num_experts": 4, "num_experts_per_token": 2, "moe_intermediate_size": 16}
-GREEDY = SamplingParams(max_tokens=9, temperature=0.0)
-FILTERED = SamplingParams(max_tokens=9, temperature=0.7, top_k=20, top_p=0.9, seed=3)
+GREEDY = SamplingParams(max_tokens=5, temperature=0.0)
+FILTERED = SamplingParams(max_tokens=5, temperature=0.7, top_k=20, top_p=0.9, seed=3)
 PROMPTS = [[5, 9, 2], [7] * 11, [1, 2, 3, 4, 5, 6, 7]]
 
 
 def generate(device: str, params: SamplingParams, shape: dict[str, Any], **settings: Any) -> list[list[int]]:
     model = replace(ModelConfig.from_shape(shape), initializer_range=0.2)
     where = {"device": "cuda"} if device == "cuda" else {"device": "cpu"}
-    defaults: dict[str, Any] = {"block_size": 4, "num_blocks": 9, "max_num_seqs": 3, "max_num_batched_tokens": 12}
+    defaults: dict[str, Any] = {"block_size": 4, "num_blocks": 8, "max_num_seqs": 3, "max_num_batched_tokens": 12}
     llm = LLM(model, **{**defaults, **where, **settings})
     try:
         return [output["token_ids"] for output in llm.generate(PROMPTS, params)]
@@ -54,7 +54,7 @@ def test_tokens_are_those_of_the_reference(
     triton_device: str, monkeypatch: pytest.MonkeyPatch, params: SamplingParams, shape: dict[str, Any]
 ) -> None:
     expected = generate(triton_device, params, shape, attention_backend="torch", cuda_graphs=False)
-    assert len({token for tokens in expected for token in tokens}) > 8
+    assert len({token for tokens in expected for token in tokens}) > 6
     if triton_device == "cpu":  # in the interpreter
         monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
         for module in (activation, blocks, decode_step, moe, norm, rotary, sampler):

@@ -38,16 +38,16 @@ def test_latencies_give_back_the_constants_they_were_made_with(tmp_path: Path) -
     path = write_distserve(tmp_path / "m.exp", read_results(tmp_path / "a")[0].requests)
     found = calibrate(
         tmp_path / "out", f"distserve:{path}", *WORK, *TRUE[:2], "calibration.constants=[step_overhead_s]",
-        "calibration.max_evaluations=60",
+        "calibration.max_evaluations=40",
     )  # fmt: skip
     assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
     objective = OmegaConf.load(found.path).objective
-    assert objective.after < 0.01 < objective.before and objective.evaluations <= 60
+    assert objective.after < 0.01 < objective.before and objective.evaluations <= 40
 
 
 def test_latencies_of_our_own_runs_can_be_fitted_to(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *WORK, *TRUE)
-    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=60", *TRUE[:2]]
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=40", *TRUE[:2]]
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", "calibration.objective=statistics", *only)
     assert found.constants == pytest.approx({"step_overhead_s": TRUTH["step_overhead_s"]}, rel=0.01)
     assert "steps" not in OmegaConf.load(found.path).objective.minimised
@@ -61,7 +61,7 @@ def test_only_runs_of_our_own_engine_have_step_times_to_fit_to(tmp_path: Path) -
 
 def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *SHORT, *TRUE)
-    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=60", *TRUE[:2]]
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=40", *TRUE[:2]]
     width = "calibration.widths={step_overhead_s:1e-7}"
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, width)
     default = config().device.step_overhead_s
@@ -102,7 +102,7 @@ def test_a_fit_can_start_from_an_earlier_one_and_keeps_its_other_constants(tmp_p
     earlier = tmp_path / "earlier.yaml"
     calibration.write(earlier, {"constants": TRUTH | {"step_overhead_s": 0.01}, "cost": "roofline", "fitted_on": on})
     settings = [f"cost.calibration={earlier}", "calibration.constants=[step_overhead_s]"]
-    settings.append("calibration.max_evaluations=60")
+    settings.append("calibration.max_evaluations=40")
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *settings)
     assert found.constants == pytest.approx(TRUTH, rel=1e-3)
     assert [data["data_sha256"] for data in found.kept] == ["0"] and found.fitted_on["data_sha256"] != "0"

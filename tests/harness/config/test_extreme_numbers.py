@@ -76,7 +76,7 @@ def check(base: dict[str, Any], key: str, value: Any, folder: Path) -> None:
 
 
 def test_an_absurd_number_is_refused_in_one_line_or_gives_possible_figures(tmp_path: Path) -> None:
-    for case in random.Random(0).sample(cases(), 35):
+    for case in random.Random(0).sample(cases(), 20):
         check(*case, tmp_path)
 
 

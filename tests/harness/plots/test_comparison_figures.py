@@ -51,8 +51,10 @@ def test_a_comparison_has_three_figures(tmp_path: Path) -> None:
     assert [path.stem for path in write_comparison_plots(table, {}, tmp_path, PlotConfig(x="policy"))] == ["comparison"]
 
 
-@pytest.mark.parametrize("width", ["page", "column"])
-@pytest.mark.parametrize("case", SWEEPS)
+@pytest.mark.parametrize(
+    ("case", "width"),
+    [*((case, "page") for case in SWEEPS), *((case, "column") for case in ("many", "load and word", "word"))],
+)
 def test_a_sweep_is_drawn_by_what_was_swept(case: str, width: Any) -> None:
     table, title = SWEEPS[case]
     plot = PlotConfig(width=width)

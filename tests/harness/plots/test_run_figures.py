@@ -28,8 +28,13 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("settings", [{}, {"warmup": 1.0, "drain": 1.0}])
+@pytest.mark.parametrize(
+    ("case", "settings"),
+    [
+        *((case, {}) for case in CASES),
+        *((case, {"warmup": 1.0, "drain": 1.0}) for case in ("light", "one token", "empty")),
+    ],
+)
 def test_a_run_gives_the_figures_it_has_data_for(tmp_path: Path, case: str, settings: dict[str, float]) -> None:
     requests, engine, expected = CASES[case]
     requests = [replace(request, tokens=[]) for request in requests]

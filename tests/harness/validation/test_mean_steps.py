@@ -46,7 +46,7 @@ def test_steps_are_scored_at_medians_and_latencies_at_means(measured: list[str],
 def test_constants_are_fitted_to_medians_of_steps_and_to_means_of_latencies(
     measured: list[str], tmp_path: Path
 ) -> None:
-    one = ["calibration.constants=[step_overhead_us]", "calibration.max_evaluations=20"]
+    one = ["calibration.constants=[step_overhead_us]", "calibration.max_evaluations=8"]
     of_steps = calibrate(tmp_path / "s", f"run:{tmp_path / 'a'}", *measured, *one)
     assert of_steps.constants["step_overhead_us"] == pytest.approx(0, abs=1)
     document = yaml.safe_load((tmp_path / "s" / "calibration.yaml").read_text())

@@ -73,7 +73,7 @@ def validate(run: Path, out: Path, *retimed: Path) -> dict[str, Any]:
             ["engine.max_lookahead_steps=6", "arrival.rate=3", "trace.num_requests=5", "max_model_len=90"],
             marks=pytest.mark.slow,
         ),
-        ["engine.max_lookahead_steps=4", "arrival=closed_loop", "arrival.concurrency=3", "trace.num_requests=6"],
+        ["engine.max_lookahead_steps=4", "arrival=closed_loop", "arrival.concurrency=2", "trace.num_requests=3"],
     ],
     ids=["starved", "starved, looking ahead", "idle in between, some refused", "closed loop"],
 )
@@ -112,7 +112,7 @@ def test_a_run_that_is_planned_otherwise_now_is_refused(short_run: Path, tmp_pat
 def test_turns_of_sessions_are_executed_again(tmp_path: Path) -> None:
     trace = [
         "trace=sharegpt_multiturn",
-        "trace.num_requests=6",
+        "trace.num_requests=3",
         "arrival=sessions",
         "arrival.rate=20",
         "arrival.think_time=0.1",
