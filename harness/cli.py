@@ -260,7 +260,11 @@ def _print_help(flags: Namespace) -> None:
         raise ConfigError(f"--config-dir={flags.config_dir}: not a folder")
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
-    print(help_text.build([CONF, *own], flags.overrides, program))
+    text = help_text.build([CONF, *own], flags.overrides, program)
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # the reader, such as head, has seen enough; nothing is left to flush at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _import_vllm(flags: Namespace) -> None:
