@@ -38,6 +38,7 @@ SMALL = {
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
     "capacity.confirm": "0", "calibration.max_evaluations": "3", "metrics.interval.max_requests": "1000",
 }  # fmt: skip
+LONG = ("kernels_and_validation.md", "real_engine.md")  # pages whose commands take a minute with the real engine
 REAL_RATE = "20"  # requests/s for the real engine
 
 
@@ -100,7 +101,14 @@ def forgetting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("forgetting")
-@pytest.mark.parametrize("page", [page for page in PAGES if any(words[0] == "twinserve" for words in commands(page))])
+@pytest.mark.parametrize(
+    "page",  # tests/test_extend.py runs the commands of extend.md and looks at what they leave
+    [
+        pytest.param(page, marks=[pytest.mark.slow] if page in LONG else [])
+        for page in PAGES
+        if page != "extend.md" and any(words[0] == "twinserve" for words in commands(page))
+    ],
+)
 def test_the_commands_of_a_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
 ) -> None:
@@ -115,6 +123,19 @@ def test_the_commands_of_a_page_run(
             continue
         monkeypatch.setattr(sys, "argv", small(arguments))
         assert cli.main() == 0, f"{sys.argv}\n{capsys.readouterr().err}"
+
+
+@pytest.mark.usefixtures("forgetting")
+@pytest.mark.parametrize("page", LONG)
+def test_the_commands_of_a_long_page_are_configurations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str
+) -> None:
+    write_samples(tmp_path)
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for arguments in commands(page):
+        if arguments[0] == "twinserve" and "--help" not in arguments:
+            compose_only(arguments[1:])
 
 
 def test_every_reason_not_to_run_a_command_has_one() -> None:
