@@ -37,9 +37,11 @@ def ranked(found: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def section(found: Mapping[str, Any]) -> str:
     """What the page says of the study, in Markdown."""
     lines = [
+        "## What was found",
+        "",
         f"Configurations are named by {', '.join(f'`{key}`' for key in _SWEPT)}.",
         "",
-        f"| | {found['unit']} | 95 % interval | tokens/s per user | $ per million tokens | J per token | probes |",
+        f"| | {found['unit']} | 95 % interval | tokens/s per user | $/M tokens | J/token | probes |",
         "|---|---|---|---|---|---|---|",
         *map(_line, ranked(found)),
         "",
@@ -60,7 +62,7 @@ def _line(row: Mapping[str, Any]) -> str:
         f"{row['capacity']:.1f}", f"{row['low']:.1f} to {row['high']:.1f}", f"{row['interactivity']:.0f}",
         f"{row['cost_per_million_tokens']:.3f}", f"{row['joules_per_token']:.3f}", str(row["num_probes"]),
     ]  # fmt: skip
-    return f"| {_name(row)} | {' | '.join(numbers)} |"
+    return f"| {_name(row).replace(' ', chr(0xA0))} | {' | '.join(numbers)} |"
 
 
 def _name(row: Mapping[str, Any]) -> str:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.launch import Launcher
 from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 
@@ -36,11 +37,14 @@ def silu_and_mul_kernel(x_ptr: Value, out_ptr: Value, width: constexpr, block: c
     tl.store(out_ptr + token * width + columns, activated.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+launch_silu_and_mul = Launcher(silu_and_mul_kernel)
+
+
 def silu_and_mul_triton(x: Tensor) -> Tensor:
     """Triton version of `silu_and_mul`."""
     num_tokens, width = x.shape[0], x.shape[1] // 2
     out = torch.empty(num_tokens, width, dtype=x.dtype, device=x.device)
     if num_tokens:
         block = min(next_power_of_2(width), 1024)
-        silu_and_mul_kernel[(num_tokens, ceil_div(width, block))](x, out, width=width, block=block, num_warps=4)
+        launch_silu_and_mul((num_tokens, ceil_div(width, block)), x, out, width=width, block=block, num_warps=4)
     return out

@@ -49,12 +49,14 @@ class AttentionBackend(Protocol):
     name: str
     is_capturable: bool
     """Whether a step without prefill can be captured in a CUDA graph."""
+    takes_stored: bool
+    """Whether k and v may be None, for new keys and values that `kernels.rotary_store` has stored already."""
 
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         metadata: AttentionMetadata,
@@ -64,7 +66,8 @@ class AttentionBackend(Protocol):
     ) -> Tensor:
         """Attention of one layer in one step -> [T, heads, head_dim], which is `out` if given, else a new tensor.
 
-        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last two dimensions contiguous.
+        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last two dimensions contiguous. Without k and v, the
+        cache must hold them already.
         k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; written in place.
         scale: factor of the scores before the softmax.
         kv_scales: float32[2, kv_heads] of a float8 cache (`kernels.kv_store`), None for a cache of q's dtype.

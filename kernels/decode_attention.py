@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_integers import BITS, load_integers
+from kernels.launch import Launcher
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
 MIN_SPLIT_TOKENS = 128
@@ -208,6 +209,9 @@ def join_splits_kernel(
     tl.store(out_ptr + row * out_stride + head * head_dim + dim, acc.to(out_ptr.dtype.element_ty), mask=dim < head_dim)
 
 
+launch_decode, launch_join_splits = Launcher(decode_kernel), Launcher(join_splits_kernel)
+
+
 @lru_cache(maxsize=8)
 def _num_sms(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
@@ -248,7 +252,8 @@ def decode_attention(
     if splits > 1:
         partial = torch.empty(batch, heads, splits, head_dim, dtype=torch.float32, device=q.device)
         log_sum = torch.empty(batch, heads, splits, dtype=torch.float32, device=q.device)
-    decode_kernel[(batch, kv_heads, splits)](
+    launch_decode(
+        (batch, kv_heads, splits),
         q,
         k_cache,
         v_cache,
@@ -279,18 +284,8 @@ def decode_attention(
         num_stages=config.num_stages,
     )
     if splits > 1:
-        join_splits_kernel[(batch, heads)](
-            partial,
-            log_sum,
-            context_lens,
-            out,
-            out.stride(0),
-            splits,
-            head_dim=head_dim,
-            block_n=config.block_n,
-            block_d=config.block_d,
-            block_s=8,
-            min_split=MIN_SPLIT_TOKENS,
-            num_warps=1,
-        )
+        launch_join_splits(
+            (batch, heads), partial, log_sum, context_lens, out, out.stride(0), splits, head_dim=head_dim,
+            block_n=config.block_n, block_d=config.block_d, block_s=8, min_split=MIN_SPLIT_TOKENS, num_warps=1,
+        )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.launch import Launcher
 from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 _BLOCK = 128
@@ -82,6 +83,9 @@ def begin_decode_kernel(
     tl.store(contexts_ptr + rows, length.to(tl.int32), mask=mask)
 
 
+launch_begin_decode = Launcher(begin_decode_kernel)
+
+
 @triton.jit(do_not_specialize=["num_rows"])
 def end_decode_kernel(
     sampled_ptr: Value,
@@ -105,6 +109,9 @@ def end_decode_kernel(
     tl.store(lengths_ptr + rows, length + 1, mask=live)
 
 
+launch_end_decode = Launcher(end_decode_kernel)
+
+
 def begin_decode_triton(lengths: Tensor, block_tables: Tensor, block_size: int) -> tuple[Tensor, Tensor, Tensor]:
     """Triton version of `begin_decode`."""
     num_rows = lengths.shape[0]
@@ -113,7 +120,8 @@ def begin_decode_triton(lengths: Tensor, block_tables: Tensor, block_size: int) 
     if num_rows == 0:
         return positions, slots, contexts
     block = min(next_power_of_2(num_rows), _BLOCK)
-    begin_decode_kernel[(ceil_div(num_rows, block),)](
+    launch_begin_decode(
+        (ceil_div(num_rows, block),),
         lengths,
         block_tables,
         positions,
@@ -134,7 +142,16 @@ def end_decode_triton(sampled: Tensor, tokens: Tensor, lengths: Tensor, ring: Te
     if num_rows == 0:
         return
     block = min(next_power_of_2(num_rows), _BLOCK)
-    end_decode_kernel[(ceil_div(num_rows, block),)](
-        sampled, tokens, lengths, ring, cursor, num_rows, ring.stride(0), block=block, num_warps=4
+    launch_end_decode(
+        (ceil_div(num_rows, block),),
+        sampled,
+        tokens,
+        lengths,
+        ring,
+        cursor,
+        num_rows,
+        ring.stride(0),
+        block=block,
+        num_warps=4,
     )
     cursor.add_(1)  # not in the kernel, where every program reads the cursor

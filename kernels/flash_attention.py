@@ -45,6 +45,7 @@ class FlashBackend:
 
     name = "flash"
     is_capturable = True
+    takes_stored = True
 
     def __init__(self) -> None:
         self._library: Any = importlib.import_module("flash_attn")
@@ -54,8 +55,8 @@ class FlashBackend:
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         metadata: AttentionMetadata,
@@ -65,7 +66,8 @@ class FlashBackend:
     ) -> Tensor:
         """See AttentionBackend.forward; kv_scales must be None."""
         assert kv_scales is None, "flash-attn 2 reads no float8 cache"
-        store_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
+        if k is not None and v is not None:
+            store_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.kv_store import FP8_DTYPE, FP8_MAX
+from kernels.launch import Launcher
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 Block = tuple[int, int]
@@ -104,6 +105,9 @@ def quantize_tokens_kernel(
         tl.store(out_ptr + token * k_size + inner + first, scaled.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+launch_quantize_tokens = Launcher(quantize_tokens_kernel)
+
+
 def quantize_tokens(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     """(e4m3[T, K], float32 scales[T, ceil(K / columns)]) of inputs [T, K]; Triton."""
     tokens, k = x.shape
@@ -111,7 +115,8 @@ def quantize_tokens(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
     out = torch.empty(tokens, k, dtype=FP8_DTYPE, device=x.device)
     scales = torch.empty(tokens, ceil_div(k, columns), dtype=torch.float32, device=x.device)
     if tokens:
-        quantize_tokens_kernel[tuple(scales.shape)](
+        launch_quantize_tokens(
+            tuple(scales.shape),
             x,
             out,
             scales,
@@ -190,6 +195,9 @@ def fp8_gemm_kernel(
     tl.store(out_ptr + tokens[:, None] * n_size + outputs[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+launch_fp8_gemm = Launcher(fp8_gemm_kernel)
+
+
 def gemm_blocks(num_tokens: int, scale_columns: int, element_bytes: int) -> tuple[int, int, int]:
     """(block_m, block_n, block_k) for so many tokens of inputs with `element_bytes`."""
     block_m = min(max(next_power_of_2(max(1, num_tokens)), 16), 64)
@@ -202,7 +210,8 @@ def fp8_gemm(x: Tensor, x_scales: Tensor | None, weight: Tensor, scales: Tensor,
     num_tokens, (n, k) = x.shape[0], weight.shape
     columns = min(block[1], k)
     block_m, block_n, block_k = gemm_blocks(num_tokens, columns, x.element_size())
-    fp8_gemm_kernel[(ceil_div(n, block_n), ceil_div(num_tokens, block_m))](
+    launch_fp8_gemm(
+        (ceil_div(n, block_n), ceil_div(num_tokens, block_m)),
         x,
         scales if x_scales is None else x_scales,
         weight if x_scales is not None else weight.view(torch.uint8),

@@ -16,6 +16,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 
 INT8_DTYPE = torch.int8
@@ -142,11 +143,15 @@ def store_integers_kernel(
         store_row(v_row, v_cache_ptr + place, head_dim, bits, block, largest, smallest_scale, largest_scale)
 
 
+launch_store_integers = Launcher(store_integers_kernel)
+
+
 def store_integers_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
     """`kernels.kv_store.store_kv` for a cache of integers; head_dim must be a multiple of 4."""
     tokens, kv_heads, head_dim = k.shape
     bits = BITS[k_cache.dtype]
-    store_integers_kernel[(tokens, kv_heads)](
+    launch_store_integers(
+        (tokens, kv_heads),
         k,
         v,
         k_cache,

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.kv_integers import LARGEST, dequantize_integers, quantize_integers, store_integers_triton
+from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
 FP8_DTYPE = torch.float8_e4m3fn
@@ -107,6 +108,9 @@ def store_kv_kernel(
         tl.store(v_cache_ptr + slot * width + offsets, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
 
 
+launch_store_kv = Launcher(store_kv_kernel)
+
+
 def store_kv_triton(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
 ) -> None:
@@ -118,7 +122,8 @@ def store_kv_triton(
         return
     width = k.shape[1] * k.shape[2]
     block = next_power_of_2(width)
-    store_kv_kernel[(slot_mapping.shape[0],)](
+    launch_store_kv(
+        (slot_mapping.shape[0],),
         k,
         v,
         k_cache,

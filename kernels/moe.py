@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.activation import silu_and_mul, silu_and_mul_reference
+from kernels.launch import Launcher
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 
@@ -139,6 +140,9 @@ def grouped_gemm_kernel(
     tl.store(out_ptr + pairs[:, None] * n_size + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+launch_grouped_gemm = Launcher(grouped_gemm_kernel)
+
+
 def moe_block_m(num_pairs: int, num_experts: int) -> int:
     """Rows of a tile: the average number of pairs per expert, rounded up to a power of two, at least 16, at most 64."""
     return min(max(next_power_of_2(max(1, num_pairs // num_experts)), 16), 64)
@@ -174,7 +178,8 @@ def _grouped_gemm(
 ) -> None:
     num_experts, n_size, k_size = weight.shape
     block_n, block_k = 64, 64 if x.element_size() <= 2 else 32
-    grouped_gemm_kernel[(ceil_div(n_size, block_n), tiles.experts.shape[0])](
+    launch_grouped_gemm(
+        (ceil_div(n_size, block_n), tiles.experts.shape[0]),
         x,
         weight,
         out,

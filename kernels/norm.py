@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.launch import Launcher
 from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 
@@ -71,6 +72,9 @@ def rms_norm_kernel(
     tl.store(out_ptr + places, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+launch_rms_norm = Launcher(rms_norm_kernel)
+
+
 @triton.jit
 def add_rms_norm_kernel(
     x_ptr: Value,
@@ -99,6 +103,9 @@ def add_rms_norm_kernel(
     tl.store(out_ptr + row * width + columns, normed.to(out_ptr.dtype.element_ty), mask=mask)
 
 
+launch_add_rms_norm = Launcher(add_rms_norm_kernel)
+
+
 def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Triton version of `rms_norm`."""
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
@@ -108,7 +115,8 @@ def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return out
     block = next_power_of_2(width)
     rows_per_program = max(1, 1024 // block)
-    rms_norm_kernel[(ceil_div(num_rows, rows_per_program),)](
+    launch_rms_norm(
+        (ceil_div(num_rows, rows_per_program),),
         x,
         weight,
         out,
@@ -133,8 +141,18 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     width = x.shape[1]
     block = next_power_of_2(width)
     strides = (x.stride(0), residual.stride(0))
-    add_rms_norm_kernel[(x.shape[0],)](
-        x, residual, weight, out, total, *strides, eps, width=width, block=block, num_warps=_norm_warps(block)
+    launch_add_rms_norm(
+        (x.shape[0],),
+        x,
+        residual,
+        weight,
+        out,
+        total,
+        *strides,
+        eps,
+        width=width,
+        block=block,
+        num_warps=_norm_warps(block),
     )
     return out, total
 

@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from kernels.kv_integers import BITS, load_integers
 from kernels.kv_store import read_rows
+from kernels.launch import Launcher
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
@@ -176,6 +177,9 @@ def prefill_kernel(
     tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
 
 
+launch_prefill = Launcher(prefill_kernel)
+
+
 def prefill_attention(
     q: Tensor,
     k_cache: Tensor,
@@ -205,7 +209,8 @@ def prefill_attention(
         return out
     bits = BITS.get(k_cache.dtype, 0)
     config = prefill_config(head_dim, max_seqlen_q, q.element_size(), bits > 0)
-    prefill_kernel[(ceil_div(max_seqlen_q, config.block_m), heads, num_rows)](
+    launch_prefill(
+        (ceil_div(max_seqlen_q, config.block_m), heads, num_rows),
         q,
         k_cache,
         v_cache,

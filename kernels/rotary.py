@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
 
@@ -87,13 +88,17 @@ def rotary_kernel(
     rotate_heads(k_ptr + token * k_stride, k_out_ptr, cos, sin, kv_heads, half, block_kv, block_d)
 
 
+launch_rotary = Launcher(rotary_kernel)
+
+
 def rotary_triton(q: Tensor, k: Tensor, cos_sin: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
     """Triton version of `rotary`."""
     q_out, k_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (q, k))
     num_tokens, heads, head_dim = q.shape
     if num_tokens:
         half = head_dim // 2
-        rotary_kernel[(num_tokens,)](
+        launch_rotary(
+            (num_tokens,),
             q,
             k,
             q_out,

@@ -11,6 +11,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
+from kernels.keep_threshold import keep_threshold_triton
+from kernels.launch import Launcher
 from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 # Odd multipliers of integer hashes: of splitmix64, from the golden ratio, and two of the kind that lowbias32 uses.
@@ -39,7 +41,7 @@ def sample(
     """Sample one token per row -> int64[S].
 
     logits: [S, V], any float dtype. temperature: float32[S]; 0 takes the most likely token, the lowest id of equals.
-    top_k: int32[S], 0 is off; top_p: float32[S], 1 is off. Pass None if no row uses it, which saves a sort on CUDA.
+    top_k: int32[S], 0 is off; top_p: float32[S], 1 is off. Pass None if no row uses it, which saves a search on CUDA.
     seeds: int64[S]; positions: int64[S], the position of the token to sample.
 
     Top-k applies first, then top-p to the tokens that top-k keeps, at the row's temperature. Tokens with the same logit
@@ -110,7 +112,7 @@ def keep_threshold(
 
     logits: float32[S, V]; candidates: how many of the largest logits to look at, at least as many as any row can keep
     (V is always enough); the other arguments as in `sample`. A row that uses neither top-k nor top-p has a threshold of
-    -inf. Does not synchronise.
+    -inf. `kernels.keep_threshold` finds the same without sorting.
     """
     if top_k is None and top_p is None:
         return None
@@ -224,6 +226,9 @@ def sample_block_kernel(
     tl.store(token_ptr + slot, token)
 
 
+launch_sample_block = Launcher(sample_block_kernel)
+
+
 @triton.jit
 def sample_join_kernel(
     score_ptr: Value, token_ptr: Value, out_ptr: Value, blocks: constexpr, padded: constexpr, vocabulary: constexpr
@@ -236,6 +241,9 @@ def sample_join_kernel(
     best = tl.max(scores, axis=0)
     token = tl.min(tl.where(scores == best, tokens, vocabulary), axis=0)
     tl.store(out_ptr + row, tl.where(token < vocabulary, token, 0).to(tl.int64))
+
+
+launch_sample_join = Launcher(sample_join_kernel)
 
 
 def sample_triton(
@@ -251,16 +259,16 @@ def sample_triton(
     out = torch.empty(rows, dtype=torch.int64, device=logits.device)
     if rows == 0:
         return out
-    use_threshold = top_k is not None or top_p is not None
-    threshold = keep_threshold(logits.float(), temperature, top_k, top_p, vocabulary) if use_threshold else temperature
+    threshold = keep_threshold_triton(logits, temperature, top_k, top_p)
     block = min(next_power_of_2(vocabulary), 4096)
     blocks = ceil_div(vocabulary, block)
     scores = torch.empty(rows, blocks, dtype=torch.float32, device=logits.device)
     tokens = torch.empty(rows, blocks, dtype=torch.int32, device=logits.device)
-    sample_block_kernel[(rows, blocks)](
+    launch_sample_block(
+        (rows, blocks),
         logits,
         temperature,
-        threshold,
+        temperature if threshold is None else threshold,
         seeds,
         positions,
         scores,
@@ -269,9 +277,9 @@ def sample_triton(
         vocabulary=vocabulary,
         block=block,
         uniform_scale=UNIFORM_SCALE,
-        use_threshold=use_threshold,
+        use_threshold=threshold is not None,
         num_warps=8,
     )
     padded = next_power_of_2(blocks)
-    sample_join_kernel[(rows,)](scores, tokens, out, blocks=blocks, padded=padded, vocabulary=vocabulary, num_warps=1)
+    launch_sample_join((rows,), scores, tokens, out, blocks=blocks, padded=padded, vocabulary=vocabulary, num_warps=1)
     return out

@@ -16,6 +16,7 @@ class TorchBackend:
 
     name = "torch"
     is_capturable = False
+    takes_stored = False
 
     def __init__(self) -> None:
         self._scratch = Scratch()
@@ -25,8 +26,8 @@ class TorchBackend:
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         metadata: AttentionMetadata,
@@ -35,6 +36,7 @@ class TorchBackend:
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
+        assert k is not None and v is not None, "stores them itself"
         store_kv_reference(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens

@@ -16,12 +16,13 @@ class TritonBackend:
 
     name = "triton"
     is_capturable = True
+    takes_stored = True
 
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         metadata: AttentionMetadata,
@@ -30,7 +31,8 @@ class TritonBackend:
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
+        if k is not None and v is not None:
+            store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]

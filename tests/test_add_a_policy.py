@@ -24,8 +24,3 @@ def test_the_code_is_that_of_the_repository(language: str) -> None:
 def test_a_policy_is_a_file_of_under_100_lines() -> None:
     for path in (ROOT / "engine" / "core" / "policies").glob("*.py"):
         assert len(path.read_text(encoding="utf-8").splitlines()) < 100, path
-
-
-@pytest.mark.parametrize("path", sorted(set(re.findall(r"`((?:engine|tests|conf)/[\w/]+\.\w+)`", TEXT))))
-def test_the_files_that_it_names_exist(path: str) -> None:
-    assert (ROOT / path).exists()

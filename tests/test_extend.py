@@ -1,9 +1,8 @@
-"""docs/extend.md: a folder of the user's own, made of the page's code blocks, in which the page's commands run."""
+"""docs/extend.md: a folder of the user's own, of the page's code blocks. tests/test_docs.py runs its commands."""
 
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from collections.abc import Callable, Iterator
@@ -22,28 +21,15 @@ from harness.runs.system import resolve
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from tests.harness.builders import config
+from tests.pages import write_files
 
-ROOT = Path(__file__).parents[1]
-TEXT = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
-COMMANDS: list[str] = re.findall(r"^    (twinserve .*)$", TEXT, re.MULTILINE)
 Launch = Callable[[str], int]
-
-
-def write_page(folder: Path) -> None:
-    """The files of the page; blocks of the same file follow one another."""
-    blocks: list[tuple[str, str]] = re.findall(r"^`([\w./-]+)`:\n\n```\w+\n(.*?)```", TEXT, re.DOTALL | re.MULTILINE)
-    assert len(blocks) >= 9
-    for name, code in blocks:
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a", encoding="utf-8") as file:
-            file.write(code)
 
 
 @pytest.fixture
 def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch]:
     """The command line in a folder with the files of the page; what it imports is forgotten afterwards."""
-    write_page(tmp_path)
+    write_files("extend.md", tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -67,17 +53,9 @@ def result_folder(folder: Path) -> Path:
     return found
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_the_commands_of_the_page_run(launch: Launch, tmp_path: Path, command: str) -> None:
-    if "--help" in command:
-        assert launch(command) == 0
-        return
-    draws = "figures" in command
-    assert launch(f"{command} progress=false" if draws else f"{command} plots=false progress=false") == 0
-    folder = result_folder(tmp_path)
-    _, summary = read_results(folder)
-    assert summary["complete"]
-    assert (folder / "prompts_and_ttft.png").exists() == draws
+def test_a_figure_of_ones_own(launch: Launch, tmp_path: Path) -> None:
+    assert launch("twinserve 'figures=[own:prompts_and_ttft]' trace.num_requests=5 progress=false") == 0
+    assert (result_folder(tmp_path) / "prompts_and_ttft.png").exists()
 
 
 def test_a_policy_from_outside(launch: Launch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

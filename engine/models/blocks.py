@@ -35,6 +35,8 @@ from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.moe import fused_moe
 from kernels.norm import add_rms_norm, rms_norm
 from kernels.rotary import rotary
+from kernels.rotary_store import HeadNorms, rotary_store
+from kernels.runtime import runs_triton
 
 
 class RMSNorm(Layer):
@@ -132,13 +134,31 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor, cache: Tensor, metadata: AttentionMetadata) -> Tensor:
         """`x [T, H] -> [T, H]`; `cache` is this layer's `[2, num_blocks, block_size, kv_heads, head_dim]`."""
-        q, k, v = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).split(self.heads, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotary(q, k, positions)
-        attended = self.backend.forward(q, k, v, cache[0], cache[1], metadata, self.scale, kv_scales=self.kv_scales)
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        keys, values = cache[0], cache[1]
+        k: Tensor | None
+        v: Tensor | None
+        if self.stores_itself(qkv):
+            q, k, v = self.rotary_store(qkv, positions, keys, values, metadata.slot_mapping), None, None
+        else:
+            q, k, v = qkv.split(self.heads, dim=1)
+            if self.q_norm is not None and self.k_norm is not None:
+                q, k = self.q_norm(q), self.k_norm(k)
+            q, k = self.rotary(q, k, positions)
+        attended = self.backend.forward(q, k, v, keys, values, metadata, self.scale, kv_scales=self.kv_scales)
         output: Tensor = self.o_proj(attended.flatten(1))
         return output
+
+    def stores_itself(self, x: Tensor) -> bool:
+        """Whether `rotary_store` stores keys and values on the device of x; otherwise the attention backend does."""
+        return runs_triton(x) and self.backend.takes_stored
+
+    def rotary_store(self, qkv: Tensor, positions: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> Tensor:
+        """Normalise and rotate q and k, and store k and v in the caches `keys` and `values`; returns q."""
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, keys, values, slots, self.kv_scales)
 
 
 class GatedMLP(nn.Module):

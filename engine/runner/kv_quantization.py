@@ -24,6 +24,7 @@ class _MeasuringBackend:
 
     name = "measuring"
     is_capturable = False
+    takes_stored = False
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
@@ -32,8 +33,8 @@ class _MeasuringBackend:
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         metadata: AttentionMetadata,
@@ -42,6 +43,7 @@ class _MeasuringBackend:
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
+        assert k is not None and v is not None, "stores them itself"
         self.largest = torch.stack([x.float().abs().amax(dim=(0, 2)) for x in (k, v)])
         return self._backend.forward(q, k, v, k_cache, v_cache, metadata, scale, out, kv_scales)
 

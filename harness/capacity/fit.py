@@ -34,19 +34,20 @@ _USUAL = 20_000
 _NUM_CAPACITIES = 161
 _CALM, _CRISIS = -1.2, 2.5  # z below and above which a share says only on which side of the capacity it is
 _SHORT_RUN = 0.05  # what the load of a run shorter than the longest is uncertain by besides (of logarithm)
-_CLUMPS = 2.0  # requests beyond a limit come in clumps: so many times the variance of independent ones
+_STRAY = 0.05  # probability that a share was raised by what is not the load, such as a few very long prompts
 _REACH = 0.7  # how far beyond the probes the capacity may be (of logarithm): a factor of 2
 _TAIL, _FAR_TAIL = 0.025, 1e-4
 
 
 class Point(NamedTuple):
-    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, and whether it was
-    overloaded, which no capacity is."""
+    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, whether it was
+    overloaded, which no capacity is, and how many requests beyond the limit come together."""
 
     load: float
     share: float
     num_requests: int
     overloaded: bool = False
+    clump: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -88,10 +89,11 @@ def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floa
     centre, slope, spread = np.meshgrid(grid, _SLOPES, _SPREADS, indexing="ij")
     log_likelihood = np.zeros(centre.shape)
     longest = max(point.num_requests for point in points)
+    clump = _clump(points, room)
     for point in points:
         line = slope * (math.log(point.load) - centre)
         doubt = spread**2 * _USUAL / point.num_requests + (_SHORT_RUN**2 if point.num_requests < longest else 0.0)
-        sigma = np.sqrt(slope**2 * doubt + _CLUMPS / (room * point.num_requests))
+        sigma = np.sqrt(slope**2 * doubt + clump / (room * point.num_requests))
         log_likelihood += _log_likelihood(_log_odds(point.share, room), point.overloaded, line, sigma)
     log_likelihood -= (np.log(slope / _SLOPE) / _SLOPE_DOUBT) ** 2 / 2
     log_likelihood -= (np.log(spread / _SPREAD) / _SPREAD_DOUBT) ** 2 / 2
@@ -108,6 +110,13 @@ def _below_centre(slope: Floats, spread: Floats, room: float) -> Floats:
     return np.minimum((1 - 2 * room) * slope * spread**2 / 2, max(-float(ndtri(room)), 0.0) * spread)
 
 
+def _clump(points: Sequence[Point], room: float) -> float:
+    """How many requests beyond the limit come together while the SLO holds; independent ones would come alone."""
+    calm = [point for point in points if 0 < point.share <= room]
+    counts = [point.share * point.num_requests for point in calm]
+    return sum(n * point.clump for n, point in zip(counts, calm, strict=True)) / sum(counts) if calm else 1.0
+
+
 def _log_likelihood(z: float, overloaded: bool, line: Floats, sigma: Floats) -> Floats:
     """Of a probe whose log odds are `z` where the line gives `line`, up to a constant."""
     if overloaded and z < 0:
@@ -116,7 +125,9 @@ def _log_likelihood(z: float, overloaded: bool, line: Floats, sigma: Floats) -> 
         return log_ndtr((_CALM - line) / sigma)
     if z > _CRISIS:
         return log_ndtr((line - _CRISIS) / sigma)
-    return -(((z - line) / sigma) ** 2) / 2 - np.log(sigma)
+    known = -(((z - line) / sigma) ** 2) / 2 - np.log(sigma * math.sqrt(2 * math.pi))
+    stray = math.log(_STRAY / (_CRISIS - _CALM))
+    return np.where(line < z, np.logaddexp(math.log(1 - _STRAY) + known, stray), known)
 
 
 def _log_odds(share: float, room: float) -> float:

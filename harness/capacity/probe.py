@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pandas as pd
 from rich.console import Console
 
@@ -28,7 +29,10 @@ from harness.results.slo import limits_ms
 from harness.results.tables import RunResult
 from harness.runs.run import Served, serve_trace
 
+Bools = npt.NDArray[np.bool_]
+
 _PROBE = "probe.json"
+_BATCHES = 50
 _FILLING = 0.1  # of the requests at least: they meet a system that is not yet full
 
 
@@ -41,6 +45,7 @@ class Probe:
         beyond: share of requests beyond the limit of each latency, by its name; those that the system did not serve are
             beyond all. Requests that arrived while it filled are left out.
         share: the largest of them.
+        clump: how many requests beyond that limit come together, on average; they share a cause.
         latencies_ms: the percentile of the SLO of each of these latencies, over the same requests.
         guess: load at which the system itself would be full, as estimated from this run; 0 where that is not known.
         busy: share of the time of arrivals in which a step ran.
@@ -51,6 +56,7 @@ class Probe:
     num_requests: int
     folder: str
     share: float
+    clump: float
     beyond: Mapping[str, float]
     latencies_ms: Mapping[str, float]
     verdict: str
@@ -114,13 +120,15 @@ def _finished(config: RunConfig, folder: Path) -> Probe | None:
 
 def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary: Mapping[str, Any]) -> Probe:
     requests = _steady(result.requests, summary["ramp_up_s"] or 0.0)
-    beyond = beyond_limits(requests, config.metrics.slo)
+    slow = beyond_limits(requests, config.metrics.slo)
+    beyond = {name: float(flags.mean()) for name, flags in slow.items()}
     return Probe(
         load=load_of(config, key),
         seed=config.seed,
         num_requests=len(result.requests),
         folder=name,
         share=max(beyond.values()),
+        clump=_clump(max(slow.values(), key=np.mean)),
         beyond=beyond,
         latencies_ms={each: _percentile(requests, each, config.metrics.slo.percentile) for each in beyond},
         verdict=summary["verdict"],
@@ -144,14 +152,19 @@ def _steady(requests: pd.DataFrame, ramp_up_s: float) -> pd.DataFrame:
     arrival = floats(requests, "arrival_time")
     order = np.argsort(np.argsort(arrival, kind="stable"), kind="stable")  # NaN, which did not arrive, is last
     filling = (order < _FILLING * len(order)) | (arrival < nan_min(arrival) + ramp_up_s)
-    return requests if filling.all() else requests[~filling]
+    return requests if filling.all() else requests[~filling].sort_values("arrival_time")
 
 
-def beyond_limits(requests: pd.DataFrame, slo: SloConfig) -> dict[str, float]:
-    """Share of requests beyond each limit given. An undefined TPOT, of a request with one token, is within."""
+def beyond_limits(requests: pd.DataFrame, slo: SloConfig) -> dict[str, Bools]:
+    """Which requests are beyond each limit given. An undefined TPOT, of a request with one token, is within."""
     unserved = (requests["status"] != "finished").to_numpy()
-    limits = limits_ms(slo).items()
-    return {name: float((unserved | (floats(requests, name) * 1e3 > limit)).mean()) for name, limit in limits}
+    return {name: unserved | (floats(requests, name) * 1e3 > limit) for name, limit in limits_ms(slo).items()}
+
+
+def _clump(slow: Bools) -> float:
+    """Mean number of slow requests around a slow one, among those of a 50th of the run; 1 where none is slow."""
+    batches = [float(part.sum()) for part in np.array_split(slow, _BATCHES)]
+    return sum(count**2 for count in batches) / sum(batches) if any(batches) else 1.0
 
 
 def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:

@@ -19,6 +19,7 @@ SCOUT_SHARE = 5  # a scout has this part of the requests of a probe
 _STRIDE = 4.0  # how far scouts go up while the SLO holds, and down while it fails
 # Scouts end when the lowest load that fails is this close to the highest that holds; after four of them sooner.
 _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
+_CLEARLY = 3.0  # of the room: a short run with fewer requests beyond the limit may do so by chance
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
 _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
 # Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
@@ -50,7 +51,7 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     `room` is the share of requests that may be beyond a limit.
     """
     probes = _scout(run, start, settings, room)
-    held = [probe.holds(room) for probe in probes]
+    held = [probe.holds(_CLEARLY * room) for probe in probes]
     if all(held) or not any(held):
         return Capacity(tuple(probes), None)
     num_scouts, rounds = len(probes), 0
@@ -67,7 +68,7 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:
-    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded) for probe in probes]
+    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded, probe.clump) for probe in probes]
 
 
 def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> list[Probe]:
@@ -77,13 +78,13 @@ def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> lis
     load = start
     while len(probes) < min(_MOST_SCOUTS, settings.max_probes - 2):
         probes += run([Ask(load, len(probes), num_requests)])
-        holding = [probe.load for probe in probes if probe.holds(room)]
-        failing = [probe for probe in probes if not probe.holds(room)]
+        failing = [probe.load for probe in probes if not probe.holds(_CLEARLY * room)]
+        holding = [probe.load for probe in probes if probe.holds(_CLEARLY * room)]
         if holding and failing:
-            highest, lowest = max(holding), min(probe.load for probe in failing)
+            highest, lowest = max(holding), min(failing)
             if lowest < highest * (_WIDE_BRACKET if len(probes) >= _MANY_SCOUTS else _BRACKET):
                 break
-        load = _next_scout(probes, holding, [probe.load for probe in failing])
+        load = _next_scout(probes, holding, failing)
     return probes
 
 

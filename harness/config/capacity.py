@@ -28,7 +28,7 @@ class CapacityConfig(ConfigModel):
     over: Text | None = None
     precision: Annotated[float, Field(ge=0.001, le=0.5)] = 0.02
     max_probes: Annotated[int, Field(ge=6, le=500)] = 12
-    num_requests: Annotated[RequestCount, Field(ge=100)] = 20_000
+    num_requests: Annotated[RequestCount, Field(ge=100)] = 40_000
     workers: PositiveInt | None = None
     confirm: NonNegativeFloat = 0.0
 

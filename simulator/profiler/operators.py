@@ -144,12 +144,19 @@ class Operators:
             Call("input_norm", lambda: layer.input_norm.add(x, residual if index else None)),
             Call("qkv_proj", lambda: attention.qkv_proj(x)),
         ]
-        if attention.q_norm is not None and attention.k_norm is not None:
-            q_norm, k_norm = attention.q_norm, attention.k_norm
-            made.append(Call("qk_norm", lambda: (q_norm(q), k_norm(k))))
+        positions = self._positions[:num_tokens]
+        if attention.stores_itself(x):
+            qkv = self._qkv[:num_tokens].view(num_tokens, -1, attention.head_dim)
+            made.append(Call("rotary_store", lambda: attention.rotary_store(qkv, positions, cache[0], cache[1], slots)))
+        else:
+            if attention.q_norm is not None and attention.k_norm is not None:
+                q_norm, k_norm = attention.q_norm, attention.k_norm
+                made.append(Call("qk_norm", lambda: (q_norm(q), k_norm(k))))
+            made += [
+                Call("rotary", lambda: attention.rotary(q, k, positions)),
+                Call("kv_store", lambda: store_kv(k, v, cache[0], cache[1], slots, attention.kv_scales)),
+            ]
         made += [
-            Call("rotary", lambda: attention.rotary(q, k, self._positions[:num_tokens])),
-            Call("kv_store", lambda: store_kv(k, v, cache[0], cache[1], slots, attention.kv_scales)),
             Call("o_proj", lambda: attention.o_proj(attended)),
             Call("post_norm", lambda: layer.post_norm.add(x, residual)),
         ]

@@ -94,12 +94,13 @@ class DenseBackend:
 
     name = "dense"
     is_capturable = True
+    takes_stored = False
 
     def forward(
         self,
         q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        k: Tensor | None,
+        v: Tensor | None,
         k_cache: Tensor,
         v_cache: Tensor,
         metadata: AttentionMetadata,
@@ -108,6 +109,7 @@ class DenseBackend:
         kv_scales: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward; prefills are not for it."""
+        assert k is not None and v is not None
         blocks, size, kv_heads, head_dim = k_cache.shape
         # Padding goes to the slot past the last, which is no sequence's.
         slots = torch.where(metadata.slot_mapping < 0, blocks * size - 1, metadata.slot_mapping)

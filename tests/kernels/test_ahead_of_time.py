@@ -18,12 +18,14 @@ from kernels import (  # noqa: E402
     decode_attention,
     decode_step,
     fp8_linear,
+    keep_threshold,
     kv_integers,
     kv_store,
     moe,
     norm,
     prefill_attention,
     rotary,
+    rotary_store,
     sampler,
 )
 from tests.kernels.aot import CUOBJDUMP, Usage, compile_kernel  # noqa: E402
@@ -32,6 +34,7 @@ if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
 
 CAPABILITIES = [80, 90, 100]
+ALL_CAPABILITIES = [80, 89, 90, 100, 120]
 FP8_CAPABILITIES = [90, 100]  # sm_80 has no conversion to and from e4m3
 # Shared memory that a program may use: 163 KB on sm_80, 227 KB on sm_90 and sm_100.
 SHARED_BYTES = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}
@@ -241,3 +244,54 @@ def test_product_with_float8_weights_does_not_spill(
     usage = compile_kernel(fp8_linear.fp8_gemm_kernel, types, constants, capability, tmp_path, **options)
     assert usage.stack == 0, usage
     assert usage.shared <= 99 * 1024, usage  # of sm_89, the least of these
+
+
+@pytest.mark.parametrize("capability", ALL_CAPABILITIES)
+@pytest.mark.parametrize(
+    ("cache", "group", "head_dim", "normed"),
+    [("bf16", 2, 128, True), ("fp8e4nv", 2, 128, True), ("i8", 8, 128, True), ("u8", 8, 128, True)]
+    + [("bf16", 16, 256, False)],
+)
+def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, head_dim: int, normed: bool) -> None:
+    if cache == "fp8e4nv" and capability == 80:
+        pytest.skip("no conversion to e4m3 there")
+    types = dict.fromkeys(("qkv_ptr", "q_weight_ptr", "k_weight_ptr", "q_out_ptr"), BF16)
+    types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}") | {"cos_sin_ptr": F32, "kv_scales_ptr": F32}
+    types |= {"positions_ptr": I64, "slots_ptr": I64, "qkv_stride": "i32", "eps": "fp32"}
+    constants: dict[str, Any] = {"kv_heads": 8, "group_size": group, "half": head_dim // 2, "normed": normed}
+    constants |= {"block_g": group, "block_d": head_dim // 2, "bits": BITS.get(cache, 0)}
+    constants |= {
+        "quantized": cache == "fp8e4nv",
+        "fp8_max": kv_store.FP8_MAX,
+        "largest": 127.0 if cache == "i8" else 7.0,
+    }
+    constants |= {"smallest_scale": kv_integers.SMALLEST_SCALE, "largest_scale": kv_integers.LARGEST_SCALE}
+    warps = rotary_store.num_warps(group, head_dim)
+    usage = compile_kernel(rotary_store.rotary_store_kernel, types, constants, capability, tmp_path, num_warps=warps)
+    assert usage.stack == 0, usage
+    assert usage.registers <= 80, usage  # 24 warps per multiprocessor and more
+    assert usage.shared <= 1024, usage
+
+
+@pytest.mark.parametrize("capability", ALL_CAPABILITIES)
+@pytest.mark.parametrize(("dtype", "shift"), [("bf16", 16), ("fp32", 0)])
+def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int) -> None:
+    types = {"logits_ptr": f"*{dtype}", "temperature_ptr": F32, "top_k_ptr": I32, "top_p_ptr": F32, "out_ptr": F32}
+    constants = {
+        "vocabulary": 151936,
+        "shift": shift,
+        "block": keep_threshold.BLOCK,
+        "unit": float(1 << keep_threshold.MASS_BITS),
+    }
+    constants |= {"use_k": True, "use_p": True}
+    usage = compile_kernel(
+        keep_threshold.keep_threshold_kernel,
+        types | {"row_stride": "i32"},
+        constants,
+        capability,
+        tmp_path,
+        num_warps=16,
+    )
+    assert usage.stack == 0, usage
+    assert usage.registers <= 128, usage  # one program of 16 warps per multiprocessor
+    assert usage.shared <= 8192, usage

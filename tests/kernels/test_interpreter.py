@@ -19,7 +19,10 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.parametrize(
     ("modules", "loops"),
-    [(["test_triton_kernels", "test_triton_fp8"], False), (["test_triton_attention", "test_triton_engine"], True)],
+    [
+        (["test_triton_kernels", "test_triton_fp8", "test_rotary_store", "test_keep_threshold"], False),
+        (["test_triton_attention", "test_triton_engine"], True),
+    ],
     ids=["kernels", "attention"],
 )
 def test_in_interpreter(modules: list[str], loops: bool) -> None:

@@ -176,8 +176,11 @@ def test_requests_that_were_not_served_are_beyond_every_limit() -> None:
     requests = pd.DataFrame(
         {"status": ["finished"] * 3 + ["rejected"], "ttft": [0.1, 0.5, 0.6, None], "tpot": [0.01, None, 0.05, None]}
     )
-    shares = beyond_limits(requests, SloConfig(ttft_ms=500, tpot_ms=40))
-    assert shares == {"ttft": 0.5, "tpot": 0.5}
+    slow = beyond_limits(requests, SloConfig(ttft_ms=500, tpot_ms=40))
+    assert {name: flags.tolist() for name, flags in slow.items()} == {
+        "ttft": [False, False, True, True],
+        "tpot": [False, False, True, True],
+    }
 
 
 def test_costs_and_energies() -> None:

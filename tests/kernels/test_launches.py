@@ -1,0 +1,69 @@
+"""What a step launches per layer on a GPU, name by name, so that a launch more or another order fails here."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter launches kernels in another way", allow_module_level=True)
+
+import torch  # noqa: E402
+
+from kernels.sampler import sample  # noqa: E402
+from tests.kernels.launches import make_model, recorded, run_step  # noqa: E402
+
+NORM, STORE, GEMM = "add_rms_norm_kernel", "rotary_store_kernel", "mm"
+DECODE = ["decode_kernel", "join_splits_kernel"]
+MLP = [GEMM, NORM, GEMM, "silu_and_mul_kernel", GEMM]
+
+
+def launched(
+    monkeypatch: pytest.MonkeyPatch,
+    num_layers: int,
+    chunks: list[int],
+    cache_dtype: torch.dtype = torch.bfloat16,
+    **changes: Any,
+) -> list[str]:
+    model = make_model(num_layers, **changes)
+    with recorded(monkeypatch) as names:
+        run_step(model, chunks, 3, cache_dtype)
+    start = names.index(STORE) - 2  # the projection and the norm before it
+    return names[start:]
+
+
+@pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.uint8], ids=str)
+@pytest.mark.parametrize(
+    ("family", "projection"), [("qwen3", GEMM), ("qwen2", "addmm"), ("llama", GEMM)], ids=lambda name: name
+)
+def test_a_decode_step_launches_ten_per_layer(
+    monkeypatch: pytest.MonkeyPatch, family: str, projection: str, cache_dtype: torch.dtype
+) -> None:
+    """The first layer's norm has no residual; after the last layer comes the final norm."""
+    layer = [NORM, projection, STORE, *DECODE, *MLP]
+    assert len(layer) == 10
+    for num_layers in (1, 3):
+        names = launched(monkeypatch, num_layers, [], cache_dtype, family=family)
+        assert names == ["rms_norm_kernel", *layer[1:], *layer * (num_layers - 1), NORM]
+
+
+def test_a_mixed_step_launches_eleven_per_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = [NORM, GEMM, STORE, "prefill_kernel", *DECODE, *MLP]
+    assert len(layer) == 11
+    names = launched(monkeypatch, 3, [40, 7], family="qwen3")
+    assert names == ["rms_norm_kernel", *layer[1:], *layer * 2, NORM]
+
+
+def test_sampling_launches_two_kernels_and_one_for_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, zeros, top_k = torch.zeros(3, 200, dtype=torch.bfloat16), torch.zeros(3), torch.zeros(3, dtype=torch.int32)
+    seeds = torch.zeros(3, dtype=torch.int64)
+    draw = ["sample_block_kernel", "sample_join_kernel"]
+    for is_limited, expected in ((False, draw), (True, ["keep_threshold_kernel", *draw])):
+        limits = (top_k, zeros) if is_limited else (None, None)
+        with recorded(monkeypatch) as names:
+            sample(logits, zeros, limits[0], limits[1], seeds, seeds)
+        assert names == expected
