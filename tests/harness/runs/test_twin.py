@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -46,8 +49,14 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     assert (measured.requests["parked_time"] > 0).any() == overlap
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-@pytest.mark.parametrize(("num_blocks", "lookahead"), [(40, 1), (40, 8), (400, 8)])
+def cases() -> Iterator[Any]:
+    """All rules where blocks run out and steps are grouped; for a commit, other settings with a few of them."""
+    for name, (num_blocks, lookahead) in itertools.product(OPTIONS, [(40, 1), (40, 8), (400, 8)]):
+        is_slow = (num_blocks, lookahead) != (40, 8) and name not in ("mixed", "vllm", "priority")
+        yield pytest.param(name, num_blocks, lookahead, marks=[pytest.mark.slow] if is_slow else [])
+
+
+@pytest.mark.parametrize(("name", "num_blocks", "lookahead"), [*cases()])
 def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead: int) -> None:
     torch.set_num_threads(1)
     trace = make_trace()
