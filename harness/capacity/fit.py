@@ -29,7 +29,7 @@ Floats = npt.NDArray[np.float64]
 _SLOPES, _SLOPE, _SLOPE_DOUBT = np.geomspace(2.0, 400.0, 18), 50.0, 1.0
 # Of runs of _USUAL requests; longer ones differ less, by the root. The number of arrivals varies by 0.7 %, their tokens
 # by as much, and how they fall together by somewhat more.
-_SPREADS, _SPREAD, _SPREAD_DOUBT = np.geomspace(0.003, 0.025, 9), 0.012, 0.4
+_SPREADS, _SPREAD, _SPREAD_DOUBT = np.geomspace(0.003, 0.03, 9), 0.015, 0.4
 _USUAL = 20_000
 _NUM_CAPACITIES = 161
 _CALM, _CRISIS = -1.2, 2.5  # z below and above which a share says only on which side of the capacity it is
