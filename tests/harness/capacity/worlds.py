@@ -61,6 +61,7 @@ class World:
         noise = self.noise * math.sqrt(20_000 / ask.num_requests)
         load = float(max(1, int(ask.load))) if self.is_whole else ask.load
         # lognormal shares, whose mean is the room at the capacity
-        odds = math.log((ROOM - self.floor) / (1 - ROOM + self.floor)) + self.slope * (math.log(load / self.capacity) + noise * rng.normal())
+        odds = math.log((ROOM - self.floor) / (1 - ROOM + self.floor))
+        odds += self.slope * (math.log(load / self.capacity) + noise * rng.normal())
         share = min(1.0, self.floor + float(expit(odds - (self.slope * noise) ** 2 / 2)))
         return probe(load, share, ask.number, ask.num_requests, overloaded=load > self.full)
