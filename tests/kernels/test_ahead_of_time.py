@@ -270,7 +270,7 @@ def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, h
     usage = compile_kernel(rotary_store.rotary_store_kernel, types, constants, capability, tmp_path, num_warps=warps)
     assert usage.stack == 0, usage
     assert usage.registers <= 80, usage  # 24 warps per multiprocessor and more
-    assert usage.shared <= 1024, usage
+    assert usage.shared <= 4096, usage  # of integers, whose scale is a maximum over the warps
 
 
 @pytest.mark.parametrize("capability", ALL_CAPABILITIES)
