@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import partial
 from typing import NamedTuple
 
@@ -125,33 +125,23 @@ def extended(plan: StepPlan, num_steps: int, growth: list[BlockGrowth]) -> StepP
     return make_step_plan((*plan[:_GROWTH], growth, plan.horizon, num_steps, *plan[_GROWTH + 3 :]))
 
 
-class PlanStart(NamedTuple):
-    """What was known of a plan's sequences when it began; planning the next step while it runs can change that.
+PlanStart = tuple[int, int, Collection[int | None]]
+"""What was known of a plan's sequences when it began; planning the next step while it runs can change that.
 
-    Attributes:
-        num_first_admitted_tokens: prompt tokens of the sequences that it admits for the first time.
-        num_cached_tokens: how many of these tokens were in the cache.
-        last_token_times: when each of `fresh_decodes` got its last token.
-    """
-
-    num_first_admitted_tokens: int
-    num_cached_tokens: int
-    last_token_times: Iterable[int | None]
-
-
-_NOBODY_COMES = PlanStart(0, 0, ())
+The prompt tokens of the sequences that it admits for the first time, how many of these tokens were in the cache, and
+when each of `fresh_decodes` got its last token.
+"""
 
 
 def plan_start(plan: StepPlan) -> PlanStart:
     """The state of a plan's sequences; to be asked for before the next plan is made."""
-    if not plan.admitted and not plan.fresh_decodes:
-        return _NOBODY_COMES
     admitted = cached = 0
     for sequence in plan.admitted:
         if not sequence.num_preemptions:
             admitted += sequence.request.num_prompt_tokens
             cached += sequence.num_cached_tokens
-    return PlanStart(admitted, cached, [sequence.last_token_time for sequence in plan.fresh_decodes])
+    fresh = plan.fresh_decodes
+    return admitted, cached, [sequence.last_token_time for sequence in fresh] if fresh else ()
 
 
 class Drafts(NamedTuple):
