@@ -1,6 +1,6 @@
 """Do capacities found from different seeds agree within their intervals, and how many probes does one need?
 
-    python -m experiments.capacity_repeats [--repeats 20] [--workers 2]
+    python -m experiments.capacity_repeats [--repeats 20] [--first-seed 0] [--workers 2]
 
 Searches for the capacity of Qwen3-8B on one H100 under chat traffic, SLO p99 of TTFT within 500 ms and of TPOT within
 40 ms, once per seed, for systems that break it in different ways: the queue for seats, the step times, and clients of a
@@ -32,10 +32,10 @@ SYSTEMS: dict[str, tuple[str, ...]] = {
 }
 
 
-def repeat(config: RunConfig, repeats: int) -> list[dict[str, Any]]:
+def repeat(config: RunConfig, seeds: range) -> list[dict[str, Any]]:
     """A search per seed."""
     rows = []
-    for seed in range(repeats):
+    for seed in seeds:
         with tempfile.TemporaryDirectory() as folder:
             found = search(config.model_copy(update={"seed": seed}), Path(folder), Console(quiet=True))
         assert found.estimate is not None
@@ -65,12 +65,14 @@ def judge(rows: list[dict[str, Any]]) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--first-seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=2)
     arguments = parser.parse_args()
+    seeds = range(arguments.first_seed, arguments.first_seed + arguments.repeats)
     systems: dict[str, Any] = {}
     for name, overrides in SYSTEMS.items():
         config = composed("task=capacity", f"capacity.workers={arguments.workers}", *SLO, *overrides)
-        rows = repeat(config, arguments.repeats)
+        rows = repeat(config, seeds)
         systems[name] = {"overrides": list(overrides), **judge(rows), "repeats": rows}
         print(name, {key: value for key, value in systems[name].items() if key != "repeats"}, flush=True)
         document = {"slo": list(SLO), "systems": systems, **provenance("experiments.capacity_repeats")}
