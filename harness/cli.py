@@ -24,6 +24,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
+from harness.config.composing import compose_once
 from harness.config.conf_tree import CONF
 from harness.config.parse import explain_override
 from harness.config.schema import models_in, nearest
@@ -65,6 +66,7 @@ def launch(main: Callable[[], None]) -> int:
     """
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
+    compose_once()
     try:
         with sweep.UNTIL_THE_END:
             return _run(main, show_traceback=before == "1")

@@ -1,8 +1,32 @@
 """What every test starts from."""
 
 import logging
+import os
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
 import pytest
+from hydra.core.config_search_path import ConfigSearchPath
+
+from harness.config.composing import Composer, compose_once
+
+CONF = Path(__file__).resolve().parents[1] / "conf"
+
+_compose_from = Composer.__init__
+_merged: dict[tuple[object, ...], bytes] = {}
+
+
+def _share_what_is_merged(composer: Composer, config_search_path: ConfigSearchPath) -> None:
+    """In place of `Composer.__init__`: the tree of this project does not change while tests run."""
+    _compose_from(composer, config_search_path)
+    folders = [element.path for element in config_search_path.get_path() if element.provider not in ("hydra", "schema")]
+    if [Path(str(folder).removeprefix("file://")).resolve() for folder in folders] == [CONF]:
+        composer._merged = _merged
+
+
+Composer.__init__ = _share_what_is_merged  # type: ignore[method-assign, assignment]
+compose_once()
 
 
 @pytest.fixture(autouse=True)

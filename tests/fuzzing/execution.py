@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
 import io
 import os
 import re
@@ -17,12 +15,9 @@ from pathlib import Path
 
 import hydra
 from hydra import compose
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from harness import cli
 from harness.config import RunConfig, parse
@@ -83,7 +78,7 @@ def _launch(case: Case, out: Path) -> object:
     os.environ["HYDRA_FULL_ERROR"] = "0"
     sys.argv = ["run.py", *case.arguments()]
     if not case.is_whole:
-        return cli.launch(lambda: cli.execute(parse(_composed(case)), out))
+        return cli.launch(lambda: cli.execute(parse(compose("config", overrides=case.arguments())), out))
     sys.argv[1:1] = [f"hydra.run.dir={out}", f"hydra.sweep.dir={out}"]
     state = GlobalHydra.instance().hydra
     GlobalHydra.instance().clear()
@@ -100,26 +95,6 @@ def _launch(case: Case, out: Path) -> object:
 @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
 def _main(cfg: DictConfig) -> None:
     cli.run_job(cfg)
-
-
-def _composed(case: Case) -> DictConfig:
-    """The composition of the case's base with the overrides applied as Hydra applies them."""
-    overrides = OverridesParser.create().parse_overrides(list(case.overrides))
-    if any(override.is_delete() or override.is_sweep_override() or _is_group(override) for override in overrides):
-        return compose("config", overrides=case.arguments())
-    cfg = copy.deepcopy(_base(case.base))
-    OmegaConf.set_struct(cfg, True)
-    ConfigLoaderImpl._apply_overrides_to_config(overrides, cfg)
-    return cfg
-
-
-def _is_group(override: Override) -> bool:
-    return override.package is not None or (CONF / override.key_or_group).is_dir()
-
-
-@functools.lru_cache(maxsize=64)
-def _base(overrides: tuple[str, ...]) -> DictConfig:
-    return compose("config", overrides=list(overrides))
 
 
 def _judge(case: Case, code: object, stderr: str, out: Path) -> Outcome:

@@ -19,6 +19,7 @@ from typing import IO
 
 from hydra import initialize_config_dir
 
+from harness.config.composing import compose_once
 from tests.fuzzing.execution import Outcome, place_of, run_case
 from tests.fuzzing.walk import Case
 from tests.harness.builders import CONF
@@ -112,6 +113,7 @@ def _serve(connection: Connection, folder: Path, log: Path) -> None:
     os.setpgid(0, 0)
     ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL)
     os.chdir(folder)
+    compose_once()
     with log.open("w") as file, initialize_config_dir(config_dir=str(CONF), version_base=None):
         faulthandler.enable(file)
         faulthandler.register(signal.SIGPROF, file, chain=True)

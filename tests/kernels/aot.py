@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import triton
 import triton.backends.nvidia
 from triton.backends.compiler import GPUTarget
@@ -23,6 +26,21 @@ class Usage:
     registers: int
     stack: int
     shared: int
+
+
+def diagonal(*axes: Iterable[Any]) -> list[Any]:
+    """The product of the axes as parameters of a test: those beside the diagonal, which has every value, are slow.
+
+    A tuple on an axis stands for several parameters.
+    """
+    values = [list(axis) for axis in axes]
+    kept = {tuple(place % len(axis) for axis in values) for place in range(max(map(len, values)))}
+    cases = []
+    for places in itertools.product(*(range(len(axis)) for axis in values)):
+        parts = [axis[place] for axis, place in zip(values, places, strict=True)]
+        flat = [value for part in parts for value in (part if isinstance(part, tuple) else (part,))]
+        cases.append(pytest.param(*flat, marks=[] if places in kept else pytest.mark.slow))
+    return cases
 
 
 def compile_kernel(

@@ -28,7 +28,7 @@ from kernels import (  # noqa: E402
     rotary_store,
     sampler,
 )
-from tests.kernels.aot import CUOBJDUMP, Usage, compile_kernel  # noqa: E402
+from tests.kernels.aot import CUOBJDUMP, Usage, compile_kernel, diagonal  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
@@ -67,12 +67,15 @@ def compile_decode(
     return compile_kernel(decode_attention.decode_kernel, types, constants, capability, folder, **options)
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("one_split", [True, False])
+DECODE_SHAPES = [
+    ("bf16", 64, 2, 16), ("bf16", 96, 1, 7), ("bf16", 128, 2, 256), ("bf16", 128, 16, 16), ("bf16", 256, 4, 1),
+    ("fp16", 128, 4, 16), ("fp32", 128, 4, 16),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "group", "block_size"),
-    [("bf16", 64, 2, 16), ("bf16", 96, 1, 7), ("bf16", 128, 2, 256), ("bf16", 128, 16, 16), ("bf16", 256, 4, 1)]
-    + [("fp16", 128, 4, 16), ("fp32", 128, 4, 16)],
+    ("capability", "one_split", "dtype", "head_dim", "group", "block_size"),
+    diagonal(CAPABILITIES, [True, False], DECODE_SHAPES),
 )
 def test_decode_does_not_spill(
     tmp_path: Path, capability: int, one_split: bool, dtype: str, head_dim: int, group: int, block_size: int
@@ -82,8 +85,10 @@ def test_decode_does_not_spill(
     assert usage.shared <= 56 * 1024, usage
 
 
-@pytest.mark.parametrize("capability", FP8_CAPABILITIES)
-@pytest.mark.parametrize(("head_dim", "group", "block_size"), [(64, 2, 16), (128, 16, 7), (256, 4, 1)])
+@pytest.mark.parametrize(
+    ("capability", "head_dim", "group", "block_size"),
+    diagonal(FP8_CAPABILITIES, [(64, 2, 16), (128, 16, 7), (256, 4, 1)]),
+)
 def test_decode_of_a_float8_cache_does_not_spill(
     tmp_path: Path, capability: int, head_dim: int, group: int, block_size: int
 ) -> None:
@@ -92,19 +97,19 @@ def test_decode_of_a_float8_cache_does_not_spill(
     assert usage.shared <= 56 * 1024, usage
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("cache", BITS)
+@pytest.mark.parametrize(("capability", "cache"), diagonal(CAPABILITIES, BITS))
 def test_decode_of_a_cache_of_integers_does_not_spill(tmp_path: Path, capability: int, cache: str) -> None:
     usage = compile_decode(capability, tmp_path, "bf16", 128, 16, 7, False, cache)
     assert usage.stack == 0, usage
     assert usage.shared <= 56 * 1024, usage
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(
-    ("head_dim", "cache"),
-    [(64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv"), (128, "i8"), (128, "u8")],
-)
+PREFILL_SHAPES = [
+    (64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv"), (128, "i8"), (128, "u8"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("capability", "head_dim", "cache"), diagonal(CAPABILITIES, PREFILL_SHAPES))
 def test_prefill(tmp_path: Path, capability: int, head_dim: int, cache: str) -> None:
     if cache == "fp8e4nv" and capability not in FP8_CAPABILITIES:
         pytest.skip("no conversion from e4m3 there")
@@ -214,8 +219,7 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("name", SMALL_KERNELS)
+@pytest.mark.parametrize(("capability", "name"), diagonal(CAPABILITIES, SMALL_KERNELS))
 def test_small_kernels(tmp_path: Path, capability: int, name: str) -> None:
     if name.endswith("float8") and capability not in FP8_CAPABILITIES:
         pytest.skip("no conversion to e4m3 there")
@@ -225,20 +229,22 @@ def test_small_kernels(tmp_path: Path, capability: int, name: str) -> None:
     assert usage.shared <= SHARED_BYTES[capability], usage
 
 
-@pytest.mark.parametrize(("num_tokens", "block"), [(1, (1, 4096)), (2048, (128, 128))])
 @pytest.mark.parametrize(
-    ("capability", "dtype", "quantized"),
-    [(80, "bf16", False), (90, "fp32", False)] + [(capability, "bf16", True) for capability in (89, 90, 100)],
+    ("num_tokens", "rows", "columns", "capability", "dtype", "quantized"),
+    diagonal(
+        [(1, 1, 4096), (2048, 128, 128)],
+        [(80, "bf16", False), (90, "fp32", False)] + [(capability, "bf16", True) for capability in (89, 90, 100)],
+    ),
 )
 def test_product_with_float8_weights_does_not_spill(
-    tmp_path: Path, capability: int, dtype: str, quantized: bool, block: tuple[int, int], num_tokens: int
+    tmp_path: Path, capability: int, dtype: str, quantized: bool, rows: int, columns: int, num_tokens: int
 ) -> None:
     types = {"x_ptr": f"*{dtype}", "weight_ptr": "*u8", "out_ptr": f"*{dtype}", "x_scales_ptr": F32, "scales_ptr": F32}
     types |= dict.fromkeys(("x_ptr", "weight_ptr"), "*fp8e4nv") if quantized else {}
     types |= {"num_tokens": "i32", "x_stride": "i32"}
-    blocks = fp8_linear.gemm_blocks(num_tokens, block[1], 1 if quantized else ELEMENT_BYTES[dtype])
+    blocks = fp8_linear.gemm_blocks(num_tokens, columns, 1 if quantized else ELEMENT_BYTES[dtype])
     constants = dict(zip(("block_m", "block_n", "block_k"), blocks, strict=True))
-    constants |= {"n_size": 6144, "k_size": 4096, "scale_rows": block[0], "scale_columns": block[1]}
+    constants |= {"n_size": 6144, "k_size": 4096, "scale_rows": rows, "scale_columns": columns}
     constants |= {"quantized_x": quantized, "interpreted": False}
     options = {"num_warps": 4, "num_stages": 3}
     usage = compile_kernel(fp8_linear.fp8_gemm_kernel, types, constants, capability, tmp_path, **options)
@@ -246,11 +252,14 @@ def test_product_with_float8_weights_does_not_spill(
     assert usage.shared <= 99 * 1024, usage  # of sm_89, the least of these
 
 
-@pytest.mark.parametrize("capability", ALL_CAPABILITIES)
+STORE_SHAPES = [
+    ("bf16", 2, 128, True), ("fp8e4nv", 2, 128, True), ("i8", 8, 128, True), ("u8", 8, 128, True),
+    ("bf16", 16, 256, False),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("cache", "group", "head_dim", "normed"),
-    [("bf16", 2, 128, True), ("fp8e4nv", 2, 128, True), ("i8", 8, 128, True), ("u8", 8, 128, True)]
-    + [("bf16", 16, 256, False)],
+    ("capability", "cache", "group", "head_dim", "normed"), diagonal(ALL_CAPABILITIES, STORE_SHAPES)
 )
 def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, head_dim: int, normed: bool) -> None:
     if cache == "fp8e4nv" and capability == 80:
@@ -273,8 +282,7 @@ def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, h
     assert usage.shared <= 4096, usage  # of integers, whose scale is a maximum over the warps
 
 
-@pytest.mark.parametrize("capability", ALL_CAPABILITIES)
-@pytest.mark.parametrize(("dtype", "shift"), [("bf16", 16), ("fp32", 0)])
+@pytest.mark.parametrize(("capability", "dtype", "shift"), diagonal(ALL_CAPABILITIES, [("bf16", 16), ("fp32", 0)]))
 def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int) -> None:
     types = {"logits_ptr": f"*{dtype}", "temperature_ptr": F32, "top_k_ptr": I32, "top_p_ptr": F32, "out_ptr": F32}
     constants = {
