@@ -30,7 +30,7 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from engine.models import blocks, build_model, layers
+from engine.models import attention, build_model, layers
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
@@ -99,7 +99,7 @@ def install_stubs() -> None:
     JITFunction._do_compile = _compile
     layers.linear = _product
     decode_attention._num_sms = lambda _: 132  # type: ignore[assignment]
-    for module in (activation, blocks, norm, rotary):
+    for module in (activation, attention, norm, rotary):
         module.runs_triton = lambda _: True  # type: ignore[attr-defined]
 
 

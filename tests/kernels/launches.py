@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engine.models import blocks, build_model
+from engine.models import attention, build_model
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
@@ -20,7 +20,7 @@ from kernels.attention import AttentionMetadata
 from kernels.launch import Launcher
 from kernels.triton_attention import TritonBackend
 
-DISPATCHING: tuple[ModuleType, ...] = (activation, blocks, decode_step, moe, norm, rotary, sampler)
+DISPATCHING: tuple[ModuleType, ...] = (activation, attention, decode_step, moe, norm, rotary, sampler)
 _ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided"}
 
 
