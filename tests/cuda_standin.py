@@ -10,6 +10,7 @@ captured.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -51,6 +52,7 @@ class Gpu:
         log: kernels and operators by name, the rest in words; behind it the stream, if it is not the main one.
         graphs: the log of each graph that was captured.
         passed: the events that have passed when they are asked.
+        live: the graphs that exist; each takes `GRAPH_BYTES`.
     """
 
     log: list[str] = field(default_factory=list)
@@ -61,6 +63,7 @@ class Gpu:
     num_streams: int = 0
     num_events: int = 0
     pinned: set[int] = field(default_factory=set)
+    live: weakref.WeakSet[_Graph] = field(default_factory=weakref.WeakSet)
 
     def take(self) -> list[str]:
         """The log, which begins anew."""
@@ -105,11 +108,16 @@ class _Operators(DispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if self.is_on_device and name in _LOOKS:
+        if self.is_on_device and (name in _LOOKS or _indexes_by_mask(name, args)):
             self._gpu.wait(name)
         elif self.is_on_device and not func.is_view and name not in _FREE:
             self._gpu.say(name)
         return func(*args, **(kwargs or {}))
+
+
+def _indexes_by_mask(name: str, args: Any) -> bool:
+    indices = args[1] if name in ("index", "index_put_") else []
+    return any(index is not None and index.dtype == torch.bool for index in indices)
 
 
 class _Functions(TorchFunctionMode):
@@ -234,8 +242,8 @@ class _Event:
 
 class _Graph:
     def __init__(self, gpu: Gpu) -> None:
-        self.gpu = gpu
-        self.number = 0
+        gpu.live.add(self)
+        self.gpu, self.number = gpu, 0
 
     def replay(self) -> None:
         self.gpu.say(f"replay {self.number}")
@@ -243,7 +251,7 @@ class _Graph:
 
 def _cuda_functions(gpu: Gpu) -> dict[str, Any]:
     """What stands in for the functions and classes of `torch.cuda`."""
-    total = 64 << 30
+    total = 64 << 20
 
     def stream(_device: Any = None) -> _Stream:
         gpu.num_streams += 1
@@ -275,7 +283,7 @@ def _cuda_functions(gpu: Gpu) -> dict[str, Any]:
         "device_count": lambda: 1,
         "get_device_capability": lambda _device=None: (9, 0),
         "get_device_properties": lambda _device=None: SimpleNamespace(multi_processor_count=132, total_memory=total),
-        "mem_get_info": lambda _device=None: (total - len(gpu.graphs) * GRAPH_BYTES, total),
+        "mem_get_info": lambda _device=None: (total - len(gpu.live) * GRAPH_BYTES, total),
         "memory_stats": lambda _device=None: {f"allocated_bytes.all.{which}": 0 for which in ("peak", "current")},
         "reset_peak_memory_stats": lambda _device=None: None,
         "empty_cache": lambda: None,
