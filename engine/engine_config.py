@@ -31,6 +31,8 @@ class ExecutionOptions:
         cuda_graphs: whether decode steps run as CUDA graphs. `auto` uses graphs where the device and the attention
             backend allow them, and `false` never does. `true` raises ModelError on a GPU whose attention backend cannot
             be captured; on the CPU it runs decode steps in the same padded batches, without capturing them.
+        max_graph_tokens: most tokens of a step with prompt chunks that runs as CUDA graphs of everything but attention,
+            where decode steps run as CUDA graphs; 0 for none.
         max_lookahead_steps: most decode steps in one plan; waiting requests are looked at only between plans. With
             `async_scheduling` each step is planned on its own, whatever this is.
         worker_timeout_s: longest wait for a tensor-parallel rank to execute a plan; the engine then fails.
@@ -39,6 +41,7 @@ class ExecutionOptions:
     attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
     kv_cache_dtype: KVDtype = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
+    max_graph_tokens: int = 512
     max_lookahead_steps: int = 8
     worker_timeout_s: float = 600.0
 
@@ -47,6 +50,8 @@ class ExecutionOptions:
             raise ValueError(f"worker_timeout_s={self.worker_timeout_s}: must be in (0, {_LONGEST_TIMEOUT_S}]")
         if self.kv_cache_dtype not in get_args(KVDtype):
             raise ValueError(f"kv_cache_dtype={self.kv_cache_dtype!r}: choose one of {', '.join(get_args(KVDtype))}")
+        if self.max_graph_tokens < 0:
+            raise ValueError(f"max_graph_tokens={self.max_graph_tokens}: must be an integer >= 0")
         if self.max_lookahead_steps < 1:
             raise ValueError(f"max_lookahead_steps={self.max_lookahead_steps}: must be an integer >= 1")
 

@@ -1,12 +1,13 @@
-"""Host time of an eager mixed step: CPU time that Python spends on it, launches and matrix products being stubbed.
+"""Host time of a mixed step: CPU time that Python spends on the model, launches and matrix products being stubbed.
 
     python -m experiments.host_time [--layers 28] [--rounds 25]
 
-The model has the structure of Qwen3-0.6B. Three ways of launching take turns, round by round:
+The model has the structure of Qwen3-0.6B. Four ways of launching take turns, round by round:
 
     triton       every kernel launched by Triton; norms of q and k, rotary and the KV store as separate kernels
     separate     cached launches, separate kernels
     fused        cached launches, one kernel from the projection to attention
+    pieces       as fused, in CUDA graphs of everything but attention, whose replays are stubbed too
 
 Needs no GPU and says nothing about one. Writes `experiments/results/host_time.json`.
 """
@@ -19,6 +20,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,10 +32,12 @@ from triton.backends.nvidia.driver import CudaLauncher
 from triton.compiler import CompiledKernel
 from triton.runtime.jit import JITFunction
 
-from engine.models import blocks, build_model, layers
+from engine.models import attention, build_model, layers
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
+from engine.runner.cuda_graphs import bucket_for
+from engine.runner.piece_graphs import PieceGraphs
 from experiments import RESULTS, provenance
 from kernels import activation, decode_attention, norm, rotary
 from kernels.attention import AttentionMetadata
@@ -99,7 +103,7 @@ def install_stubs() -> None:
     JITFunction._do_compile = _compile
     layers.linear = _product
     decode_attention._num_sms = lambda _: 132  # type: ignore[assignment]
-    for module in (activation, blocks, norm, rotary):
+    for module in (activation, attention, norm, rotary):
         module.runs_triton = lambda _: True  # type: ignore[attr-defined]
 
 
@@ -115,10 +119,11 @@ def make_model(num_layers: int) -> CausalLM:
     return build_model(config, TensorParallel(), TritonBackend(), torch.bfloat16, torch.device("cpu"))
 
 
-def make_step(model: CausalLM) -> Callable[[], None]:
-    """The model's part of a step with one prompt chunk of 64 tokens and eight decodes."""
+def make_steps(model: CausalLM) -> dict[str, Callable[[], None]]:
+    """The model's part of a step with one prompt chunk of 64 tokens and eight decodes, by way of launching."""
     config, num_tokens = model.config, CHUNK + DECODES
     cache = torch.zeros(config.num_layers, 2, 2, 16, config.num_kv_heads, config.head_dim, dtype=torch.bfloat16)
+    parts = tuple(torch.zeros(count, dtype=torch.int64) for count in (CHUNK, DECODES))
     metadata = AttentionMetadata(
         slot_mapping=torch.zeros(num_tokens, dtype=torch.int64),
         num_prefill_tokens=CHUNK,
@@ -131,24 +136,34 @@ def make_step(model: CausalLM) -> Callable[[], None]:
         decode_block_tables=torch.zeros(DECODES, 256, dtype=torch.int32),
         max_decode_context=4096,
     )
-    zeros = torch.zeros(num_tokens, dtype=torch.int64)
+    graphs = PieceGraphs(model, cache, 512, _capture)
+    graphs.capture(bucket_for(num_tokens, graphs.sizes))
 
-    def step() -> None:
-        with torch.no_grad():
-            model(zeros, zeros, cache, metadata)
+    def eager() -> None:
+        ids, positions, slots = (torch.cat(parts) for _ in range(3))
+        model(ids, positions, cache, replace(metadata, slot_mapping=slots))
 
-    return step
+    def pieces() -> None:
+        slots = graphs.place(parts, parts, parts, num_tokens)
+        graphs.run(num_tokens, replace(metadata, slot_mapping=slots))
+
+    return {"triton": eager, "separate": eager, "fused": eager, "pieces": pieces}
+
+
+def _capture(piece: Callable[[], None]) -> Callable[[], None]:
+    piece()
+    return lambda: None
 
 
 @contextmanager
 def way(name: str) -> Iterator[None]:
-    """Launch in one of the three ways inside the block."""
+    """Launch in one of the ways inside the block."""
     cached = Launcher.__call__
 
     def by_triton(self: Any, grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         self._kernel[grid](*arguments, **constants)
 
-    TritonBackend.takes_stored = name == "fused"
+    TritonBackend.takes_stored = name in ("fused", "pieces")
     if name == "triton":
         Launcher.__call__ = by_triton  # type: ignore[method-assign]
     try:
@@ -157,17 +172,18 @@ def way(name: str) -> Iterator[None]:
         TritonBackend.takes_stored, Launcher.__call__ = True, cached  # type: ignore[method-assign]
 
 
+@torch.no_grad()
 def measure(num_layers: int, rounds: int) -> dict[str, Any]:
     """Median milliseconds and kernels of a step, by way of launching."""
-    step = make_step(make_model(num_layers))
-    times: dict[str, list[float]] = {"triton": [], "separate": [], "fused": []}
+    steps = make_steps(make_model(num_layers))
+    times: dict[str, list[float]] = {name: [] for name in steps}
     launches: dict[str, int] = {}
     for turn in range(rounds + 2):
         for name, found in times.items():
             with way(name):
                 _NoLauncher.num_launched = 0
                 start = time.thread_time()
-                step()
+                steps[name]()
                 elapsed = time.thread_time() - start
             launches[name] = _NoLauncher.num_launched
             if turn >= 2:  # the first rounds compile
@@ -177,7 +193,7 @@ def measure(num_layers: int, rounds: int) -> dict[str, Any]:
         "milliseconds": medians,
         "fastest_milliseconds": {name: round(min(found), 3) for name, found in times.items()},
         "triton_kernels": launches,
-        "fused_over_triton": round(medians["fused"] / medians["triton"], 3),
+        "over_triton": {name: round(medians[name] / medians["triton"], 3) for name in ("fused", "pieces")},
     }
 
 

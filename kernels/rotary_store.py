@@ -205,8 +205,9 @@ def rotary_store(
     v_cache: Tensor,
     slot_mapping: Tensor,
     kv_scales: Tensor | None = None,
+    out: Tensor | None = None,
 ) -> Tensor:
-    """Normalise and rotate q and k, store k and v; returns q, [T, heads, head_dim], new and contiguous. Triton.
+    """Normalise and rotate q and k, store k and v; returns q, [T, heads, head_dim], contiguous, in `out` if given. Triton.
 
     qkv: [T, heads + 2 * kv_heads, head_dim], biases added; last two dimensions contiguous, any stride between tokens.
     norms: None for models without norms of q and k. cos_sin, positions: as in `kernels.rotary.rotary`.
@@ -214,7 +215,8 @@ def rotary_store(
     """
     (num_tokens, all_heads, head_dim), kv_heads = qkv.shape, k_cache.shape[2]
     heads, half = all_heads - 2 * kv_heads, head_dim // 2
-    out = torch.empty(num_tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if out is None:
+        out = torch.empty(num_tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if num_tokens == 0:
         return out
     group_size = heads // kv_heads

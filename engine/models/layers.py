@@ -28,6 +28,7 @@ from engine.models.checkpoint import CheckpointTensor
 from engine.models.fp8 import Fp8Matrix
 from engine.models.parallel import TensorParallel
 from engine.models.quantization import Fp8Weights
+from kernels.norm import add_rms_norm, rms_norm
 
 # Numbers of tokens that oneDNN's kernels are compiled for; see `_packed_linear`.
 PACKED_ROWS = (*range(1, 33), *range(40, 129, 8), *range(160, 513, 32), *range(576, 1025, 64))
@@ -79,6 +80,29 @@ def parameter(*shape: int) -> nn.Parameter:
 def matrix(rows: int, columns: int, fp8: Fp8Weights | None) -> nn.Parameter | Fp8Matrix:
     """Uninitialised weights `[rows, columns]`."""
     return parameter(rows, columns) if fp8 is None else Fp8Matrix(rows, columns, fp8)
+
+
+class RMSNorm(Layer):
+    """Root-mean-square norm over the last dimension."""
+
+    def __init__(self, name: str, size: int, eps: float) -> None:
+        super().__init__()
+        self.name = name
+        self.eps = eps
+        self.weight = parameter(size)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, self.eps)
+
+    def add(self, x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+        """`(norm(x + residual), x + residual)`; without a residual, `(norm(x), x)`."""
+        if residual is None:
+            return self(x), x
+        return add_rms_norm(x, residual, self.weight, self.eps)
+
+    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
+        shape = tuple(self.weight.shape)
+        yield CheckpointTensor(f"{self.name}.weight", shape, (slice(None),), self.weight, is_norm=True)
 
 
 def linear(x: Tensor, weight: Tensor | Fp8Matrix, bias: Tensor | None = None) -> Tensor:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from engine.models.blocks import Attention, DecoderLayer, GatedMLP, MoE, Rotary
+from engine.models.attention import Attention, Rotary
+from engine.models.blocks import DecoderLayer, GatedMLP, MoE
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
 from kernels.attention import AttentionBackend

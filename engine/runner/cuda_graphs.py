@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import abc
 from collections.abc import Callable
+from functools import partial
 
 import torch
 
@@ -84,6 +85,21 @@ def make_capture(device: torch.device) -> Capture:
     return CudaCapture(device) if device.type == "cuda" else capture_nothing
 
 
+def estimate_bytes(captures: abc.Sequence[Step], number: int, free_bytes: Callable[[], int]) -> int:
+    """Estimate the device memory that `number` captures will take, in bytes, by making the first two of `captures`.
+
+    `free_bytes` returns the free device memory. All captures share one memory pool, which the first, largest one fills;
+    every other one is assumed to add as much as the second one. That is mostly the driver's own record of the graphs.
+    An increase above `_MOST_GRAPH_BYTES` is the pool growing by a segment, so it is cut to that.
+    """
+    free = [free_bytes()]
+    for capture in captures[:2]:
+        capture()
+        free.append(free_bytes())
+    others = free[1] - free[2] if len(free) > 2 else 0
+    return max(0, free[0] - free[1]) + min(max(0, others), _MOST_GRAPH_BYTES) * (number - 1)
+
+
 class DecodeGraphs:
     """The graphs of one runner.
 
@@ -121,17 +137,9 @@ class DecodeGraphs:
             replay()
 
     def capture_bytes(self, free_bytes: Callable[[], int]) -> int:
-        """Estimate the device memory that all graphs will take, in bytes, by capturing the two largest.
+        """Estimate the device memory that all graphs will take, in bytes; see `estimate_bytes`.
 
-        `free_bytes` returns the free device memory. All graphs share one memory pool, which the largest graph fills;
-        every other graph is assumed to add as much as the second largest one. That is mostly the driver's own record
-        of the graph. An increase above `_MOST_GRAPH_BYTES` is the pool growing by a segment, so it is cut to that. The
-        two graphs filter by top-k and top-p, which takes the most memory.
+        The graphs that it captures filter by top-k and top-p, which takes the most memory.
         """
-        sizes = self.buckets[::-1]
-        free = [free_bytes()]
-        for size in sizes[:2]:
-            self.capture(size, filtered=True)
-            free.append(free_bytes())
-        others = free[1] - free[2] if len(free) > 2 else 0
-        return max(0, free[0] - free[1]) + min(max(0, others), _MOST_GRAPH_BYTES) * (2 * len(sizes) - 1)
+        captures = [partial(self.capture, size, filtered=True) for size in reversed(self.buckets)]
+        return estimate_bytes(captures, 2 * len(captures), free_bytes)

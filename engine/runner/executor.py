@@ -104,7 +104,7 @@ class Rank:
         )
 
     def allocate(self, num_blocks: int) -> ModelRunner:
-        """Allocate the KV cache, make the runner that uses it, and capture its decode steps."""
+        """Allocate the KV cache, make the runner that uses it, and capture its steps."""
         runner = self._runner(num_blocks, self.num_host_blocks)
         runner.capture_graphs()
         return runner
@@ -126,10 +126,11 @@ class Rank:
             self._tp,
             num_host_blocks,
             config.tokens_per_decode,
+            min(config.max_graph_tokens, config.max_num_batched_tokens),
         )
 
     def _graph_bytes(self) -> int:
-        """Estimate the memory that the CUDA graphs will take, with a runner on a cache of one block.
+        """Estimate the memory that a runner and its CUDA graphs will take, with a runner on a cache of one block.
 
         The graphs themselves contain the address of the KV cache, so they can only be captured once it is allocated.
         """
@@ -138,7 +139,10 @@ class Rank:
             torch.cuda.empty_cache()
             return int(torch.cuda.mem_get_info(self._device)[0])
 
-        needed = self._runner(1, 0).graph_bytes(free_bytes)
+        free = free_bytes()
+        runner = self._runner(1, 0)
+        needed = free - free_bytes() + runner.graph_bytes(free_bytes)
+        del runner
         gc.collect()  # runner and graphs form a reference cycle
         return needed
 

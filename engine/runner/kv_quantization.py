@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from engine.models.blocks import Attention, CausalLM
+from engine.models.attention import Attention
+from engine.models.blocks import CausalLM
 from kernels.attention import AttentionBackend, AttentionMetadata
 from kernels.kv_store import FP8_MAX
 

@@ -8,13 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from engine.models.blocks import CausalLM
 from engine.models.parallel import TensorParallel
 from engine.runner.block_transfers import BlockTransfers, side_stream
 from engine.runner.chunk_inputs import PrefillInputs
 from engine.runner.cuda_graphs import Capture, DecodeGraphs
 from engine.runner.decode_state import DecodeState
+from engine.runner.piece_graphs import PieceGraphs
 from engine.runner.sampling_inputs import Adjustments
 from engine.runner.staging import Staging, TokenBuffer
 from engine.runner.step_inputs import StepInputs
@@ -35,15 +37,16 @@ class ModelRunner:
         max_num_seqs: most decode rows.
         max_model_len: most tokens of a sequence.
         max_steps: most decode steps of a plan.
-        capture: captures decode steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
+        capture: captures steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
         tp: the rank and its group.
         num_host_blocks: blocks of host memory that blocks of the cache can be copied to.
         tokens_per_decode: most tokens that a step samples for a decode.
+        max_piece_tokens: most tokens of a step that runs in pieces (`engine.runner.piece_graphs`); 0 for none.
     """
 
     def __init__(
         self,
-        model: nn.Module,
+        model: CausalLM,
         kv_cache: Tensor,
         max_num_seqs: int,
         max_model_len: int,
@@ -52,6 +55,7 @@ class ModelRunner:
         tp: TensorParallel,
         num_host_blocks: int = 0,
         tokens_per_decode: int = 1,
+        max_piece_tokens: int = 0,
     ) -> None:
         self._tp = tp
         self._model = model
@@ -68,7 +72,11 @@ class ModelRunner:
         self._no_prefill = _empty_prefill(self._device)
         self._logprobs: RowLogprobs | None = None  # of the current plan, as the next one
         self._prompt_logprobs: RowLogprobs | None = None
-        self._graphs = None if capture is None else DecodeGraphs(self._decode_in_graph, max_num_seqs, capture)
+        self._graphs = self._pieces = None
+        if capture is not None:
+            self._graphs = DecodeGraphs(self._decode_in_graph, max_num_seqs, capture)
+            if max_piece_tokens:
+                self._pieces = PieceGraphs(model, kv_cache, max_piece_tokens, capture)
 
     @property
     def kv_cache(self) -> Tensor:
@@ -77,13 +85,15 @@ class ModelRunner:
 
     @torch.no_grad()
     def capture_graphs(self) -> None:
-        """Capture a graph without top-k and top-p for every bucket; does nothing without a `capture`."""
+        """Capture a graph without top-k and top-p for every bucket, and all pieces; nothing without a `capture`."""
         if self._graphs is not None:
             self._on_padding_rows(self._graphs.capture_all)
+        if self._pieces is not None:
+            self._pieces.capture_all()
 
     @torch.no_grad()
     def graph_bytes(self, free_bytes: Callable[[], int]) -> int:
-        """Estimate the device memory that all graphs will take, in bytes; see `DecodeGraphs.capture_bytes`."""
+        """Estimate the device memory that all graphs will take, in bytes; see `estimate_bytes`."""
         graphs, total = self._graphs, 0
 
         def measure() -> None:
@@ -91,7 +101,7 @@ class ModelRunner:
             total = graphs.capture_bytes(free_bytes) if graphs is not None else 0
 
         self._on_padding_rows(measure)
-        return total
+        return total if self._pieces is None else total + self._pieces.capture_bytes(free_bytes)
 
     def execute(self, inputs: StepInputs) -> StepTokens:
         """Run a plan and wait for its tokens."""
@@ -160,9 +170,14 @@ class ModelRunner:
         """One step of prompt chunks and all decode rows; returns the number of samples of completed prompts."""
         n, state = inputs.num_decodes, self._state
         positions, decodes = self._decode_metadata(n, inputs.max_decode_context)
+        num_tokens = prefill.input_ids.shape[0] + n
+        parts = (
+            (prefill.input_ids, state.tokens[:n]),
+            (prefill.positions, positions),
+            (prefill.slot_mapping, decodes.slot_mapping),
+        )
         metadata = replace(
             decodes,
-            slot_mapping=torch.cat([prefill.slot_mapping, decodes.slot_mapping]),
             num_prefill_tokens=prefill.input_ids.shape[0],
             cu_seqlens_q=prefill.cu_seqlens,
             prefill_context_lens=prefill.context_lens,
@@ -170,8 +185,12 @@ class ModelRunner:
             max_seqlen_q=prefill.max_seqlen,
             max_prefill_context=prefill.max_context,
         )
-        ids = torch.cat([prefill.input_ids, state.tokens[:n]])
-        hidden = self._model(ids, torch.cat([prefill.positions, positions]), self._kv_cache, metadata)
+        if self._pieces is not None and self._pieces.takes(num_tokens):
+            slots = self._pieces.place(*parts, num_tokens)
+            hidden = self._pieces.run(num_tokens, replace(metadata, slot_mapping=slots))
+        else:
+            ids, positions, slots = map(torch.cat, parts)
+            hidden = self._model(ids, positions, self._kv_cache, replace(metadata, slot_mapping=slots))
         with self._timer.sampling():
             if inputs.adjustments is not None and inputs.adjustments.prompt_rows.shape[0]:
                 self._prompt_logprobs = self._score_prompts(hidden, inputs.adjustments)

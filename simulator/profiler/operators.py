@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.models.blocks import Attention, CausalLM, GatedMLP
+from engine.models.attention import Attention
+from engine.models.blocks import CausalLM, GatedMLP
 from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
 from kernels.attention import AttentionMetadata

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from engine.llm import LLM
 from engine.models.model_config import ModelConfig
@@ -23,6 +22,7 @@ from engine.runner.cuda_graphs import Step
 from engine.sampling_params import SamplingParams
 from kernels.attention import AttentionMetadata
 from kernels.sampler import keep_threshold, log_exponential
+from tests.cuda_standin import DispatchMode
 
 SHAPE: dict[str, Any] = {
     "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -61,7 +61,7 @@ def one_by_one() -> list[list[int]]:
 _LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(DispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
@@ -18,6 +15,7 @@ from engine.parked import Parked  # noqa: E402
 from engine.runner.block_transfers import BlockTransfers, CudaStream, Inline, Waited  # noqa: E402
 from engine.runner.staging import Staging  # noqa: E402
 from engine.runner.transfer_inputs import TransferInputs, transfer_inputs  # noqa: E402
+from tests.cuda_standin import CUDA, standing_in  # noqa: E402
 from tests.engine.builders import bare_sequence  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -65,84 +63,32 @@ def test_every_block_arrives_whatever_the_order_of_the_transfers(dtype: str) -> 
     assert transfers.poll(waited) >= 0
 
 
-class Gpu:
-    """Stands in for `torch.cuda`: writes down what is asked of streams and events."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.log: list[str] = []
-        self.done: set[str] = set()
-        self.num_events = 0
-        main, side = _Stream(self, "main"), _Stream(self, "side")
-        monkeypatch.setattr(torch.cuda, "Stream", lambda device: side)
-        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: main)
-        monkeypatch.setattr(torch.cuda, "stream", self._stream)
-        monkeypatch.setattr(torch.cuda, "Event", lambda enable_timing: _Event(self))
-
-    @contextmanager
-    def _stream(self, stream: Any) -> Iterator[None]:
-        self.log.append(f"copies on {stream.name}")
-        yield
-
-    def take_log(self) -> list[str]:
-        log, self.log = self.log, []
-        return log
-
-
-class _Stream:
-    def __init__(self, gpu: Gpu, name: str) -> None:
-        self.gpu, self.name = gpu, name
-
-    def wait_stream(self, other: Any) -> None:
-        self.gpu.log.append(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event: Any) -> None:
-        self.gpu.log.append(f"{self.name} waits for {event.name}")
-
-
-class _Event:
-    def __init__(self, gpu: Gpu) -> None:
-        gpu.num_events += 1
-        self.gpu, self.name = gpu, f"event {gpu.num_events}"
-
-    def record(self, stream: Any) -> None:
-        self.gpu.log.append(f"{self.name} on {stream.name}")
-
-    def query(self) -> bool:
-        return self.name in self.gpu.done
-
-    def synchronize(self) -> None:
-        self.gpu.log.append(f"host waits for {self.name}")
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.25
-
-
 def test_on_a_gpu_steps_wait_for_what_leaves_and_run_beside_what_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = Gpu(monkeypatch)
-    transfers = BlockTransfers(torch.zeros(1, 2, 6, 4, 1, 8), 9, CudaStream(torch.device("cuda", 0)))
-    out, back = (DEVICE, 1, HOST, 5), (HOST, 7, DEVICE, 2)
-    waited = launch(transfers, plan(out, back, lands_in=(2, 3)), number=1)
-    assert gpu.take_log() == [
-        "event 1 on side", "side waits for main", "copies on side", "event 2 on side", "main waits for event 2",
-        "side waits for main", "copies on side", "event 3 on side",
-    ]  # fmt: skip
-    assert transfers.poll(waited) == 250_000 and transfers.landed == 0
-    assert gpu.take_log() == ["host waits for event 2"], "the steps waited for it, so it has passed"
+    with standing_in(monkeypatch) as gpu:
+        transfers = BlockTransfers(torch.zeros(1, 2, 6, 4, 1, 8, device=CUDA), 9, CudaStream(CUDA))
+        gpu.take()
+        out, back = (DEVICE, 1, HOST, 5), (HOST, 7, DEVICE, 2)
+        waited = launch(transfers, plan(out, back, lands_in=(2, 3)), number=1)
+        assert gpu.take() == [
+            "event 1 on side 1", "side 1 waits for main", "copy to host [side 1]", "event 2 on side 1",
+            "main waits for event 2", "side 1 waits for main", "copy to device [side 1]", "event 3 on side 1",
+        ]  # fmt: skip
+        assert transfers.poll(waited) == 250_000 and transfers.landed == 0
+        assert gpu.take() == ["host waits for event 2"], "the steps waited for it, so it has passed"
 
-    waited = launch(
-        transfers, plan(back), number=1
-    )  # into a block of nobody who is parked: the steps of this plan read it
-    assert gpu.take_log()[-1] == "main waits for event 5"
-    gpu.done.add("event 3")
-    assert transfers.poll(waited) == 250_000 and transfers.landed == 1
-    gpu.take_log()
-    waited = launch(transfers, plan(), number=1, awaited=1)
-    assert gpu.take_log() == [] and transfers.poll(waited) == 0
+        # Into a block of nobody who is parked: the steps of this plan read it.
+        waited = launch(transfers, plan(back), number=1)
+        assert gpu.take()[-1] == "main waits for event 5"
+        gpu.passed.add("event 3")
+        assert transfers.poll(waited) == 250_000 and transfers.landed == 1
+        gpu.take()
+        waited = launch(transfers, plan(), number=1, awaited=1)
+        assert gpu.take() == [] and transfers.poll(waited) == 0
 
-    launch(transfers, plan(back, lands_in=(2,)), number=2, awaited=1)
-    gpu.take_log()
-    launch(transfers, plan(out), number=2, awaited=2)  # the parked one was aborted: its blocks are others' now
-    assert gpu.take_log()[0] == "main waits for event 6"
+        launch(transfers, plan(back, lands_in=(2,)), number=2, awaited=1)
+        gpu.take()
+        launch(transfers, plan(out), number=2, awaited=2)  # the parked one was aborted: its blocks are others' now
+        assert gpu.take()[0] == "main waits for event 6"
 
 
 def test_what_is_parked_is_awaited_once_it_takes_part_or_is_aborted() -> None:

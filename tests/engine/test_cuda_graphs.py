@@ -11,10 +11,14 @@ torch = pytest.importorskip("torch")
 
 from engine.core.sequence import Request  # noqa: E402
 from engine.llm import LLM  # noqa: E402
-from engine.models.model_config import ModelError  # noqa: E402
+from engine.models import attention  # noqa: E402
+from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
 from engine.runner import executor, model_runner  # noqa: E402
 from engine.runner.cuda_graphs import Step, bucket_for, buckets, capture_nothing, uses_graphs  # noqa: E402
+from engine.runner.piece_graphs import PieceGraphs, token_sizes  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
+from engine.speculation import NgramOptions  # noqa: E402
+from kernels.rotary_store import rotary_store_reference  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
 from tests.engine.llm_builders import (  # noqa: E402
     GREEDY,
@@ -99,7 +103,7 @@ class Log:
 def test_graphs_are_captured_up_front_and_replayed_back_to_back(monkeypatch: pytest.MonkeyPatch) -> None:
     log = Log()
     monkeypatch.setattr(executor, "make_capture", lambda _: log)
-    llm = LLM(MODEL, **{**SETTINGS, "max_num_seqs": 6}, cuda_graphs=True, max_lookahead_steps=8)
+    llm = LLM(MODEL, **{**SETTINGS, "max_num_seqs": 6}, cuda_graphs=True, max_graph_tokens=0)
     assert log.captured == 4  # of 6, 4, 2 and 1 rows
     llm.generate(make_prompts()[:3], replace(GREEDY, max_tokens=20))
     assert log.captured == 4 and set(log.replayed) <= {1, 2, 3}
@@ -125,6 +129,74 @@ def test_buckets_cover_every_batch(most: int) -> None:
         bucket = bucket_for(n, sizes)
         assert n <= bucket < n + (16 if n > 64 else 8)
     assert buckets(256)[:12] == [1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64, 80]
+
+
+@pytest.mark.parametrize("most", [1, 7, 16, 20, 64, 256, 300, 512, 2048])
+def test_sizes_of_pieces_cover_every_step(most: int) -> None:
+    sizes = token_sizes(most)
+    assert sizes == sorted(set(sizes)) and sizes[-1] == most
+    for n in range(1, most + 1):
+        size = bucket_for(n, sizes)
+        assert n <= size < n + (64 if n > 256 else 32)
+    assert token_sizes(512) == [16, *range(32, 257, 32), 320, 384, 448, 512]
+
+
+MOE = replace(
+    MODEL, family="qwen3_moe", num_experts=4, num_experts_per_token=2, moe_intermediate_size=32, decoder_sparse_step=1
+)
+
+
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [(MOE, {}), (MODEL, {"speculation": NgramOptions(num_speculative_tokens=3)})],
+    ids=["moe", "drafts"],
+)
+def test_pieces_give_the_tokens_of_the_whole_step(
+    model: ModelConfig, settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever is left of earlier steps where the tokens of a step are padded."""
+    counts: list[int] = []
+    run = PieceGraphs.run
+
+    def spoil(self: PieceGraphs, num_tokens: int, *arguments: Any) -> Any:
+        counts.append(num_tokens)
+        self._attended[num_tokens:] = torch.nan
+        return run(self, num_tokens, *arguments)
+
+    monkeypatch.setattr(PieceGraphs, "run", spoil)
+    tokens = []
+    for most in (0, 64):
+        llm = LLM(model, **SETTINGS, **settings, cuda_graphs=True, max_graph_tokens=most)
+        tokens.append([output["token_ids"] for output in llm.generate(make_prompts(), replace(GREEDY, max_tokens=12))])
+        assert bool(counts) == bool(most)
+    assert tokens[0] == tokens[1] and not set(counts) <= {16, 32, 64}, "some are padded"
+
+
+class StoredBackend(TorchBackend):
+    """Finds keys and values in the cache already, as on a GPU."""
+
+    takes_stored = True
+
+    def forward(
+        self, q: Any, k: None, v: None, k_cache: Any, v_cache: Any, metadata: Any, *rest: Any, **kv: Any
+    ) -> Any:
+        """See AttentionBackend.forward."""
+        assert k is None and v is None
+        nothing = k_cache[:0, 0]
+        metadata = replace(metadata, slot_mapping=metadata.slot_mapping[:0])
+        return super().forward(q, nothing, nothing, k_cache, v_cache, metadata, *rest, **kv)
+
+
+def test_pieces_store_keys_and_values_and_nothing_of_padding(monkeypatch: pytest.MonkeyPatch) -> None:
+    def store(*arguments: Any) -> Any:
+        q = rotary_store_reference(*arguments[:-1])
+        return q if arguments[-1] is None else arguments[-1].copy_(q)
+
+    monkeypatch.setattr(attention, "runs_triton", lambda _: True)
+    monkeypatch.setattr(attention, "rotary_store", store)
+    monkeypatch.setattr(executor, "select_backend", lambda *_: StoredBackend())
+    monkeypatch.setattr(model_runner, "DecodeGraphs", lambda *_: None)
+    assert generate(cuda_graphs=True, num_blocks=64) == one_by_one()
 
 
 def test_when_graphs_are_used() -> None:

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.engine_config import EngineConfig  # noqa: E402
-from engine.models.blocks import Attention  # noqa: E402
+from engine.models.attention import Attention  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from engine.runner.kv_cache import block_bytes, cache_dtype  # noqa: E402
 from kernels.kv_store import FP8_MAX  # noqa: E402

@@ -15,7 +15,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import torch  # noqa: E402
 
 from kernels.sampler import sample  # noqa: E402
-from tests.kernels.launches import make_model, recorded, run_step  # noqa: E402
+from tests.cuda_standin import CUDA, standing_in  # noqa: E402
+from tests.kernels.launches import make_model, run_step  # noqa: E402
 
 NORM, STORE, GEMM = "add_rms_norm_kernel", "rotary_store_kernel", "mm"
 DECODE = ["decode_kernel", "join_splits_kernel"]
@@ -29,11 +30,11 @@ def launched(
     cache_dtype: torch.dtype = torch.bfloat16,
     **changes: Any,
 ) -> list[str]:
-    model = make_model(num_layers, **changes)
-    with recorded(monkeypatch) as names:
+    with standing_in(monkeypatch) as gpu:
+        model = make_model(num_layers, **changes)
         run_step(model, chunks, 3, cache_dtype)
-    start = names.index(STORE) - 2  # the projection and the norm before it
-    return names[start:]
+    start = gpu.log.index(STORE) - 2  # the projection and the norm before it
+    return gpu.log[start:]
 
 
 @pytest.mark.parametrize("cache_dtype", [torch.bfloat16, torch.int8, torch.uint8], ids=str)
@@ -59,11 +60,12 @@ def test_a_mixed_step_launches_eleven_per_layer(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_sampling_launches_two_kernels_and_one_for_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, zeros, top_k = torch.zeros(3, 200, dtype=torch.bfloat16), torch.zeros(3), torch.zeros(3, dtype=torch.int32)
-    seeds = torch.zeros(3, dtype=torch.int64)
     draw = ["sample_block_kernel", "sample_join_kernel"]
     for is_limited, expected in ((False, draw), (True, ["keep_threshold_kernel", *draw])):
-        limits = (top_k, zeros) if is_limited else (None, None)
-        with recorded(monkeypatch) as names:
+        with standing_in(monkeypatch) as gpu:
+            logits, zeros = torch.zeros(3, 200, dtype=torch.bfloat16, device=CUDA), torch.zeros(3, device=CUDA)
+            seeds, top_k = torch.zeros(2, 3, dtype=torch.int64, device=CUDA)
+            limits = (top_k.to(torch.int32), zeros) if is_limited else (None, None)
+            gpu.take()
             sample(logits, zeros, limits[0], limits[1], seeds, seeds)
-        assert names == expected
+        assert gpu.log == expected

@@ -12,7 +12,7 @@ pytest.importorskip("triton")
 
 
 from engine.llm import LLM  # noqa: E402
-from engine.models import blocks  # noqa: E402
+from engine.models import attention  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
@@ -57,6 +57,6 @@ def test_tokens_are_those_of_the_reference(
     assert len({token for tokens in expected for token in tokens}) > 6
     if triton_device == "cpu":  # in the interpreter
         monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
-        for module in (activation, blocks, decode_step, moe, norm, rotary, sampler):
+        for module in (activation, attention, decode_step, moe, norm, rotary, sampler):
             monkeypatch.setattr(module, "runs_triton", lambda _: True)
     assert generate(triton_device, params, shape, cuda_graphs=True, max_lookahead_steps=4) == expected

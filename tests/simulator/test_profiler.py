@@ -12,7 +12,6 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from engine.engine_config import EngineConfig, KVDtype  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
@@ -27,6 +26,7 @@ from simulator.profiler.operators import Operators, block_tables  # noqa: E402
 from simulator.profiler.run import PARTIAL, Job, ProfilingError, profile_machine  # noqa: E402
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Point  # noqa: E402
 from simulator.profiler.stopwatch import Call, MakeCalls  # noqa: E402
+from tests.cuda_standin import DispatchMode  # noqa: E402
 from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock, small_model  # noqa: E402
 
 # What surrounds operators: views, and what puts inputs together.
@@ -38,7 +38,7 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
-class CountOperators(TorchDispatchMode):
+class CountOperators(DispatchMode):
     """Counts torch's own operators by name."""
 
     def __init__(self) -> None:
