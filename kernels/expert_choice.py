@@ -43,6 +43,8 @@ def choose(
     rows = logits_ptr + tokens.to(tl.int64)[:, None] * logits_stride
     x = tl.load(rows + experts[None, :], mask=is_token & is_expert, other=float("-inf")).to(tl.float32)
     x = tl.where(x == 0.0, 0.0, x)
+    largest = tl.max(x, axis=1)[:, None]
+    total = tl.sum(tl.where(is_expert, tl.exp(x - largest), 0.0), axis=1)
     bits = x.to(tl.int32, bitcast=True)
     ordered = tl.where(x == x, bits ^ ((bits >> 31) & 0x7FFFFFFF), 0x7FFFFFFF)
     keys = (ordered.to(tl.int64) << 16) | (65535 - experts)[None, :]
@@ -59,10 +61,9 @@ def choose(
         logit = (high ^ ((high >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
         found = tl.where(columns == i, 65535 - (best & 65535).to(tl.int32), found)
         logits = tl.where(columns == i, logit, logits)
-    largest = tl.sum(tl.where(columns == 0, logits, 0.0), axis=1)[:, None]
     weights = tl.where(columns < top_k, tl.exp(logits - largest), 0.0)
-    summed = weights if renormalize else tl.where(is_expert, tl.exp(x - largest), 0.0)
-    total = tl.sum(summed, axis=1)
+    if renormalize:
+        total = tl.sum(weights, axis=1)
     places = tokens[:, None] * top_k + columns
     tl.store(weights_ptr + places, weights / total[:, None], mask=is_token & (columns < top_k))
     return choice, found
