@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.activation import silu_and_mul, silu_and_mul_reference
+from kernels.expert_choice import choose_experts
 from kernels.launch import Launcher
+from kernels.moe_routing import Routing, route_triton
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 
@@ -25,19 +25,11 @@ def fused_moe(x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: 
     return fused_moe_reference(x, router_logits, w13, w2, top_k, renormalize)
 
 
-def route(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
-    """(weights float32[T, top_k], experts int64[T, top_k]) of each token."""
-    weights, experts = router_logits.float().softmax(dim=-1).topk(top_k, dim=-1)
-    if renormalize:
-        weights = weights / weights.sum(dim=-1, keepdim=True)
-    return weights, experts
-
-
 def fused_moe_reference(
     x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool
 ) -> Tensor:
     """PyTorch version of `fused_moe`, one expert after the other; counts on the host, so on a GPU it synchronises."""
-    weights, experts = route(router_logits, top_k, renormalize)
+    weights, experts = choose_experts(router_logits, top_k, renormalize)
     order = experts.flatten().argsort(stable=True)
     counts = experts.flatten().bincount(minlength=w13.shape[0]).tolist()
     tokens = order // top_k
@@ -52,42 +44,6 @@ def fused_moe_reference(
     scaled = outputs.float().mul_(weights.flatten().index_select(0, order).unsqueeze(1))
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device).index_add_(0, tokens, scaled)
     return result.to(x.dtype)
-
-
-@dataclass(frozen=True)
-class ExpertTiles:
-    """Which rows each tile of the grouped GEMM computes, for T tokens with top_k experts each.
-
-    A pair is a token and one of its top_k choices. Pairs are sorted by expert, and the pairs of each expert are cut
-    into tiles of block_m rows, of which the last may be partly filled. The number of tiles is an upper bound for any
-    routing, T * top_k / block_m + E, so that the host need not know the counts; unused tiles have expert E.
-    """
-
-    order: Tensor
-    """int64[T * top_k]: the pairs, sorted by expert; pair p is choice p % top_k of token p // top_k."""
-    experts: Tensor
-    """int32[tiles]: the expert of each tile."""
-    starts: Tensor
-    """int32[tiles]: index in `order` of each tile's first pair."""
-    expert_ends: Tensor
-    """int32[E]: index in `order` after each expert's last pair."""
-
-
-def tile_experts(experts: Tensor, num_experts: int, block_m: int) -> ExpertTiles:
-    """The tiles for `experts`, int64[T, top_k]; does not synchronise."""
-    ordered, order = experts.flatten().sort(stable=True)
-    bounds = torch.arange(num_experts + 1, device=experts.device)
-    places = torch.searchsorted(ordered, bounds)
-    counts = places[1:] - places[:-1]
-    tile_ends = ((counts + block_m - 1) // block_m).cumsum(0)
-    tiles = torch.arange(
-        ceil_div(ordered.shape[0], block_m) + min(num_experts, ordered.shape[0]), device=experts.device
-    )
-    expert = torch.searchsorted(tile_ends, tiles, right=True)
-    safe = expert.clamp(max=num_experts - 1)
-    first_tile = tile_ends[safe] - (counts[safe] + block_m - 1) // block_m
-    starts = places[safe] + (tiles - first_tile) * block_m
-    return ExpertTiles(order, expert.to(torch.int32), starts.to(torch.int32), places[1:].to(torch.int32))
 
 
 @triton.jit
@@ -120,7 +76,7 @@ def grouped_gemm_kernel(
         return
     places = tl.load(tile_starts_ptr + tile) + tl.arange(0, block_m)
     row_mask = places < tl.load(expert_ends_ptr + expert)
-    pairs = tl.load(order_ptr + places, mask=row_mask, other=0)
+    pairs = tl.load(order_ptr + places, mask=row_mask, other=0).to(tl.int64)
     columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
     column_mask = columns < n_size
     inner = tl.arange(0, block_k)
@@ -148,46 +104,57 @@ def moe_block_m(num_pairs: int, num_experts: int) -> int:
     return min(max(next_power_of_2(max(1, num_pairs // num_experts)), 16), 64)
 
 
+@triton.jit
+def sum_choices_kernel(down_ptr: Value, out_ptr: Value, top_k: constexpr, hidden: constexpr, block: constexpr) -> None:
+    """One program sums a token's rows of all its choices, in `block` columns."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    mask = columns < hidden
+    total = tl.zeros([block], tl.float32)
+    for choice in tl.static_range(top_k):
+        total += tl.load(down_ptr + (token * top_k + choice) * hidden + columns, mask=mask, other=0.0)
+    tl.store(out_ptr + token * hidden + columns, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+launch_sum_choices = Launcher(sum_choices_kernel)
+
+
 def fused_moe_triton(
     x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool
 ) -> Tensor:
-    """Triton version of `fused_moe`: grouped GEMM, activation, grouped GEMM, then the sum over each token's choices."""
+    """Triton version of `fused_moe`: routing, grouped GEMM, activation, grouped GEMM, sum over each token's choices."""
     num_tokens, hidden = x.shape
     num_experts, width = w13.shape[0], w2.shape[2]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     if num_tokens == 0:
-        return torch.empty_like(x)
-    weights, experts = route(router_logits, top_k, renormalize)
+        return out
     block_m = moe_block_m(num_tokens * top_k, num_experts)
-    tiles = tile_experts(experts, num_experts, block_m)
+    routing = route_triton(router_logits, top_k, renormalize, block_m)
     gate_up = torch.empty(num_tokens * top_k, 2 * width, dtype=x.dtype, device=x.device)
-    _grouped_gemm(x.contiguous(), w13, gate_up, tiles, weights, top_k, False, block_m)
+    _grouped_gemm(x.contiguous(), w13, gate_up, routing, top_k, False, block_m)
     down = torch.empty(num_tokens * top_k, hidden, dtype=torch.float32, device=x.device)
-    _grouped_gemm(silu_and_mul(gate_up), w2, down, tiles, weights, 1, True, block_m)
-    return down.view(num_tokens, top_k, hidden).sum(dim=1).to(x.dtype)
+    _grouped_gemm(silu_and_mul(gate_up), w2, down, routing, 1, True, block_m)
+    block = min(next_power_of_2(hidden), 1024)
+    grid = num_tokens, ceil_div(hidden, block)
+    launch_sum_choices(grid, down, out, top_k=top_k, hidden=hidden, block=block, num_warps=4)
+    return out
 
 
 def _grouped_gemm(
-    x: Tensor,
-    weight: Tensor,
-    out: Tensor,
-    tiles: ExpertTiles,
-    pair_weights: Tensor,
-    x_divisor: int,
-    weighted: bool,
-    block_m: int,
+    x: Tensor, weight: Tensor, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
 ) -> None:
     num_experts, n_size, k_size = weight.shape
     block_n, block_k = 64, 64 if x.element_size() <= 2 else 32
     launch_grouped_gemm(
-        (ceil_div(n_size, block_n), tiles.experts.shape[0]),
+        (ceil_div(n_size, block_n), routing.tile_experts.shape[0]),
         x,
         weight,
         out,
-        tiles.order,
-        tiles.experts,
-        tiles.starts,
-        tiles.expert_ends,
-        pair_weights,
+        routing.order,
+        routing.tile_experts,
+        routing.tile_starts,
+        routing.expert_ends,
+        routing.weights,
         x_divisor=x_divisor,
         num_experts=num_experts,
         n_size=n_size,

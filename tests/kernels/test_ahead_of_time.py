@@ -211,7 +211,7 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
     ),
     "grouped_gemm": (
         moe.grouped_gemm_kernel,
-        {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "order_ptr": I64, "tile_experts_ptr": I32}
+        {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "order_ptr": I32, "tile_experts_ptr": I32}
         | {"tile_starts_ptr": I32, "expert_ends_ptr": I32, "pair_weights_ptr": F32},
         {"x_divisor": 8, "num_experts": 128, "n_size": 1536, "k_size": 2048, "weighted": False}
         | {"block_m": 64, "block_n": 64, "block_k": 64, "interpreted": False},

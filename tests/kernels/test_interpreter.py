@@ -20,7 +20,10 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize(
     ("modules", "loops"),
     [
-        (["test_triton_kernels", "test_triton_fp8", "test_rotary_store", "test_keep_threshold"], False),
+        (
+            ["test_triton_kernels", "test_triton_fp8", "test_rotary_store", "test_keep_threshold", "test_moe_routing"],
+            False,
+        ),
         (["test_triton_attention", "test_triton_engine"], True),
     ],
     ids=["kernels", "attention"],

@@ -59,6 +59,21 @@ def test_a_mixed_step_launches_eleven_per_layer(monkeypatch: pytest.MonkeyPatch)
     assert names == ["rms_norm_kernel", *layer[1:], *layer * 2, NORM]
 
 
+@pytest.mark.parametrize(
+    ("chunks", "routing"),
+    [([], ["route_small_kernel"]), ([400], ["choose_kernel", "place_kernel"])],
+    ids=["few", "many"],
+)
+def test_experts_launch_one_or_two_kernels_to_route_and_four_more(
+    monkeypatch: pytest.MonkeyPatch, chunks: list[int], routing: list[str]
+) -> None:
+    experts = {"num_experts": 128, "num_experts_per_token": 8, "moe_intermediate_size": 16}
+    names = launched(monkeypatch, 1, chunks, family="qwen3_moe", **experts)
+    after_attention = [GEMM, NORM, GEMM, *routing]  # projection, norm, router
+    grouped = ["grouped_gemm_kernel", "silu_and_mul_kernel", "grouped_gemm_kernel", "sum_choices_kernel"]
+    assert names[-len(after_attention + grouped) - 1 :] == [*after_attention, *grouped, NORM]
+
+
 def test_sampling_launches_two_kernels_and_one_for_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     draw = ["sample_block_kernel", "sample_join_kernel"]
     for is_limited, expected in ((False, draw), (True, ["keep_threshold_kernel", *draw])):

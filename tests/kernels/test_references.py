@@ -9,7 +9,8 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 
 from kernels.activation import silu_and_mul  # noqa: E402
-from kernels.moe import fused_moe, tile_experts  # noqa: E402
+from kernels.moe import fused_moe  # noqa: E402
+from kernels.moe_routing import route_reference  # noqa: E402
 from kernels.norm import add_rms_norm, rms_norm  # noqa: E402
 from kernels.rotary import rotary  # noqa: E402
 
@@ -70,10 +71,11 @@ def test_fused_moe(renormalize: bool) -> None:
 @pytest.mark.parametrize("block_m", [1, 4, 16])
 @pytest.mark.parametrize(("tokens", "experts", "top_k"), [(1, 3, 1), (7, 5, 2), (40, 6, 3), (3, 50, 8)])
 def test_tiles_cover_every_pair_once(tokens: int, experts: int, top_k: int, block_m: int) -> None:
-    chosen = torch.stack([torch.randperm(experts)[:top_k] for _ in range(tokens)])
-    tiles = tile_experts(chosen, experts, block_m)
+    logits = torch.randn(tokens, experts)
+    chosen = logits.topk(top_k).indices
+    tiles = route_reference(logits, top_k, True, block_m)
     covered = []
-    for expert, start in zip(tiles.experts.tolist(), tiles.starts.tolist(), strict=True):
+    for expert, start in zip(tiles.tile_experts.tolist(), tiles.tile_starts.tolist(), strict=True):
         if expert < experts:
             pairs = tiles.order[start : min(start + block_m, int(tiles.expert_ends[expert]))].tolist()
             assert pairs and all(chosen.flatten()[pair] == expert for pair in pairs)
