@@ -33,8 +33,7 @@ _SPREADS, _SPREAD, _SPREAD_DOUBT = np.geomspace(0.003, 0.03, 9), 0.015, 0.4
 _USUAL = 20_000
 _NUM_CAPACITIES = 161
 _CALM, _CRISIS = -1.2, 2.5  # z below and above which a share says only on which side of the capacity it is
-_SHORT_RUN = 0.05  # what the load of a run that is short is uncertain by besides (of logarithm)
-_SHORT = 0.22  # of the requests of the longest run: scouts are short, probes of the last round are up to 4 times longer
+_SHORT_RUN = 0.05  # what the load of a run shorter than the longest is uncertain by besides (of logarithm)
 _STRAY = 0.05  # probability that a share was raised by what is not the load, such as a few very long prompts
 _REACH = 0.7  # how far beyond the probes the capacity may be (of logarithm): a factor of 2
 _TAIL, _FAR_TAIL = 0.025, 1e-4
@@ -89,18 +88,17 @@ def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floa
     """Logarithms of loads, ascending, and the probability that the capacity is below each."""
     centre, slope, spread = np.meshgrid(grid, _SLOPES, _SPREADS, indexing="ij")
     log_likelihood = np.zeros(centre.shape)
-    short = _SHORT * max(point.num_requests for point in points)
-    usual = min(point.num_requests for point in points if point.num_requests > short)
+    longest = max(point.num_requests for point in points)
     clump = _clump(points, room)
     for point in points:
         line = slope * (math.log(point.load) - centre)
-        doubt = spread**2 * _USUAL / point.num_requests + (_SHORT_RUN**2 if point.num_requests <= short else 0.0)
+        doubt = spread**2 * _USUAL / point.num_requests + (_SHORT_RUN**2 if point.num_requests < longest else 0.0)
         sigma = np.sqrt(slope**2 * doubt + clump / (room * point.num_requests))
         log_likelihood += _log_likelihood(_log_odds(point.share, room), point.overloaded, line, sigma)
     log_likelihood -= (np.log(slope / _SLOPE) / _SLOPE_DOUBT) ** 2 / 2
     log_likelihood -= (np.log(spread / _SPREAD) / _SPREAD_DOUBT) ** 2 / 2
     weights = np.exp(log_likelihood - log_likelihood.max())
-    values = (centre - _below_centre(slope, spread * math.sqrt(_USUAL / usual), room)).ravel()
+    values = (centre - _below_centre(slope, spread * math.sqrt(_USUAL / longest), room)).ravel()
     order = np.argsort(values)
     probability = np.cumsum(weights.ravel()[order])
     return values[order], probability / probability[-1]

@@ -24,8 +24,6 @@ _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at 
 _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
 # Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
 _ROUNDS = ((0.3, 0.7), (0.3, 0.7), (0.15, 0.4, 0.6, 0.85))
-_LAST_ROUND = len(_ROUNDS) - 1
-_LONGEST = 4.0  # times the requests of a probe, in the last round
 
 
 class Ask(NamedTuple):
@@ -59,23 +57,14 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     num_scouts, rounds = len(probes), 0
     found = estimate(points_of(probes), room)
     while len(probes) < settings.max_probes:
-        left = settings.max_probes - len(probes)
-        quantiles = _ROUNDS[min(rounds, _LAST_ROUND)][:left]
+        quantiles = _ROUNDS[min(rounds, len(_ROUNDS) - 1)][: settings.max_probes - len(probes)]
         loads = [found.quantile(each) for each in quantiles]
-        lengthened = _lengthened(found.precision / settings.precision, len(probes) - num_scouts, left)
-        num_requests = round(settings.num_requests * (lengthened if rounds >= _LAST_ROUND else 1.0))
-        probes += run([Ask(load, len(probes) + i, num_requests) for i, load in enumerate(loads)])
+        probes += run([Ask(load, len(probes) + i, settings.num_requests) for i, load in enumerate(loads)])
         found = estimate(points_of(probes), room)
         rounds += 1
         if found.precision <= settings.precision * min(1.0, (len(probes) - num_scouts) / _ENOUGH):
             break
     return Capacity(tuple(probes), found)
-
-
-def _lengthened(imprecision: float, num_done: int, left: int) -> float:
-    """How many times longer the probes that are left have to be, so that the interval is as narrow as asked for: it
-    goes by the root of the number of requests. `imprecision` is how many times wider it is after `num_done` probes."""
-    return min(max(num_done * (imprecision**2 - 1) / left, 1.0), _LONGEST)
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:

@@ -19,8 +19,7 @@ class CapacityConfig(ConfigModel):
             arrival.time_scale). The search starts at the value that the key has.
         precision: the search ends when the 95 % interval reaches this share of the capacity to each side, or less.
         max_probes: most runs of a search.
-        num_requests: requests of a probe; the first ones, which find the neighbourhood, have a fifth, and the last ones
-            up to four times as many, where the interval would stay too wide.
+        num_requests: requests of a probe; the first ones, which find the neighbourhood, have a fifth.
         workers: processes that run probes; null takes one per core.
         confirm: run the lower end of the interval once more, with another seed and this many times the requests of a
             probe; 0 does not.

@@ -86,17 +86,6 @@ def test_the_search_ends_when_it_is_precise_enough() -> None:
     assert len(coarse.asked) < 12 < len(fine.asked) == len(result.probes) == 24
 
 
-def test_the_last_probes_are_as_long_as_the_precision_needs() -> None:
-    lengths = {}
-    for precision in (0.4, 0.02, 0.005):
-        world = World(20.0, slope=60, noise=0.02)
-        found(world, config=SETTINGS.model_copy(update={"precision": precision}))
-        lengths[precision] = [ask.num_requests / SETTINGS.num_requests for ask in world.asked][-1]
-    assert lengths[0.4] == 1.0
-    assert 1.0 < lengths[0.02] <= 4.0
-    assert lengths[0.005] == 4.0
-
-
 def test_more_probes_make_the_interval_narrower() -> None:
     few = found(World(20.0), config=CapacityConfig(precision=0.001, max_probes=8)).estimate
     many = found(World(20.0), config=CapacityConfig(precision=0.001, max_probes=60)).estimate
