@@ -92,7 +92,7 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     # What a sample or a beam generates has no identity in a simulation, so nothing of it is found in the prefix cache.
     options = SchedulerOptions(policy=policy, enable_prefix_caching=False)
     trace = make_trace()
-    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] // 2 + 1, n=np.arange(24) % 3 + 1)
+    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] * 2 // 3 + 1, n=np.arange(22) % 3 + 1)
     trace = replace(trace, table=table, beam_replacement=0.0 if beams else None)
     real = run_real(trace, options, num_blocks, lookahead=1)
     measured = assert_equal(real, run_twin(real, options, num_blocks, lookahead=1), trace)
@@ -110,4 +110,4 @@ def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int
     measured, twin = assert_equal(real, simulated, trace, "num_accepted_tokens"), simulated.tables(trace, [])
     drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
     assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
-    assert measured.steps["num_accepted_tokens"].sum() > 50
+    assert measured.steps["num_accepted_tokens"].sum() > 40
