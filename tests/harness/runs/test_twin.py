@@ -49,10 +49,13 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     assert (measured.requests["parked_time"] > 0).any() == overlap
 
 
+FOR_A_COMMIT = [("mixed", 40, 1), ("vllm", 400, 8), ("priority", 400, 8)]
+
+
 def cases() -> Iterator[Any]:
     """All rules where blocks run out and steps are grouped; for a commit, other settings with a few of them."""
     for name, (num_blocks, lookahead) in itertools.product(OPTIONS, [(40, 1), (40, 8), (400, 8)]):
-        is_slow = (num_blocks, lookahead) != (40, 8) and name not in ("mixed", "vllm", "priority")
+        is_slow = (num_blocks, lookahead) != (40, 8) and (name, num_blocks, lookahead) not in FOR_A_COMMIT
         yield pytest.param(name, num_blocks, lookahead, marks=[pytest.mark.slow] if is_slow else [])
 
 
@@ -92,7 +95,7 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     # What a sample or a beam generates has no identity in a simulation, so nothing of it is found in the prefix cache.
     options = SchedulerOptions(policy=policy, enable_prefix_caching=False)
     trace = make_trace()
-    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] * 2 // 3 + 1, n=np.arange(22) % 3 + 1)
+    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] // 2 + 1, n=np.arange(24) % 3 + 1)
     trace = replace(trace, table=table, beam_replacement=0.0 if beams else None)
     real = run_real(trace, options, num_blocks, lookahead=1)
     measured = assert_equal(real, run_twin(real, options, num_blocks, lookahead=1), trace)
@@ -110,4 +113,4 @@ def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int
     measured, twin = assert_equal(real, simulated, trace, "num_accepted_tokens"), simulated.tables(trace, [])
     drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
     assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
-    assert measured.steps["num_accepted_tokens"].sum() > 40
+    assert measured.steps["num_accepted_tokens"].sum() > 50
