@@ -8,6 +8,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by s
 
 import pytest
 from hydra.core.config_search_path import ConfigSearchPath
+from hypothesis import settings
 
 from harness.config.composing import Composer, compose_once
 
@@ -27,6 +28,10 @@ def _share_what_is_merged(composer: Composer, config_search_path: ConfigSearchPa
 
 Composer.__init__ = _share_what_is_merged  # type: ignore[method-assign, assignment]
 compose_once()
+
+# A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.
+settings.register_profile("commit", deadline=None, max_examples=50)
+settings.load_profile("commit")
 
 
 @pytest.fixture(autouse=True)

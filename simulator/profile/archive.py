@@ -12,6 +12,7 @@ from __future__ import annotations
 import tempfile
 import zipfile
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 
 from simulator.hardware import ModelShape
@@ -36,7 +37,21 @@ def find_profile(system: str, model: ModelShape, tensor_parallel_size: int, max_
     path = FOLDER / f"{system}.zip"
     if not path.is_file():
         return None
-    prefixes = [entry_name(replace(model, kv_dtype=dtype), tensor_parallel_size) for dtype in model.priced_kv_dtypes]
+    models = [replace(model, kv_dtype=dtype) for dtype in model.priced_kv_dtypes]
+    prefixes = tuple(entry_name(each, tensor_parallel_size) for each in models)
+    profile = _first_entry(path, path.stat().st_mtime_ns, prefixes)
+    if profile is None:
+        return None
+    try:
+        check_fits(profile, model, tensor_parallel_size)
+    except ProfileError:  # sizes were changed under the model's name
+        return None
+    return Profile(replace(profile.meta, token_buckets=graph_sizes(max_num_seqs)), profile.tables)
+
+
+@lru_cache(maxsize=16)
+def _first_entry(path: Path, changed_ns: int, prefixes: tuple[str, ...]) -> Profile | None:
+    """The profile under the first of `prefixes` that the archive has; it is read again when the archive has changed."""
     try:
         with zipfile.ZipFile(path) as archive, tempfile.TemporaryDirectory() as folder:
             names = archive.namelist()
@@ -44,14 +59,9 @@ def find_profile(system: str, model: ModelShape, tensor_parallel_size: int, max_
             if prefix is None:
                 return None
             archive.extractall(folder, [name for name in names if name.startswith(prefix)])
-            profile = load_profile(Path(folder) / prefix)
+            return load_profile(Path(folder) / prefix)
     except (zipfile.BadZipFile, OSError) as error:
         raise ProfileError(f"{str(path)!r}: cannot be read: {error}") from None
-    try:
-        check_fits(profile, model, tensor_parallel_size)
-    except ProfileError:  # sizes were changed under the model's name
-        return None
-    return Profile(replace(profile.meta, token_buckets=graph_sizes(max_num_seqs)), profile.tables)
 
 
 def entry_name(model: ModelShape, tensor_parallel_size: int) -> str:

@@ -53,9 +53,25 @@ def cases(vocabulary: int, dtype: torch.dtype, kind: str) -> torch.Tensor:
     return logits.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    ("kind", "vocabulary"), [("random", 1), ("ties", 37), ("random", 1100), ("ties", 1100), ("masked", 1100)]
+    ("kind", "vocabulary", "dtype"),
+    [
+        ("random", 1, torch.bfloat16),
+        ("ties", 37, torch.float32),
+        ("random", 1100, torch.bfloat16),
+        ("ties", 1100, torch.bfloat16),
+        ("masked", 1100, torch.float32),
+        *(
+            pytest.param(kind, vocabulary, dtype, marks=pytest.mark.slow)
+            for kind, vocabulary, dtype in [
+                ("random", 1, torch.float32),
+                ("ties", 37, torch.bfloat16),
+                ("random", 1100, torch.float32),
+                ("ties", 1100, torch.float32),
+                ("masked", 1100, torch.bfloat16),
+            ]
+        ),
+    ],
 )
 def test_threshold(triton_device: str, kind: str, vocabulary: int, dtype: torch.dtype) -> None:
     """Every limit in some row; the rows are slices of a wider tensor."""

@@ -29,7 +29,7 @@ from tests.harness.runs.twins import (  # noqa: E402
 )
 
 AHEAD = {name: replace(options, async_scheduling=True) for name, options in OPTIONS.items()}
-NUM_FUZZED = 14
+NUM_FUZZED = 9
 
 
 @pytest.fixture(autouse=True)

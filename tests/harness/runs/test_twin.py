@@ -49,10 +49,13 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     assert (measured.requests["parked_time"] > 0).any() == overlap
 
 
+FOR_A_COMMIT = [("mixed", 40, 1), ("vllm", 400, 8), ("priority", 400, 8)]
+
+
 def cases() -> Iterator[Any]:
     """All rules where blocks run out and steps are grouped; for a commit, other settings with a few of them."""
     for name, (num_blocks, lookahead) in itertools.product(OPTIONS, [(40, 1), (40, 8), (400, 8)]):
-        is_slow = (num_blocks, lookahead) != (40, 8) and name not in ("mixed", "vllm", "priority")
+        is_slow = (num_blocks, lookahead) != (40, 8) and (name, num_blocks, lookahead) not in FOR_A_COMMIT
         yield pytest.param(name, num_blocks, lookahead, marks=[pytest.mark.slow] if is_slow else [])
 
 

@@ -22,10 +22,10 @@ from tests.harness.validation.test_secrets import SECRET, assert_no_secret, refe
 
 PREFIXES = [
     "trace=shared_prefix", "trace.num_prefixes=2", "trace.prefix_tokens=64", "trace.suffix.low=4",
-    "trace.suffix.high=40", "trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=60",
+    "trace.suffix.high=40", "trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=40",
 ]  # fmt: skip
 ENGINE = ["engine=cpu", "model=tiny", "engine.num_threads=1", "max_num_batched_tokens=64", "max_num_seqs=8"]
-STARVED = ["arrival=all_at_once", "num_blocks=30", "trace.num_requests=10"]
+STARVED = ["arrival=all_at_once", "num_blocks=20", "trace.num_requests=10"]
 
 
 def measure(folder: Path, *overrides: str) -> Path:
@@ -80,7 +80,7 @@ def validate(run: Path, out: Path, *retimed: Path) -> dict[str, Any]:
 def test_steps_are_executed_as_planned_and_scored_by_their_median(overrides: list[str], tmp_path: Path) -> None:
     run = measure(tmp_path / "run", *overrides)
     result = read_results(run)[0]
-    assert (result.requests["num_preemptions"].sum() > 0) == ("num_blocks=30" in overrides)
+    assert (result.requests["num_preemptions"].sum() > 0) == ("num_blocks=20" in overrides)
     ends = result.steps["start_time"] + result.steps["duration"]
     is_idle = (result.steps["start_time"].iloc[1:].to_numpy() > ends.iloc[:-1].to_numpy() + 1e-3).any()
     is_refused = (result.requests["status"] == "rejected").any()
