@@ -4,8 +4,9 @@
     python -m experiments.acceptance second            configurations of kernels, profiles, fidelity
     python -m experiments.acceptance merge FILE ...    merge records from elsewhere into experiments/results
 
-With --rehearse a call runs in tiny sizes on the CPU, and has sections that crash, hang and run out of memory. Every section runs in a process of its own, which is killed after its limit. The record, acceptance_<device>.json, is
-merged and written after each section.
+With --rehearse a call runs in tiny sizes on the CPU, and has sections that crash, hang and run out of memory. Every
+section runs in a process of its own, which is killed after its limit. The record, acceptance_<device>.json, is merged
+and written after each section.
 """
 
 from __future__ import annotations

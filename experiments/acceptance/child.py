@@ -44,6 +44,8 @@ def main() -> None:
         return  # the section is not wanted
     limit_s = float(line)
     device = torch.device("cpu" if args.rehearse or not torch.cuda.is_available() else "cuda")
+    if args.rehearse:
+        torch.set_num_threads(1)
     context = Context(device, args.rehearse, time.monotonic() + limit_s, args.result)
     if section is None:
         context.save(status="failed", error=problem)

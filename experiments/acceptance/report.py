@@ -11,33 +11,28 @@ from experiments.acceptance.record import Record
 NANO_GOAL = 1.5
 OWN = "engine"
 OTHERS = ("nano_vllm", "vllm", "transformers")
+_MOST_WIDTH = 80
 _MARKS = {None: "", True: "ok", False: "MISSED"}
 
 
 def print_record(record: Record, names: Sequence[str]) -> None:
     """Print the sections `names` of a record, and the comparison of engines."""
-    for line in table([row for name in names for row in _rows(name, record.sections[name])]):
-        print(line)
+    for name in names:
+        for line in _lines(name, record.sections[name]):
+            print(line)
     for line in compared(record):
         print(line)
 
 
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lines with columns of equal width."""
-    widths = [max((len(row[i]) for row in rows), default=0) for i in range(4)]
-    return [
-        "  ".join([*(cell.ljust(width) for cell, width in zip(row, widths, strict=False)), row[4]]).rstrip()
-        for row in rows
-    ]
-
-
-def _rows(name: str, entry: Entry) -> list[list[str]]:
-    head = [name, f"{entry['status']}, {entry.get('seconds', 0):.0f} s", "", "", ""]
+def _lines(name: str, entry: Entry) -> list[str]:
+    lines = [f"{name}: {entry['status']}, {entry.get('seconds', 0):.0f} s"]
     if entry["status"] != "ok":
-        lines = str(entry.get("error", "")).strip().splitlines() or [""]
-        head[2] = lines[-1][:120]
-    checks = [["", check["name"], check["value"], check["goal"], _MARKS[check["passed"]]] for check in entry["checks"]]
-    return [head, *checks]
+        lines += [f"  ! {line[:150]}" for line in str(entry.get("error", "")).strip().splitlines()[-1:]]
+    width = min(_MOST_WIDTH, max((len(check["name"]) for check in entry["checks"]), default=0))
+    for check in entry["checks"]:
+        goal = f"  {check['goal']}  {_MARKS[check['passed']]}" if check["goal"] else ""
+        lines.append(f"  {check['name']:{width}}  {check['value']}{goal}")
+    return lines
 
 
 def compared(record: Record) -> list[str]:
