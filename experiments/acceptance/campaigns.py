@@ -39,6 +39,7 @@ def fidelity(context: Context) -> None:
         command += ["laptop-cpu", "--quick"]
     else:
         command += [device_of(torch.cuda.get_device_name()), "--models", SMALL, "--rates", str(RATE)]
+        command += ["--profiling", "40"]  # where profile_small left no profile
     printed = _run(command)
     context.record["printed"] = printed[-8000:]
     context.add("fidelity of simulations", "scored")

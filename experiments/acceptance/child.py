@@ -47,9 +47,11 @@ def main() -> None:
     if args.rehearse:
         torch.set_num_threads(1)
     context = Context(device, args.rehearse, time.monotonic() + limit_s, args.result)
-    if section is None:
+    if device.type == "cpu" and not args.rehearse:
+        problem = "torch finds no CUDA device"
+    if section is None or problem:
         context.save(status="failed", error=problem)
-        sys.exit(1)
+        return
     faulthandler.dump_traceback_later(max(0.5, limit_s - _WARNING_S), exit=False)
     status, error = _run(section, context)
     context.save(status=status, error=error)

@@ -44,7 +44,7 @@ def odd_shapes(context: Context) -> None:
                 tests.kill()
                 context.add("kernel tests", "cut short")
         output.seek(0)
-        _report(context, output.read())
+        report(context, output.read())
 
 
 def kernel_tests() -> list[str]:
@@ -53,7 +53,7 @@ def kernel_tests() -> list[str]:
     return [str(path) for path in sorted(folder.glob("test_*.py")) if "triton_device" in path.read_text()]
 
 
-def _report(context: Context, output: str) -> None:
+def report(context: Context, output: str) -> None:
     """Report what the tests printed: a line per case, with its outcome after it or, of a worker, before it."""
     outcomes = re.findall(r"^(?:\[gw\d+\].*?)?(PASSED|FAILED|ERROR|SKIPPED) (\S+)", output, re.MULTILINE)
     outcomes += [(b, a) for a, b in re.findall(r"^(\S+::\S+) (PASSED|FAILED|ERROR|SKIPPED)", output, re.MULTILINE)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tempfile
 import time
@@ -51,6 +52,7 @@ def vllm(context: Context) -> None:
 def _other(context: Context, name: str, load: Callable[[Context, Path], Runner]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         engines.save_model(context, Path(folder))
+        gc.collect()
         if context.is_cuda:
             torch.cuda.empty_cache()
         started = time.monotonic()

@@ -1,4 +1,4 @@
-"""Gathers the wheels that a machine without a network needs beside torch, triton, transformers, xxhash and pandas.
+"""Gathers the wheels that a machine without a network needs beside torch, triton, transformers, xxhash and numpy.
 
     python -m experiments.acceptance.wheels [--into .whl]
 
@@ -18,8 +18,8 @@ PYTHON = "3.12"
 MOST_BYTES = 64 << 20
 # What run.py and experiments.fidelity import, and what that imports, and that the machine need not have.
 PACKAGES = (
-    "hydra-core", "omegaconf", "antlr4-python3-runtime", "simpy", "pydantic", "pydantic_core", "annotated-types",
-    "typing-inspection", "typing_extensions",
+    "annotated-types", "antlr4-python3-runtime", "bokeh", "hydra-core", "omegaconf", "pandas", "pydantic",
+    "pydantic_core", "simpy", "tornado", "typing_extensions", "typing-inspection", "xyzservices",
 )  # fmt: skip
 FROM_SOURCE = ("antlr4-python3-runtime",)  # published without a wheel
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (28, 27, 17)] + ["manylinux2014_x86_64", "manylinux1_x86_64"]

@@ -1,9 +1,13 @@
-"""The GPU acceptance runs from end to end in tiny sizes, on the CPU, and a section that fails does not stop it."""
+"""The acceptance keeps what it measured: sections that crash, hang or run out of memory cost themselves only."""
 
 from __future__ import annotations
 
+import importlib
 import json
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,10 +15,17 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
-from experiments.gpu_acceptance import __main__ as gpu_acceptance  # noqa: E402
-from experiments.gpu_acceptance.engines import OUTPUT_TOKENS, PROMPT_TOKENS, workload  # noqa: E402
+from experiments.acceptance import __main__ as acceptance  # noqa: E402
+from experiments.acceptance import candidates, kernels, rates, wheels  # noqa: E402
+from experiments.acceptance.campaigns import device_of  # noqa: E402
+from experiments.acceptance.common import Context  # noqa: E402
+from experiments.acceptance.engines import OUTPUT_TOKENS, PROMPT_TOKENS, workload  # noqa: E402
+from experiments.acceptance.processes import Section  # noqa: E402
+from experiments.acceptance.record import Record  # noqa: E402
+from experiments.acceptance.report import compared  # noqa: E402
+from experiments.acceptance.sections import CALLS, REHEARSED  # noqa: E402
 
-CPU = torch.device("cpu")
+CRASH, HANG, EXHAUST = REHEARSED
 
 
 @pytest.fixture(autouse=True)
@@ -22,40 +33,150 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+def is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_sections_that_go_wrong_leave_their_first_results_and_no_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The hanging section ignores requests to end."""
+    sections = (CRASH, Section("hang", HANG.target, 1.0), EXHAUST)
+    assert acceptance.run("first", sections, tmp_path, 30.0, rehearse=True, revision="abc") == 1
+    printed = capsys.readouterr().out
+    record = json.loads((tmp_path / "acceptance_rehearsal.json").read_text())["sections"]
+    expected = {"crash": "failed", "hang": "killed", "memory": "out of memory"}
+    for name, status in expected.items():
+        entry = record[name]
+        assert entry["status"] == status and f"{name}: {status}" in printed
+        assert len(entry["checks"]) == 1 and entry["seconds"] < 20 and entry["environment"]["revision"] == "abc"
+    assert "SIGABRT" in record["crash"]["error"]
+    assert "in hang" in record["hang"]["output_tail"]  # the stack where it hung
+    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    assert not children.exists() or not any(is_alive(int(pid)) for pid in children.read_text().split())
+
+
+def test_sections_without_time_are_skipped_at_once(tmp_path: Path) -> None:
+    started = time.monotonic()
+    assert acceptance.run("first", (CRASH,), tmp_path, 0.5, rehearse=True) == 0
+    entry = json.loads((tmp_path / "acceptance_rehearsal.json").read_text())["sections"]["crash"]
+    assert entry["status"] == "skipped" and "no time" in entry["error"]
+    assert time.monotonic() - started < 20
+
+
+def entry(status: str, checks: int, started: str = "now", **more: Any) -> dict[str, Any]:
+    return {"status": status, "checks": [{}] * checks, "record": {}, "started": started, "seconds": 1.0, **more}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_replaced"),
+    [
+        (entry("ok", 3), entry("ok", 3, "later"), True),
+        (entry("ok", 3), entry("ok", 2, "later"), False),
+        (entry("ok", 3), entry("killed", 5, "later"), False),
+        (entry("killed", 5), entry("failed", 4, "later"), False),
+        (entry("killed", 5), entry("out of memory", 6, "later"), True),
+        (entry("failed", 0), entry("skipped", 0, "later"), False),
+        (entry("skipped", 0), entry("failed", 0, "later"), True),
+        (entry("killed", 9), entry("ok", 1, "later"), True),
+    ],
+)
+def test_a_rerun_that_says_less_is_only_noted(
+    tmp_path: Path, old: dict[str, Any], new: dict[str, Any], is_replaced: bool
+) -> None:
+    record = Record(tmp_path / "record.json")
+    record.add("a", old)
+    record.add("a", new)
+    record.save()
+    kept = Record(record.path).sections["a"]
+    assert kept["started"] == ("later" if is_replaced else "now")
+    assert [note["status"] for note in kept.get("reruns", [])] == ([] if is_replaced else [new["status"]])
+
+
+def test_merging_files_twice_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, status, checks in (("here", "ok", 2), ("there", "failed", 0)):
+        record = Record(tmp_path / folder / "acceptance_x.json")
+        found = [{"name": "n", "value": "v", "goal": "", "passed": None}] * checks
+        record.add("a", {**entry(status, 0, folder), "checks": found})
+        record.save()
+    merged = []
+    for _ in range(2):
+        acceptance.merge([tmp_path / "there" / "acceptance_x.json"], tmp_path / "here")
+        merged.append((tmp_path / "here" / "acceptance_x.json").read_text())
+    assert merged[0] == merged[1]
+    assert json.loads(merged[0])["sections"]["a"]["reruns"][0]["status"] == "failed"
+    assert "a: ok" in capsys.readouterr().out
+
+
+def test_engines_are_compared_by_their_medians(tmp_path: Path) -> None:
+    record = Record(tmp_path / "record.json")
+    for name, speeds in (("engine", [3.0, 30.0, 2.0]), ("nano_vllm", [1.0, 2.5]), ("vllm", [])):
+        record.add(name, {**entry("ok", 1), "record": {"output_tokens_per_s": speeds}})
+    assert compared(record) == ["this engine / nano_vllm: 1.71, goal 1.5: ok"]
+
+
+def test_every_section_exists_and_a_call_ends_within_nine_minutes() -> None:
+    for section in [section for call in CALLS.values() for section in call]:
+        module, _, function = section.target.partition(":")
+        assert callable(getattr(importlib.import_module(module), function))
+        assert section.limit_s <= acceptance.LIMIT_S
+    assert acceptance.LIMIT_S < 540
+
+
+def test_rates_and_shapes_report_as_they_go(tmp_path: Path) -> None:
+    context = Context(torch.device("cpu"), True, time.monotonic() + 60, tmp_path / "result.json")
+    for section in (rates.device, rates.attention, kernels.real_shapes):
+        section(context)
+    saved = json.loads(context.result.read_text())
+    assert saved["record"]["flops"] > 0 and len(saved["checks"]) == len(context.checks) > 6
+    assert not any(check["passed"] is False for check in saved["checks"])
+
+
+def test_outcomes_of_tests_are_read_with_workers_and_without(tmp_path: Path) -> None:
+    context = Context(torch.device("cpu"), True, 0.0, tmp_path / "result.json")
+    lines = "a.py::one PASSED [ 50%]\n[gw3] [ 60%] PASSED a.py::two[x y] \n[gw0] [ 70%] FAILED a.py::three[1]\n"
+    kernels.report(context, lines + "a.py::four SKIPPED (no)\nFAILED a.py::three[1] - boom\n")
+    assert context.checks[0].value == "2 of 3" and context.checks[0].passed is False
+    assert context.record["failed"] == ["a.py::three[1]"] and context.record["skipped"] == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("NVIDIA H200", "h200"), ("NVIDIA H100 80GB HBM3", "h100-80gb"), ("NVIDIA GeForce RTX 4090", "rtx-4090")],
+)
+def test_a_gpu_is_found_among_the_devices(name: str, device: str) -> None:
+    assert device_of(name) == device
+
+
+def test_configurations_hold_inside_the_block() -> None:
+    from kernels import decode_attention
+
+    found = candidates.decode_candidates(90, 128, 2, 16)
+    built = decode_attention.decode_config(128, 4, 2)
+    with candidates.use_configs(decode=found[-1]):
+        assert decode_attention.decode_config(128, 4, 2) == found[-1] != built
+    assert decode_attention.decode_config(128, 4, 2) == built and len(set(found)) == len(found)
+
+
+def test_packages_to_carry_have_versions() -> None:
+    assert all("==" in wheels.pinned(name) for name in wheels.PACKAGES)
+    with pytest.raises(LookupError, match="no-such"):
+        wheels.pinned("no-such-package")
+
+
 def test_the_workload_is_that_of_the_benchmark() -> None:
-    requests = workload(quick=False)
+    requests = workload(rehearse=False)
     assert len(requests) == 256
     assert (sum(len(prompt) for prompt, _ in requests), sum(n for _, n in requests)) == (PROMPT_TOKENS, OUTPUT_TOKENS)
 
 
-def test_sections_leave_numbers_and_a_broken_one_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(context: object) -> None:
-        raise ZeroDivisionError("on purpose")
-
-    monkeypatch.setitem(gpu_acceptance.SECTIONS, "gemm", (broken, 5.0))
-    assert gpu_acceptance.run(CPU, ["gemm", "rates", "graphs", "attention", "models"], tmp_path, quick=True) == 1
-    record = json.loads((tmp_path / "gpu_acceptance_cpu_quick.json").read_text())
-    sections = record["sections"]
-    assert "ZeroDivisionError: on purpose" in sections["gemm"]["error"]
-    for name in ("rates", "graphs", "attention", "models"):
-        assert "error" not in sections[name] and sections[name]["checks"]
-    assert all(check["passed"] for check in sections["graphs"]["checks"])
-    assert sections["rates"]["record"]["flops"] > 0
-
-
-def test_a_section_ends_when_its_time_is_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def endless(context: object) -> None:
-        while True:
-            pass
-
-    monkeypatch.setitem(gpu_acceptance.SECTIONS, "gemm", (endless, 0.2))
-    assert gpu_acceptance.run(CPU, ["gemm"], tmp_path, quick=True) == 1
-    assert "OutOfTimeError" in (tmp_path / "gpu_acceptance_cpu_quick.json").read_text()
-
-
 @pytest.mark.slow
-def test_kernels_and_engines(tmp_path: Path) -> None:
-    assert gpu_acceptance.run(CPU, ["kernels", "engines"], tmp_path, quick=True) == 0
-    record = json.loads((tmp_path / "gpu_acceptance_cpu_quick.json").read_text())
-    speeds = record["sections"]["engines"]["record"]["output_tokens_per_s"]
-    assert speeds["this engine"] and speeds["transformers continuous batching"]
+@pytest.mark.parametrize("call", CALLS)
+def test_rehearsal(call: str, tmp_path: Path) -> None:
+    assert acceptance.run(call, CALLS[call], tmp_path, 900.0, rehearse=True) == 0
+    record = json.loads((tmp_path / "acceptance_rehearsal.json").read_text())["sections"]
+    assert {name for name, each in record.items() if each["status"] != "ok"} <= {"nano_vllm", "vllm", "sanitizer"}
