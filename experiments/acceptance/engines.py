@@ -105,7 +105,9 @@ class TransformersContinuous:
         generation = transformers.GenerationConfig(
             do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=LONGEST
         )
-        batching = transformers.ContinuousBatchingConfig(max_memory_percent=SHARE, allow_block_sharing=False)
+        batching = transformers.ContinuousBatchingConfig(
+            max_memory_percent=0.02 if context.rehearse else SHARE, allow_block_sharing=False
+        )
         self._context = context
         self._stack = contextlib.ExitStack()
         self._manager: Any = self._stack.enter_context(
