@@ -11,12 +11,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from experiments.acceptance import rates
-from experiments.acceptance.candidates import decode_candidates, prefill_candidates, use_configs
+from experiments.acceptance.candidates import Change, decode_candidates, prefill_candidates, use_configs
 from experiments.acceptance.common import Context
 from experiments.acceptance.kernels import HEADS, paged_batch
 from kernels.attention import available_backends, select_backend
@@ -37,7 +36,7 @@ def decode(context: Context) -> None:
     if available_backends(context.device, context.dtype, heads[2], BLOCK_SIZE, FP8_DTYPE)[_backend(context)] is None:
         dtypes.append(FP8_DTYPE)
     for dtype in dtypes:
-        found = decode_candidates(_capability(context), heads[2], context.dtype.itemsize, 8 * dtype.itemsize)
+        found = decode_candidates()
 
         def share(shape: tuple[int, int], dtype: torch.dtype = dtype) -> float:
             seconds = rates.decode_seconds(context, _backend(context), heads, *shape, dtype)
@@ -51,7 +50,7 @@ def prefill(context: Context) -> None:
     """Prefill attention: the share of the matrix rate of every candidate."""
     _, flops = rates.ceilings(context)
     heads = HEADS[MODEL]
-    found = prefill_candidates(_capability(context), heads[2], context.dtype.itemsize, 8 * context.dtype.itemsize)
+    found = prefill_candidates()
 
     def share(shape: tuple[int, int]) -> float:
         seconds = rates.prefill_seconds(context, _backend(context), heads, *shape)
@@ -65,7 +64,7 @@ def _sweep(
     context: Context,
     what: str,
     kernel: str,
-    candidates: Sequence[Any],
+    candidates: Sequence[Change],
     shapes: Sequence[tuple[int, int]],
     share: Callable[[tuple[int, int]], float],
     dtype: torch.dtype,
@@ -77,7 +76,7 @@ def _sweep(
     shares: dict[str, dict[str, float]] = {}
     context.record[what] = shares
     for candidate in [None, *candidates]:
-        name = "as built" if candidate is None else repr(candidate)
+        name = "as built" if candidate is None else " ".join(f"{key}={value}" for key, value in candidate.items())
         shares[name] = {}
         for shape in shapes:
             try:
@@ -94,7 +93,7 @@ def _sweep(
         context.add(f"{what} {sizes}: {ranked[0][1]}", f"{ranked[0][0]:.0%}; as built {built:.0%}")
 
 
-def _compile_all(context: Context, kernel: str, candidates: Sequence[Any], dtype: torch.dtype) -> None:
+def _compile_all(context: Context, kernel: str, candidates: Sequence[Change], dtype: torch.dtype) -> None:
     """Launch every candidate once in another process. Whatever goes wrong there shows again when it is measured."""
     started, patience_s = time.monotonic(), _COMPILING_SHARE * context.seconds_left()
     pool = ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn"))
@@ -106,7 +105,7 @@ def _compile_all(context: Context, kernel: str, candidates: Sequence[Any], dtype
     context.record[f"compiled in s, {kernel} {dtype}"] = round(time.monotonic() - started, 1)
 
 
-def _compile(kernel: str, candidate: Any, dtype: torch.dtype) -> None:
+def _compile(kernel: str, candidate: Change, dtype: torch.dtype) -> None:
     context = Context(torch.device("cuda"), True, time.monotonic() + 60, Path("unused"))
     heads = HEADS[MODEL]
     with use_configs(**{kernel: candidate}):
@@ -122,11 +121,3 @@ def _compile(kernel: str, candidate: Any, dtype: torch.dtype) -> None:
 
 def _backend(context: Context) -> str:
     return "triton" if context.is_cuda else "torch"
-
-
-def _capability(context: Context) -> int:
-    """The compute capability, such as 90."""
-    if not context.is_cuda:
-        return 90
-    major, minor = torch.cuda.get_device_capability(context.device)
-    return 10 * major + minor
