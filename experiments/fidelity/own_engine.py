@@ -104,7 +104,9 @@ def measure(
 def gpu(lab: Lab, args: argparse.Namespace) -> None:
     """Qwen3 on this machine's GPU: profile each model, serve ShareGPT's lengths at three rates, then predict the runs,
     which needs no GPU."""
-    kind, models = ("cpu", QUICK_RATES) if args.quick else ("gpu", {name: GPU_RATES[name] for name in args.models})
+    kind, models = (
+        ("cpu", QUICK_RATES) if args.quick else ("gpu", {name: args.rates or GPU_RATES[name] for name in args.models})
+    )
     measured: dict[str, dict[int, tuple[list[Path], list[Path]]]] = {}
     for model, rates in models.items():
         engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [f"max_model_len={GPU_CONTEXT}"])]

@@ -209,6 +209,11 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
         {"x_ptr": BF16, "out_ptr": "*fp8e4nv", "scales_ptr": F32, "x_stride": "i32"},
         {"k_size": 28672, "columns": 28672, "block": 1024, "smallest": 1e-12, "fp8_max": kv_store.FP8_MAX},
     ),
+    "sum_choices": (
+        moe.sum_choices_kernel,
+        {"down_ptr": F32, "out_ptr": BF16},
+        {"top_k": 8, "hidden": 2048, "block": 1024},
+    ),
     "grouped_gemm": (
         moe.grouped_gemm_kernel,
         {"x_ptr": BF16, "weight_ptr": BF16, "out_ptr": BF16, "order_ptr": I32, "tile_experts_ptr": I32}

@@ -72,11 +72,14 @@ def test_bfloat16_logits_with_a_stride(triton_device: str) -> None:
     check(wide[:, :40], 8, 16, (True,))
 
 
-def test_more_tokens_than_programs_take_in_one_round(triton_device: str) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(moe_routing, "_LARGE_ELEMENTS", 64)
-        patch.setattr(moe_routing, "_SMALL_ELEMENTS", 64)
-        check(torch.randn(120, 16, device=triton_device), 2, 16, (True,))
+def test_programs_take_several_rounds_and_write_several_tiles_of_an_expert(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(moe_routing, "_LARGE_ELEMENTS", 64)
+    monkeypatch.setattr(moe_routing, "_SMALL_ELEMENTS", 64)
+    logits = torch.randn(120, 16, device=triton_device)
+    logits[:, 5] = 9.0
+    check(logits, 2, 2, (True,))
 
 
 def test_the_order_of_equal_logits_is_that_of_the_experts() -> None:

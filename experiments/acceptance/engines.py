@@ -23,24 +23,22 @@ from engine.llm import LLM
 from engine.models.model_config import hf_config
 from engine.sampling_params import SamplingParams
 from engine.step_report import StepReport
-from experiments.gpu_acceptance.common import Context, shape_of
+from experiments.acceptance.common import Context, shape_of
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000
 PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 TEMPERATURE = 0.6
 MAX_MODEL_LEN = 4096
-# The share of the device's memory that each engine may use; all engines are loaded at once.
-# nano-vllm's share includes the memory that other engines use; transformers' share is of the free memory.
-OUR_SHARE, NANO_SHARE, VLLM_SHARE, TRANSFORMERS_SHARE = 0.30, 0.55, 0.20, 0.50
-TRANSFORMERS_LIMIT_S = 80.0
+SHARE = 0.6  # of the device's memory, which each engine may use
+_CLOSING_S = 5.0  # left of a section's time when a run of transformers is given up
 
 Requests = list[tuple[list[int], int]]  # prompt, tokens to generate
 Runner = Callable[[Requests], None]
 
 
-def workload(quick: bool) -> Requests:
-    """The requests of `bench.py`: lengths uniform in 100..1024, seed 0; a few short ones if `quick`."""
-    if quick:
+def workload(rehearse: bool) -> Requests:
+    """The requests of `bench.py`: lengths uniform in 100..1024, seed 0; a few short ones if `rehearse`."""
+    if rehearse:
         return [([i + 1] * (5 + i), 4 + i % 3) for i in range(6)]
     rng = random.Random(0)
     prompts = [[rng.randint(0, MAX_TOKEN) for _ in range(rng.randint(SHORTEST, LONGEST))] for _ in range(NUM_REQUESTS)]
@@ -49,9 +47,9 @@ def workload(quick: bool) -> Requests:
     return list(zip(prompts, outputs, strict=True))
 
 
-def model_shape(quick: bool) -> dict[str, Any]:
+def model_shape(rehearse: bool) -> dict[str, Any]:
     """Qwen3-0.6B, or the tiny model."""
-    return shape_of("tiny" if quick else "qwen3-0.6b")
+    return shape_of("tiny" if rehearse else "qwen3-0.6b")
 
 
 @dataclass
@@ -83,15 +81,15 @@ class Ours:
         engine.reset()  # the prefix cache must not help the next repeat
 
 
-def ours(context: Context, folder: Path) -> Ours:
-    """This engine, with the graphs and the backend that `auto` chooses."""
-    settings: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "gpu_memory_utilization": OUR_SHARE}
-    if context.quick:
-        settings = {"num_blocks": 256, "max_num_seqs": 8, "cuda_graphs": True}
-    batched = 512 if context.quick else 16_384
+def ours(context: Context, **settings: Any) -> Ours:
+    """This engine with random weights, and with the graphs and the backend that `auto` chooses."""
+    sizes: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "gpu_memory_utilization": SHARE}
+    if context.rehearse:
+        sizes = {"num_blocks": 256, "max_num_seqs": 8, "cuda_graphs": True}
+    sizes["max_num_batched_tokens"] = 512 if context.rehearse else 16_384
     device = "cuda" if context.is_cuda else "cpu"
     dtype = str(context.dtype).removeprefix("torch.")
-    return Ours(LLM(folder, device=device, dtype=dtype, max_num_batched_tokens=batched, **settings))
+    return Ours(LLM(model_shape(context.rehearse), device=device, dtype=dtype, **{**sizes, **settings}))
 
 
 class UnfinishedError(RuntimeError):
@@ -108,8 +106,9 @@ class TransformersContinuous:
             do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=LONGEST
         )
         batching = transformers.ContinuousBatchingConfig(
-            max_memory_percent=TRANSFORMERS_SHARE, allow_block_sharing=False
+            max_memory_percent=0.02 if context.rehearse else SHARE, allow_block_sharing=False
         )
+        self._context = context
         self._stack = contextlib.ExitStack()
         self._manager: Any = self._stack.enter_context(
             model.eval().continuous_batching_context_manager(
@@ -129,7 +128,7 @@ class TransformersContinuous:
             if not self._manager.is_running():
                 raise RuntimeError("transformers' continuous batching stopped")
             seconds = time.monotonic() - started
-            if seconds > TRANSFORMERS_LIMIT_S:
+            if self._context.seconds_left() < _CLOSING_S:
                 raise UnfinishedError(
                     f"{finished} of {len(requests)} requests with {num_tokens} output tokens in {seconds:.0f} s"
                 )
@@ -142,7 +141,7 @@ class TransformersContinuous:
 def nano_vllm(context: Context, folder: Path) -> Runner:
     """nano-vllm, as in its `bench.py`."""
     nano = importlib.import_module("nanovllm")
-    llm = nano.LLM(str(folder), enforce_eager=False, max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=NANO_SHARE)
+    llm = nano.LLM(str(folder), enforce_eager=False, max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=SHARE)
 
     def run(requests: Requests) -> None:
         params = [nano.SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n) for _, n in requests]
@@ -155,7 +154,7 @@ def vllm(context: Context, folder: Path) -> Runner:
     """vLLM."""
     library = importlib.import_module("vllm")
     llm = library.LLM(
-        str(folder), max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=VLLM_SHARE, enable_prefix_caching=False
+        str(folder), max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=SHARE, enable_prefix_caching=False
     )
 
     def run(requests: Requests) -> None:
@@ -165,18 +164,10 @@ def vllm(context: Context, folder: Path) -> Runner:
     return run
 
 
-FACTORIES: dict[str, Callable[[Context, Path], Runner]] = {
-    "this engine": ours,
-    "nano-vllm": nano_vllm,
-    "vllm": vllm,
-    "transformers continuous batching": TransformersContinuous,
-}
-
-
 def save_model(context: Context, folder: Path) -> None:
     """Write a model folder with random weights, and a tokenizer of numbers for engines that need one."""
     transformers = importlib.import_module("transformers")
-    shape = model_shape(context.quick)
+    shape = model_shape(context.rehearse)
     fields = {key: value for key, value in hf_config(shape).items() if key not in ("architectures", "model_type")}
     config = transformers.Qwen3Config(**fields)
     torch.manual_seed(0)

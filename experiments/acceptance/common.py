@@ -1,12 +1,15 @@
-"""Sizes, timing and the form of results, for all sections."""
+"""What a section gets and how it times and reports: for all sections."""
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,6 +17,10 @@ import torch
 from experiments import ROOT
 
 _QUEUEING_CYCLES = 2_000_000  # cycles of the device: about a millisecond
+
+
+class SkippedError(RuntimeError):
+    """The section cannot run here, for the reason in the message: a package or tool is missing."""
 
 
 @dataclass(frozen=True)
@@ -27,21 +34,22 @@ class Check:
 
 
 @dataclass
-class Outcome:
-    """The results of a section: rows for the terminal, and all data for the record."""
-
-    checks: list[Check] = field(default_factory=list)
-    record: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
 class Context:
-    """The device and sizes to measure with; the section `rates` fills `rates` for the sections after it."""
+    """The device and sizes to measure with, and the results so far.
+
+    Attributes:
+        rehearse: whether sizes are tiny, to see that it runs and not how fast.
+        deadline: end of the section's time, by `time.monotonic`.
+        result: file that holds the results so far, so that a section that is killed leaves them.
+        checks, record: rows for the terminal, and all data.
+    """
 
     device: torch.device
-    quick: bool
+    rehearse: bool
     deadline: float
-    rates: dict[str, float] = field(default_factory=dict)
+    result: Path
+    checks: list[Check] = field(default_factory=list)
+    record: dict[str, Any] = field(default_factory=dict)
 
     @property
     def is_cuda(self) -> bool:
@@ -57,11 +65,23 @@ class Context:
 
     def judged(self, passed: bool) -> bool | None:
         """`passed` at full size on a GPU; else None, as speed has no goal there."""
-        return passed if self.is_cuda and not self.quick else None
+        return passed if self.is_cuda and not self.rehearse else None
 
     def synchronize(self) -> None:
         if self.is_cuda:
             torch.cuda.synchronize(self.device)
+
+    def add(self, name: str, value: str, goal: str = "", passed: bool | None = None) -> None:
+        """Report a value; written to `result` at once."""
+        self.checks.append(Check(name, value, goal, passed))
+        self.save()
+
+    def save(self, **more: Any) -> None:
+        """Write the results so far to `result`, whole or not at all."""
+        document = {"checks": [asdict(check) for check in self.checks], "record": self.record, **more}
+        fresh = self.result.with_suffix(".new")
+        fresh.write_text(json.dumps(document))
+        os.replace(fresh, self.result)
 
 
 def shape_of(name: str) -> dict[str, Any]:
@@ -80,7 +100,7 @@ def median_s(context: Context, run: Callable[[], object], repeats: int = 20, lau
         run()
     context.synchronize()
     times = []
-    for _ in range(2 if context.quick else repeats):
+    for _ in range(2 if context.rehearse else repeats):
         if context.is_cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_QUEUEING_CYCLES)

@@ -8,53 +8,65 @@ import re
 import subprocess
 import sys
 import tempfile
-import xml.etree.ElementTree as ElementTree
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from experiments import ROOT
-from experiments.gpu_acceptance.common import Check, Context, Outcome
+from experiments.acceptance.common import Context
 from kernels.attention import AttentionMetadata, available_backends, select_backend
 from kernels.torch_attention import TorchBackend
 
-MODULES = [f"tests/kernels/test_triton_{name}.py" for name in ("attention", "kernels", "engine")]
 HEADS = {"qwen3-0.6b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
 BLOCK_SIZE = 16
-WORKERS = 8
+WORKERS = 12
+_REPORT_S = 4.0  # left for reading what the tests printed
 # Rounding errors of bfloat16 operands, and of float32 sums in another order.
 LARGEST_ERROR = {torch.bfloat16: 1e-2, torch.float32: 1e-4}
 
 
-def odd_shapes(context: Context) -> Outcome:
-    """The kernel tests, in separate processes; they poison outputs before each case."""
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", *MODULES]
-        environment = dict(os.environ)
-        if not context.is_cuda:
-            environment["TRITON_INTERPRET"] = "1"
-        if context.quick:
-            command += ["-k", "silu or decode_step or takes_padding_only"]
-        elif importlib.util.find_spec("xdist") is not None:
-            command += ["-n", str(WORKERS)]
-        timeout = max(10.0, context.seconds_left())
-        run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout)
-        if not report.exists():
-            raise RuntimeError(f"pytest left no report: {run.stdout[-2000:]}{run.stderr[-2000:]}")
-        return _from_report(report, run.stdout)
+def odd_shapes(context: Context) -> None:
+    """The kernel tests in separate processes, as far as the time goes, then a mixed step with each model's heads."""
+    real_shapes(context)
+    command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *kernel_tests()]
+    environment = dict(os.environ)
+    if not context.is_cuda:
+        environment["TRITON_INTERPRET"] = "1"
+    if context.rehearse:
+        command += ["-k", "silu or decode_step or takes_padding_only"]
+    elif importlib.util.find_spec("xdist") is not None:
+        command += ["-n", str(WORKERS)]
+    with tempfile.TemporaryFile("w+") as output:
+        with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=output, text=True) as tests:
+            try:
+                tests.wait(context.seconds_left() - _REPORT_S)
+            except subprocess.TimeoutExpired:
+                tests.kill()
+                context.add("kernel tests", "cut short")
+        output.seek(0)
+        report(context, output.read())
 
 
-def _from_report(report: Path, output: str) -> Outcome:
-    suite = next(ElementTree.parse(report).iter("testsuite"))
-    counts = {name: int(suite.get(name, 0)) for name in ("tests", "failures", "errors", "skipped")}
-    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
-    ran = counts["tests"] - counts["skipped"]
-    bad = counts["failures"] + counts["errors"]
-    check = Check("cases that agree with the reference", f"{ran - bad} of {ran}", "all", bad == 0 and ran > 0)
-    tail = output[-4000:] if bad else ""
-    return Outcome([check], {**counts, "failed": failed, "output_tail": tail})
+def kernel_tests() -> list[str]:
+    """The files of tests that run Triton's kernels on a GPU, if there is one."""
+    folder = ROOT / "tests" / "kernels"
+    return [str(path) for path in sorted(folder.glob("test_*.py")) if "triton_device" in path.read_text()]
+
+
+def report(context: Context, output: str) -> None:
+    """Report what the tests printed: a line per case, with its outcome after it or, of a worker, before it."""
+    outcomes = re.findall(r"^(?:\[gw\d+\].*?)?(PASSED|FAILED|ERROR|SKIPPED) (\S+)", output, re.MULTILINE)
+    outcomes += [(b, a) for a, b in re.findall(r"^(\S+::\S+) (PASSED|FAILED|ERROR|SKIPPED)", output, re.MULTILINE)]
+    names: dict[str, set[str]] = {}
+    for outcome, name in outcomes:
+        names.setdefault(outcome, set()).add(name)
+    failed = sorted(names.get("FAILED", set()) | names.get("ERROR", set()))
+    passed = names.get("PASSED", set()) - set(failed)
+    context.record |= {"failed": failed, "passed": len(passed), "skipped": len(names.get("SKIPPED", ()))}
+    if failed or not passed:
+        context.record["output_tail"] = output[-4000:]
+    value = f"{len(passed)} of {len(passed) + len(failed)}"
+    context.add("cases that agree with the reference", value, "all", not failed and bool(passed))
 
 
 def paged_batch(
@@ -106,10 +118,9 @@ def usable_backends(context: Context, head_dim: int) -> list[str]:
     return [name for name, reason in reasons.items() if reason is None and not (context.is_cuda and name == "torch")]
 
 
-def real_shapes(context: Context) -> Outcome:
+def real_shapes(context: Context) -> None:
     """A mixed step of each model's heads, by every backend, against the reference in float32."""
-    outcome = Outcome()
-    part = 1 if not context.quick else 16
+    part = 1 if not context.rehearse else 16
     prefills = [(1500 // part, 1500 // part), (2047 // part, 513 // part), (300 // part, 1)]
     contexts = [1 + (997 * i) % (3000 // part) for i in range(33 // part + 1)]
     for model, heads in HEADS.items():
@@ -123,8 +134,5 @@ def real_shapes(context: Context) -> Outcome:
             backend.forward(q, k, v, *caches[0], metadata, scale, out)
             error = float((out.float() - expected).norm() / expected.norm())
             goal = LARGEST_ERROR[context.dtype]
-            outcome.checks.append(
-                Check(f"attention of {model}, {name}: relative error", f"{error:.1e}", f"< {goal}", error < goal)
-            )
-            outcome.record[f"{model}/{name}"] = error
-    return outcome
+            context.record[f"{model}/{name}"] = error
+            context.add(f"attention of {model}, {name}: relative error", f"{error:.1e}", f"< {goal}", error < goal)
