@@ -18,6 +18,7 @@ KVDtype = Literal["auto", "fp8", "int8", "int4"]
 _Device = Literal["cpu", "cuda"]
 _Dtype = Literal["float32", "bfloat16", "float16"]
 _LONGEST_TIMEOUT_S = 86_400
+_FLASH_PAGE = 256
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,9 @@ class ExecutionOptions:
     """How the real engine executes plans: keys of the configuration groups `engine=gpu` and `engine=cpu`.
 
     Attributes:
-        attention_backend: `auto` takes the fastest backend that runs on the device.
+        attention_backend: `auto` takes the fastest backend that runs on the device. `flash` is the package flash-attn,
+            whose KV blocks have a multiple of 256 tokens; `torch_flash` is `triton` with torch's own FlashAttention for
+            prompts of which nothing is cached.
         kv_cache_dtype: dtype of the KV cache. `auto` keeps the model's dtype; `fp8` is 8 bits (e4m3), with a scale per
             KV head; `int8` and `int4` have a float16 scale per token and KV head.
         cuda_graphs: whether decode steps run as CUDA graphs. `auto` uses graphs where the device and the attention
@@ -38,7 +41,7 @@ class ExecutionOptions:
         worker_timeout_s: longest wait for a tensor-parallel rank to execute a plan; the engine then fails.
     """
 
-    attention_backend: Literal["auto", "flash", "triton", "torch"] = "auto"
+    attention_backend: Literal["auto", "flash", "triton", "torch_flash", "torch"] = "auto"
     kv_cache_dtype: KVDtype = "auto"
     cuda_graphs: Literal["auto"] | bool = "auto"
     max_graph_tokens: int = 512
@@ -65,6 +68,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         quantization: of attention's projections and the MLPs; None takes the model's. `fp8` has a scale per output
             channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are quantised as they are
             loaded, each rank by the scales of its own part.
+        block_size: tokens of a KV block; None takes `default_block_size`.
         num_blocks: size of the KV pool; None fills the free memory.
         host_kv_gib: host memory for KV blocks that leave the device, in GiB, of all ranks together; 0 for none.
         offload: blocks that leave the device's prefix cache go to host memory, and hits come back from there.
@@ -84,7 +88,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     device: _Device = "cpu"
     dtype: _Dtype | None = None
     quantization: Quantized | None = None
-    block_size: int = 16
+    block_size: int = None  # type: ignore[assignment]  # set below
     num_blocks: int | None = None
     host_kv_gib: float = 0.0
     host_gb_per_s: float = 25.0
@@ -107,6 +111,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         return 1 if self.speculation is None else 1 + self.speculation.num_speculative_tokens
 
     def __post_init__(self) -> None:
+        if self.block_size is None:
+            object.__setattr__(self, "block_size", default_block_size(self.attention_backend))
         SchedulerOptions.__post_init__(self)
         ExecutionOptions.__post_init__(self)
         if self.async_scheduling and self.speculation is not None:
@@ -139,6 +145,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r}: must be an integer >= 1, or None")
 
+        if conflict := conflict_with_pages(self.attention_backend, self.block_size):
+            raise ValueError(conflict)
+
     def _check_reservations(self, rule: Contiguous) -> None:
         if conflict := conflict_with_reservations(self):
             raise ValueError(conflict)
@@ -155,6 +164,21 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     def offload_options(self) -> OffloadOptions | None:
         """As the core takes them; None where blocks that leave the prefix cache are lost."""
         return OffloadOptions(overlap=self.overlap, host_eviction=self.host_eviction) if self.offload else None
+
+
+def default_block_size(attention_backend: str) -> int:
+    """Tokens of a KV block where nobody chose: 16, and the smallest that flash-attn reads with `flash`."""
+    return _FLASH_PAGE if attention_backend == "flash" else 16
+
+
+def conflict_with_pages(attention_backend: str, block_size: int) -> str | None:
+    """Why a block size is not one of the attention backend, in one line; None if it is."""
+    if attention_backend != "flash" or block_size % _FLASH_PAGE == 0:
+        return None
+    return (
+        f"block_size={block_size}: must be a multiple of {_FLASH_PAGE} with attention_backend=flash, "
+        f"which takes {_FLASH_PAGE} by itself"
+    )
 
 
 _DTYPE_NAMES = {"auto": None, "half": "float16", "float": "float32"}  # of vLLM
@@ -174,6 +198,8 @@ def override(config: EngineConfig, settings: abc.Mapping[str, Any]) -> EngineCon
     if changes.get("dtype") is not None:
         name = str(changes["dtype"]).removeprefix("torch.")
         changes["dtype"] = _DTYPE_NAMES.get(name, name)
+    if config.block_size == default_block_size(config.attention_backend):
+        changes.setdefault("block_size", None)  # again that of the backend, which may change
     names = [field.name for field in fields(EngineConfig)]
     for name in changes:
         if name not in names:

@@ -12,6 +12,7 @@ from kernels.kv_integers import LARGEST
 from kernels.kv_store import FP8_DTYPE
 from kernels.runtime import HAS_TRITON
 from kernels.torch_attention import TorchBackend
+from kernels.torch_flash import TorchFlashBackend, torch_flash_unavailable
 from kernels.triton_attention import TritonBackend
 
 __all__ = [
@@ -23,7 +24,7 @@ __all__ = [
     "select_backend",
 ]
 
-BackendName = Literal["auto", "flash", "triton", "torch"]
+BackendName = Literal["auto", "flash", "triton", "torch_flash", "torch"]
 
 
 class BackendUnavailableError(RuntimeError):
@@ -38,14 +39,18 @@ def available_backends(
     dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
     """
     is_fp8 = kv_dtype == FP8_DTYPE
-    no_flash = (
-        f"flash-attn 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
-        if is_fp8 or kv_dtype in LARGEST
-        else flash_unavailable(device, dtype, head_dim, block_size)
-    )
+    no_flash: str | None
+    no_torch_flash: str | None
+    no_triton = _triton_unavailable(device, dtype, head_dim, kv_dtype)
+    if is_fp8 or kv_dtype in LARGEST:
+        no_flash = no_torch_flash = f"FlashAttention 2 reads no {'float8 cache' if is_fp8 else 'cache of integers'}"
+    else:
+        no_flash = flash_unavailable(device, dtype, head_dim, block_size)
+        no_torch_flash = no_triton or torch_flash_unavailable(device, dtype, head_dim)
     return {
         "flash": no_flash,
-        "triton": _triton_unavailable(device, dtype, head_dim, kv_dtype),
+        "triton": no_triton,
+        "torch_flash": no_torch_flash,
         "torch": None,
     }
 
@@ -59,6 +64,8 @@ def select_backend(
     kv_dtype: torch.dtype | None = None,
 ) -> AttentionBackend:
     """The backend of that name; `auto` takes the first of flash, triton and torch that can run.
+
+    `torch_flash`, whose prefill has not been measured, is taken by name only.
 
     Arguments are those of `available_backends`.
 
@@ -74,6 +81,7 @@ def select_backend(
     backends: dict[str, type[AttentionBackend]] = {
         "flash": FlashBackend,
         "triton": TritonBackend,
+        "torch_flash": TorchFlashBackend,
         "torch": TorchBackend,
     }
     return backends[chosen]()

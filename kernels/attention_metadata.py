@@ -41,6 +41,8 @@ class AttentionMetadata:
     """int32[num_decodes, max_blocks]"""
     max_decode_context: int
     """Upper bound of decode_context_lens, valid for all replays of a CUDA graph; backends choose their splits by it."""
+    begins_prompts: bool = False
+    """Whether every prefill chunk is known to begin its sequence, so that its context is the chunk itself."""
 
 
 class AttentionBackend(Protocol):

@@ -7,6 +7,7 @@ csrc/flash_attn/flash_api.cpp).
 from __future__ import annotations
 
 import importlib
+import inspect
 from typing import Any
 
 import torch
@@ -19,24 +20,48 @@ from kernels.runtime import ceil_div
 
 PAGE_MULTIPLE = 256
 MAX_HEAD_DIM = 256
+_CALLED = {
+    "flash_attn_varlen_func": (
+        "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "softmax_scale", "causal", "block_table"
+    ),
+    "flash_attn_with_kvcache": ("cache_seqlens", "block_table", "softmax_scale", "causal"),
+}  # fmt: skip
 
 
-def flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
-    """Why flash-attn cannot run, or None if it can. Imports flash-attn only if nothing else rules it out."""
+def flash_needs(device: torch.device, dtype: torch.dtype, head_dim: int) -> str | None:
+    """What FlashAttention 2 needs and does not have here, whoever brings it; None if nothing is missing."""
     if device.type != "cuda":
         return f"needs a CUDA device, not {device.type}"
     if dtype not in (torch.float16, torch.bfloat16):
         return f"needs float16 or bfloat16, not {dtype}"
     if head_dim > MAX_HEAD_DIM or head_dim % 8:
         return f"needs a head_dim that is a multiple of 8 up to {MAX_HEAD_DIM}, not {head_dim}"
-    if block_size % PAGE_MULTIPLE:
-        return f"needs a block_size that is a multiple of {PAGE_MULTIPLE}, not {block_size}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "needs compute capability 8.0 or later"
+    return None
+
+
+def flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
+    """Why flash-attn cannot run, or None if it can. Imports flash-attn only if nothing else rules it out."""
+    if (reason := flash_needs(device, dtype, head_dim)) is not None:
+        return reason
+    if block_size % PAGE_MULTIPLE:
+        return f"needs a block_size that is a multiple of {PAGE_MULTIPLE}, not {block_size}"
     try:
-        importlib.import_module("flash_attn")
+        library = importlib.import_module("flash_attn")
     except ImportError as error:
         return f"flash-attn cannot be imported ({error})"
+    return _other_signature(library)
+
+
+def _other_signature(library: Any) -> str | None:
+    """What flash-attn lacks of what `FlashBackend` calls, if anything."""
+    for name, parameters in _CALLED.items():
+        function = getattr(library, name, None)
+        known = inspect.signature(function).parameters if function is not None else {}
+        if missing := [parameter for parameter in parameters if parameter not in known]:
+            version = getattr(library, "__version__", "of an unknown version")
+            return f"flash-attn {version} has no {name} with {', '.join(missing)}"
     return None
 
 

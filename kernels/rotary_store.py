@@ -207,7 +207,7 @@ def rotary_store(
     kv_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Normalise and rotate q and k, store k and v; returns q, [T, heads, head_dim], contiguous, in `out` if given. Triton.
+    """Normalise and rotate q and k, store k and v; returns q, [T, heads, head_dim], contiguous, as `out` if given.
 
     qkv: [T, heads + 2 * kv_heads, head_dim], biases added; last two dimensions contiguous, any stride between tokens.
     norms: None for models without norms of q and k. cos_sin, positions: as in `kernels.rotary.rotary`.

@@ -119,7 +119,7 @@ class Attention(nn.Module):
         self, projected: Projected, cache: LayerCache, metadata: AttentionMetadata, out: Tensor | None = None
     ) -> Tensor:
         """`[T, heads, head_dim]`, which is `out` if given."""
-        return self.backend.forward(*projected, *cache, metadata, self.scale, out, kv_scales=self.kv_scales)
+        return self.backend.forward(*projected, *cache, metadata, self.scale, out=out, kv_scales=self.kv_scales)
 
     def output(self, attended: Tensor) -> Tensor:
         """`[T, heads, head_dim] -> [T, H]`"""

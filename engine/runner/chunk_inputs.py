@@ -30,6 +30,7 @@ class PrefillInputs:
         sampling: parameters of the s samples.
         max_seqlen: tokens of the longest chunk.
         max_context: tokens of the longest context.
+        begins_prompts: whether every chunk begins its sequence.
     """
 
     input_ids: Array
@@ -43,6 +44,7 @@ class PrefillInputs:
     sampling: SamplingInputs
     max_seqlen: int
     max_context: int
+    begins_prompts: bool
 
 
 class Chunk(NamedTuple):
@@ -82,4 +84,5 @@ def make_chunk_inputs(chunks: abc.Sequence[Chunk], block_size: int) -> PrefillIn
         sampling=SamplingInputs.of(sample for chunk in chunks for sample in chunk.samples),
         max_seqlen=max(counts),
         max_context=int(contexts.max()),
+        begins_prompts=all(chunk.start == 0 for chunk in chunks),
     )

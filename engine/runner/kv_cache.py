@@ -142,7 +142,7 @@ def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, dev
     """Run a step of prompts with `max_num_batched_tokens` tokens, and sample all tokens of `max_num_seqs` decodes, with
     top-k and top-p.
 
-    The cache has one block, so the step stores no keys and values.
+    The cache has one block, and all keys and values go to its first slot.
     """
     total = config.max_num_batched_tokens
     length = min(total, max_model_len)
@@ -151,7 +151,7 @@ def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, dev
     cache = allocate(model.config, 1, config.block_size, config.tensor_parallel_size, dtype, device)
     empty = torch.zeros(0, dtype=torch.int32, device=device)
     metadata = AttentionMetadata(
-        slot_mapping=torch.full((total,), -1, device=device),
+        slot_mapping=torch.zeros(total, dtype=torch.int64, device=device),
         num_prefill_tokens=total,
         cu_seqlens_q=torch.tensor([0, *lengths], dtype=torch.int32, device=device).cumsum(0, dtype=torch.int32),
         prefill_context_lens=torch.tensor(lengths, dtype=torch.int32, device=device),
@@ -163,6 +163,7 @@ def _largest_pass(model: CausalLM, config: EngineConfig, max_model_len: int, dev
         decode_context_lens=empty,
         decode_block_tables=empty.reshape(0, 0),
         max_decode_context=0,
+        begins_prompts=True,
     )
     ids = torch.zeros(total, dtype=torch.int64, device=device)
     positions = torch.cat([torch.arange(n, device=device) for n in lengths])

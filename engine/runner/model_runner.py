@@ -94,14 +94,14 @@ class ModelRunner:
     @torch.no_grad()
     def graph_bytes(self, free_bytes: Callable[[], int]) -> int:
         """Estimate the device memory that all graphs will take, in bytes; see `estimate_bytes`."""
-        graphs, total = self._graphs, 0
+        total = 0
 
         def measure() -> None:
             nonlocal total
-            total = graphs.capture_bytes(free_bytes) if graphs is not None else 0
+            total = sum(each.capture_bytes(free_bytes) for each in (self._graphs, self._pieces) if each is not None)
 
         self._on_padding_rows(measure)
-        return total if self._pieces is None else total + self._pieces.capture_bytes(free_bytes)
+        return total
 
     def execute(self, inputs: StepInputs) -> StepTokens:
         """Run a plan and wait for its tokens."""
@@ -130,10 +130,8 @@ class ModelRunner:
             execute_ns = max(0, ended - max(started, self._ended_ns) - sample_ns - transfer_ns)
             self._ended_ns = ended
             decoded, prompts = tokens[1:, : inputs.num_decodes], tokens[0, :num_prompts]
-            times = execute_ns, sample_ns, transfer_ns
-            return StepTokens(
-                decoded, prompts, *times, self._transfers.landed, _arrays(logprobs), _arrays(prompt_logprobs)
-            )
+            times, scores = (execute_ns, sample_ns, transfer_ns), (_arrays(logprobs), _arrays(prompt_logprobs))
+            return StepTokens(decoded, prompts, *times, self._transfers.landed, *scores)
 
         return finish
 
@@ -184,6 +182,7 @@ class ModelRunner:
             prefill_block_tables=prefill.block_tables,
             max_seqlen_q=prefill.max_seqlen,
             max_prefill_context=prefill.max_context,
+            begins_prompts=prefill.begins_prompts,
         )
         if self._pieces is not None and self._pieces.takes(num_tokens):
             slots = self._pieces.place(*parts, num_tokens)

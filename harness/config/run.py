@@ -2,11 +2,12 @@
 
 from typing import Annotated, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_reservations
+from engine.engine_config import conflict_with_pages, default_block_size
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.arrivals import ArrivalConfig
 from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
@@ -20,6 +21,7 @@ from harness.config.system import (
     DeviceConfig,
     EngineConfig,
     ModelConfig,
+    RealEngineConfig,
     SchedulerConfig,
     WeightFormat,
 )
@@ -78,6 +80,12 @@ class RunConfig(ConfigModel):
         """The format of the weights of attention and MLPs."""
         return self.quantization or self.model.quantization
 
+    @field_validator("block_size", mode="before")
+    @classmethod
+    def _choose_block_size(cls, value: object, info: ValidationInfo) -> object:
+        backend = getattr(info.data.get("engine"), "attention_backend", "auto")
+        return default_block_size(backend) if value is None else value
+
     @model_validator(mode="after")
     def _check_limits(self) -> Self:
         if self.max_num_batched_tokens < self.max_num_seqs:
@@ -91,6 +99,14 @@ class RunConfig(ConfigModel):
                 f"max_model_len={self.max_model_len}: must be <= {limit}, model.max_position_embeddings "
                 f"of {self.model.name}"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_pages(self) -> Self:
+        if isinstance(self.engine, RealEngineConfig) and (
+            conflict := conflict_with_pages(self.engine.attention_backend, self.block_size)
+        ):
+            raise ValueError(conflict)
         return self
 
     @model_validator(mode="after")

@@ -55,7 +55,7 @@ def step(llm: LLM, gpu: Gpu) -> list[str]:
 
 
 def add(llm: LLM, number: int, length: int, params: SamplingParams = GREEDY) -> None:
-    llm.engine.add(Request(number, length, params.max_tokens, token_ids=[number] * length), params)
+    llm.engine.add(Request(number, length, params.max_tokens or 1, token_ids=[number] * length), params)
 
 
 def in_pieces(*attention: str) -> list[str]:
@@ -84,7 +84,7 @@ def test_what_is_captured_and_what_memory_it_is_counted_with(gpu: Gpu) -> None:
     ], "it runs once, beside the main stream, and is not replayed"  # fmt: skip
     assert [line for line in log if line.startswith("replay")] == [f"replay {i}" for i in range(4, 13)]
     assert not [line for line in log[captured:] if "copy to" in line or "host waits" in line]
-    pieces = llm.engine._executor._runner._pieces._by_size.values()
+    pieces = llm.engine._executor._runner._pieces._by_size.values()  # type: ignore[attr-defined]
     assert not any(passed.residual is not None for made in pieces for passed in made.passed), "memory of the pool"
     llm.close()
 

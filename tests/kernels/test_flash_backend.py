@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -11,7 +13,11 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 
-from kernels.flash_attention import FlashBackend  # noqa: E402
+from engine.engine_config import EngineConfig, override  # noqa: E402
+from kernels import torch_flash  # noqa: E402
+from kernels.flash_attention import FlashBackend, _other_signature  # noqa: E402
+from kernels.kv_store import store_kv_reference  # noqa: E402
+from kernels.torch_attention import TorchBackend  # noqa: E402
 from tests.kernels.paged import Shape, make_case, naive_attention  # noqa: E402
 
 
@@ -88,3 +94,51 @@ def test_flash_attn_itself() -> None:
     expected = naive_attention(case)
     out = FlashBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-2, rtol=0)
+
+
+def test_torch_flash_takes_the_chunks_that_begin_their_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's kernels, which `decodes` stands in for, get the rest."""
+
+    def kernel(
+        q: Any, k: Any, v: Any, bounds: Any, bounds_k: Any, longest: int, _k: int, *flags: Any, scale: float
+    ) -> Any:
+        assert flags == (0.0, True, False) and longest == bounds.diff().max()
+        parts = zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+        return torch.cat([attend(q[a:b], k[a:b], v[a:b], scale) for a, b in parts]), None
+
+    backend = torch_flash.TorchFlashBackend()
+    monkeypatch.setattr(torch_flash, "_flash_attention", kernel)
+    monkeypatch.setattr(backend, "_triton", Rest())
+    case = make_case(Shape(16, 4, 2, 64), [(5, 5), (37, 37), (1, 1)], [1, 20], seed=1)
+    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, case.metadata.slot_mapping)
+    out = torch.full_like(case.q, torch.nan)
+    for begins in (True, False):  # without being told so, it leaves all to Triton
+        metadata = replace(case.metadata, begins_prompts=begins)
+        backend.forward(case.q, None, None, case.k_cache, case.v_cache, metadata, case.scale, out)
+        torch.testing.assert_close(out, naive_attention(case), atol=2e-5, rtol=0)
+
+
+class Rest(TorchBackend):
+    def forward(self, q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, metadata: Any, *others: Any) -> Any:
+        """See AttentionBackend.forward; keys and values are stored already."""
+        nothing = k_cache[:0, 0]
+        metadata = replace(metadata, slot_mapping=metadata.slot_mapping[:0])
+        return super().forward(q, nothing, nothing, k_cache, v_cache, metadata, *others)
+
+
+def test_another_signature_is_named_in_one_line() -> None:
+    assert torch_flash.other_signature(torch.ops.aten._flash_attention_forward.default._schema) is None
+    other = torch_flash.other_signature(torch.ops.aten._flash_attention_backward.default._schema)
+    assert other is not None and "has another aten::_flash_attention_backward(" in other and "\n" not in other
+    library = SimpleNamespace(flash_attn_varlen_func=varlen, flash_attn_with_kvcache=attend, __version__="9")
+    assert _other_signature(library) == (
+        "flash-attn 9 has no flash_attn_with_kvcache with cache_seqlens, block_table, softmax_scale, causal"
+    )
+
+
+def test_blocks_are_pages_of_flash_attn_unless_others_are_asked_for() -> None:
+    assert EngineConfig().block_size == 16 and EngineConfig(attention_backend="flash").block_size == 256
+    assert override(EngineConfig(), {"attention_backend": "flash"}).block_size == 256
+    assert override(EngineConfig(), {"attention_backend": "flash", "block_size": 512}).block_size == 512
+    with pytest.raises(ValueError, match=r"^block_size=16: must be a multiple of 256 with attention_backend=flash"):
+        override(EngineConfig(), {"attention_backend": "flash", "block_size": 16})

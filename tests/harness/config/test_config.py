@@ -33,7 +33,7 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["block_size=abc"], f"block_size='abc': {BLOCK_SIZE}"),
         (["block_size=1.5"], f"block_size=1.5: {BLOCK_SIZE}"),
         (["block_size=true"], f"block_size=true: {BLOCK_SIZE}"),
-        (["block_size=null"], f"block_size=null: {BLOCK_SIZE}"),
+        (["max_num_seqs=null"], "max_num_seqs=null: must be an integer >= 1 and <= 1048576"),
         (["block_size=0"], f"block_size=0: {BLOCK_SIZE}"),
         (["block_size=1048577"], f"block_size=1048577: {BLOCK_SIZE}"),
         (["block_size=[16]"], f"block_size=[16]: {BLOCK_SIZE}"),
