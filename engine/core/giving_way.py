@@ -1,8 +1,8 @@
-"""Who gives way when blocks run out: waiting sequences that keep some first, then running ones, by preemption."""
+"""Who gives way when blocks run out: padding, then waiting sequences that keep some, then running ones, by preemption."""
 
 from __future__ import annotations
 
-from engine.core import beams
+from engine.core import beams, padding
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import give_up
 from engine.core.plan import StepDraft
@@ -15,8 +15,8 @@ from engine.core.waiting_queue import WaitingQueue
 class GivingWay:
     """Frees blocks for the sequences of one lane.
 
-    Blocks run out in this order: free ones, those that waiting sequences kept, those of whoever is preempted next,
-    which may be kept in turn. So preemption frees no more than is needed.
+    Blocks run out in this order: free ones, those of padding, those that waiting sequences kept, those of whoever is
+    preempted next, which may be kept in turn. So preemption frees no more than is needed.
     """
 
     def __init__(
@@ -50,10 +50,14 @@ class GivingWay:
         draft.preempted.append(victim)
 
     def reclaim(self, num_blocks: int, spared: Sequence | None = None) -> bool:
-        """Let the waiting sequences that keep blocks give up so many of them, the last in the queue first.
+        """Let a row of padding go; or the waiting sequences that keep blocks give up so many of them, the last in the
+        queue first.
 
-        False if nobody but `spared` keeps any.
+        False if there is no padding and nobody but `spared` keeps any.
         """
+        if self.running.padding:
+            padding.drop_last(self.running)
+            return True
         holder = self.waiting.last_holder(spared)
         if holder is None:
             return False

@@ -19,10 +19,13 @@ def check_states(lane: RunningSet) -> None:
     assert set().union(*states) == lane.sequences.keys()
     assert lane.num_reserved == sum(s.num_forks for s in lane.sequences)
     assert lane.flights or not lane.ending
+    assert all(row in lane.decodes.sequences or row in lane.paused for row in lane.padding), "padding is in no step"
+    assert not lane.padding or len(lane.padding) + len(lane.ending) < len(lane.sequences), "padding outlives its batch"
     assert lane.beams.keys() == {s.request for s in lane.decodes.sequences if s.request.is_beam_search}
     for sequence in lane.sequences:
         assert (sequence.status is SequenceStatus.FINISHED) == (sequence in lane.ending)
         assert (sequence.status is SequenceStatus.PARKED) == (sequence in lane.parked)
+        assert (sequence.status is SequenceStatus.PADDING) == (sequence in lane.padding)
 
 
 def check_places(
@@ -36,7 +39,7 @@ def check_places(
     assert sum(lane.num_seats for lane in lanes) <= num_seats
     assert all((s.num_computed_tokens > 0) == bool(s.host_blocks or s.block_table) for s in waiting)
     assert not any(s.host_blocks and s.block_table for s in waiting), "one that waits keeps blocks in two tiers"
-    ending = {sequence for lane in lanes for sequence in lane.ending}
+    ending = {sequence for lane in lanes for sequence in (*lane.ending, *lane.padding)}
     known = {sequence for request in unfinished for sequence in request.sequences}
     placed = {sequence for sequence in known if sequence.status is not SequenceStatus.FINISHED} | ending
     assert {*waiting, *running} == placed, "a sequence is lost, or kept after its end"

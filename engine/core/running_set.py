@@ -43,6 +43,7 @@ class RunningSet:
         gathering: readmitted beams that wait for other beams of their request (`engine.core.beams`).
         ending: those that got their last token in a plan that is not committed.
         beams: requests whose beams decode.
+        padding: decodes, or paused, that nobody asked for: the rows of those of a batch that have ended.
         num_reserved: seats of sequences that will be forked from admitted ones.
         flights: plans that are not committed, at most two, in order.
         returning: parked ones that became ready since the plan under way was made.
@@ -60,6 +61,7 @@ class RunningSet:
         self.gathering: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
         self.beams: dict[Request, None] = {}
+        self.padding: dict[Sequence, None] = {}
         self.num_reserved = 0
         self._num_admitted = 0
         self.flights: deque[Flight] = deque()

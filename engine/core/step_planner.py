@@ -85,6 +85,8 @@ class StepPlanner(GivingWay):
             sequence = next(iter(unplanned))
             start = sequence.num_computed_tokens
             num_tokens = self.chunk_tokens(sequence.num_tokens - start, budget)
+            if self._pads_too_much(draft, num_tokens):
+                break
             if self._make_room(draft, sequence, start + num_tokens, unplanned):
                 del unplanned[sequence]
                 self.plan_chunk(draft, sequence, num_tokens)
@@ -201,8 +203,7 @@ class StepPlanner(GivingWay):
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        pads = limits.max_padding is not None and draft.prefills
-        if pads and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
+        if self._pads_too_much(draft, num_tokens):
             return 0
         is_beam = sequence.request.num_common_blocks is not None
         checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
@@ -213,6 +214,13 @@ class StepPlanner(GivingWay):
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
         return num_tokens
+
+    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
+        """Whether one more prompt chunk, padded with those of the draft, would bring the step over a limit."""
+        limits = self.limits
+        if limits.max_padding is None or not draft.prefills:
+            return False
+        return limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens)
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]

@@ -174,9 +174,11 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False
-    if options.max_padding is not None and sizes:
+    most_padding = workload.max_num_batched_tokens if workload.pads else None
+    most_padding = most_padding if options.max_padding is None else options.max_padding
+    if most_padding is not None and sizes:
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
-        if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
+        if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > most_padding:
             return False
     is_beam = head.request.num_common_blocks is not None
     is_whole = is_beam or options.admission == "full_prompt"

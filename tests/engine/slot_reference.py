@@ -22,12 +22,15 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
     holders = [*scheduler.waiting.holders]
     for running in scheduler._lanes:
         holders += [*running.landing, *(running.sequences.keys() - running.ending.keys())]
+    padding = {row for running in scheduler._lanes for row in running.padding}
     for sequence in holders:
         table = np.asarray(sequence.block_table)
         end = sequence.num_computed_tokens + computed.get(sequence, 0)
         end = max(end, sequence.num_registered_blocks * size)
         positions = np.arange(len(table) * size).reshape(-1, size)
         held[table] = True
+        if sequence in padding:
+            continue
         written[table] |= positions < end
         kept[table] |= (positions >= end) & (positions < _end_of_reserved(scheduler, sequence))
     assert plan.num_used_blocks == held.any(axis=1).sum()

@@ -199,6 +199,19 @@ class BlockManager:
         sequence.block_table = table[:num_kept]
         sequence.num_registered_blocks = min(num_hashed, num_kept)
 
+    def most_tokens(self, sequence: Sequence) -> int:
+        """Tokens that `sequence`, which holds its blocks, can be given slots for."""
+        return self.num_blocks * self.block_size
+
+    def hand_over(self, sequence: Sequence, row: Sequence) -> None:
+        """Let a row of padding hold the blocks of `sequence` that its tokens are in; what it adds cannot be found."""
+        row.block_table, sequence.block_table = sequence.block_table, []
+        num_registered, sequence.num_registered_blocks = sequence.num_registered_blocks, 0
+        row.block_hashes = (sequence.block_hashes or [])[:num_registered] or None
+        row.num_registered_blocks = num_registered
+        if len(row.block_table) > self.blocks_for(row.num_computed_tokens):  # it stopped before it had filled them
+            self.release_tail(row, self.blocks_for(row.num_computed_tokens))
+
     def share(self, fork: Sequence) -> None:
         """Count the references of a fork, which has the block table of the sequence that it was forked from."""
         self.pool.hold(fork.block_table)

@@ -191,6 +191,13 @@ class ContiguousManager(BlockManager):
             super().release(sequence)
             self._num_promised_tokens -= sequence.end_length - 1
 
+    def most_tokens(self, sequence: Sequence) -> int:
+        return self._rule.num_tokens(sequence, self._longest)
+
+    def hand_over(self, sequence: Sequence, row: Sequence) -> None:
+        row.block_table, sequence.block_table = sequence.block_table, []
+        self._num_promised_tokens += row.end_length - sequence.end_length
+
     def num_promised_tokens(self, without: abc.Iterable[Sequence] = ()) -> int:
         """Tokens whose KV those that hold reservations, other than `without`, will have written in the end."""
         return self._num_promised_tokens - sum(sequence.end_length - 1 for sequence in without)
