@@ -66,6 +66,7 @@ def check_tables(
                 num_held = sequence.num_tokens
             if sequence in lane.gathering:
                 num_held = sequence.num_tokens - (0 if sequence.num_computed_tokens else _num_common(sequence, blocks))
+                num_held -= sequence.is_prefilled  # its KV came back from the host
             # Room for drafts that were not accepted is kept.
             num_spare = lane.decodes.tokens_per_decode - 1 if sequence in lane.decodes.sequences else 0
             if not lane.flights and sequence not in lane.parked:

@@ -13,6 +13,7 @@ are planned ahead, a row sits out the step that was planned before its sequence 
 from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.contiguous import ContiguousManager
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
@@ -20,7 +21,7 @@ from engine.core.sequence import Request, Sequence, SequenceStatus
 def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence, longest: int) -> None:
     """Let a row of padding, of at most `longest` tokens, take the seat and the blocks of a sequence that has ended; or
     release these if nobody of the batch is left, or the row could not compute a token."""
-    end = min(longest, blocks.most_tokens(sequence))
+    end = min(longest, blocks.most_tokens(sequence)) if isinstance(blocks, ContiguousManager) else longest
     if not _has_others(running, num_ended=1) or sequence.num_tokens >= end:
         running.release(sequence)
         return
@@ -29,7 +30,7 @@ def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence
     row.end_length = end
     row.add_tokens(sequence.num_output_tokens)
     row.set_computed(row.num_tokens - 1)
-    blocks.hand_over(sequence, row)
+    _hand_over(blocks, sequence, row)
     running.release(sequence)
     running.seat(row)
     running.padding[row] = None
@@ -40,6 +41,19 @@ def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence
         running.paused[row] = None  # it gets no token of the plan that is under way
     else:
         running.decodes.join(row)
+
+
+def _hand_over(blocks: BlockManager, sequence: Sequence, row: Sequence) -> None:
+    """Let `row` hold the blocks of `sequence` that its tokens are in; what it adds cannot be found."""
+    row.block_table, sequence.block_table = sequence.block_table, []
+    if isinstance(blocks, ContiguousManager):
+        blocks.note_row(sequence, row)
+        return
+    row.num_registered_blocks, sequence.num_registered_blocks = sequence.num_registered_blocks, 0
+    row.block_hashes = (sequence.block_hashes or [])[: row.num_registered_blocks] or None
+    num_needed = blocks.blocks_for(row.num_computed_tokens)
+    if len(row.block_table) > num_needed:  # the sequence stopped before it had filled them
+        blocks.release_tail(row, num_needed)
 
 
 def end_batch(running: RunningSet) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from engine.core.beams import gather
+from engine.core.beams import gather, resume_together
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
@@ -60,9 +60,15 @@ class Progress:
         if running.returning:
             for sequence in running.returning:
                 if sequence in running.parked:
-                    running.ready(sequence)
+                    self.ready(sequence)
             running.returning.clear()
         end_batch(running)
+
+    def ready(self, sequence: Sequence) -> None:
+        """What a parked sequence waited for is there: it takes part in the next plan, or with it all its beams."""
+        self._running.ready(sequence)
+        if sequence in self._running.gathering:
+            resume_together(self._running, self._blocks, sequence.request)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, and the padding of its batch if nobody else is left of that."""

@@ -145,8 +145,8 @@ class Scheduler:
 
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence, be it aborted meanwhile, waited for is there: it takes part from the next plan on."""
-        for lane in self._lanes:
-            lane.ready(sequence)
+        for progress in self._progress:
+            progress.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ def count_slots(
     prefills = [*draft.prefills, *(chunk for plan in plans for chunk in plan.prefills)]
     chunks = {chunk.sequence: chunk.num_tokens for chunk in prefills}
     num_tokens = draft.num_decodes + sum(len(plan.decodes) for plan in plans)
-    num_reserved, beside = 0, [*waiting.holders]
+    num_reserved, beside = 0, waiting.all_holders()
     useless: list[Sequence] = []
     for lane in lanes:
         num_tokens += lane.decodes.work((), 0).num_context_tokens - len(lane.decodes.sequences)
@@ -83,9 +83,9 @@ def _num_shared_slots(lanes: list[RunningSet], useless: abc.Sequence[Sequence], 
     if not num_saved_blocks:
         return 0
     num_unfilled, seen = 0, set()
-    for sequence in (sequence for running in lanes for sequence in running.forked):
+    for sequence in (sequence for running in lanes for sequence in (*running.forked, *running.landing)):
         last, num_filled = divmod(sequence.num_computed_tokens, blocks.block_size)
-        if not num_filled or sequence in useless:
+        if not num_filled or last >= len(sequence.block_table) or sequence in useless:
             continue
         if sequence.block_table[last] in seen:  # forks share a block that is not full until they write to it
             num_unfilled += blocks.block_size - num_filled

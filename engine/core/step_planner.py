@@ -154,13 +154,13 @@ class StepPlanner(GivingWay):
     def needs(self, sequence: Sequence, budget: int) -> tuple[int, int]:
         """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
         if sequence.host_blocks is not None:
-            return 0, self._blocks.blocks_for(sequence.num_tokens)
+            return 0, self._blocks.blocks_for(sequence.num_tokens) + beams.missing_blocks(self._blocks, sequence)
         match = self._match(sequence)
         wanted = self.chunk_tokens(sequence.num_tokens - match.num_cached_tokens, sequence.num_tokens)
         checked = match.num_cached_tokens + min(wanted, budget)
         is_beam = sequence.request.num_common_blocks is not None
         checked = sequence.num_tokens if self.limits.checks_full_prompt or is_beam else checked
-        others = beams.missing_blocks(self._blocks, sequence) if is_beam else 0
+        others = beams.missing_blocks(self._blocks, sequence)
         is_parked = self._offload is not None and self._offload.must_wait(match)
         return 0 if is_parked else wanted, self._blocks.blocks_needed(sequence, match, checked) + others
 

@@ -215,8 +215,10 @@ def _is_unknown(sequence: Sequence) -> bool:
 
 
 def _padding_chunks(plan: StepPlan, block_size: int) -> abc.Iterator[Chunk]:
-    """What pads the prompts of a plan to its longest chunk: tokens that nobody needs, whose KV is not stored. They attend
-    to a block of the prompt as often as they would to as many tokens of their own."""
+    """What pads the prompts of a plan to its longest chunk: tokens that nobody needs, whose KV is not stored.
+
+    They attend to a block of the prompt, repeated until it is as long as they are.
+    """
     for chunk, padded in zip(plan.prefills, plan.work.chunks, strict=True):
         count = padded.num_tokens - chunk.num_tokens
         if count:

@@ -154,7 +154,8 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     budget = workload.max_num_batched_tokens - decode_tokens - sum(sizes)
     reserve = reserve_of(workload) if lane.running.sequences else 0
     if head.host_blocks is not None:
-        return budget > 0 and blocks.blocks_for(head.num_tokens) + reserve <= blocks.num_free_blocks
+        needed = blocks.blocks_for(head.num_tokens) + missing_blocks(blocks, head)
+        return budget > 0 and needed + reserve <= blocks.num_free_blocks
     match = blocks.match(head)
     if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier

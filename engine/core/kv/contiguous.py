@@ -192,10 +192,11 @@ class ContiguousManager(BlockManager):
             self._num_promised_tokens -= sequence.end_length - 1
 
     def most_tokens(self, sequence: Sequence) -> int:
+        """Tokens that the reservation of a sequence is for."""
         return self._rule.num_tokens(sequence, self._longest)
 
-    def hand_over(self, sequence: Sequence, row: Sequence) -> None:
-        row.block_table, sequence.block_table = sequence.block_table, []
+    def note_row(self, sequence: Sequence, row: Sequence) -> None:
+        """A row of padding has taken over the reservation of `sequence`."""
         self._num_promised_tokens += row.end_length - sequence.end_length
 
     def num_promised_tokens(self, without: abc.Iterable[Sequence] = ()) -> int:
