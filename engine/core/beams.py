@@ -125,6 +125,8 @@ def resume_together(running: RunningSet, blocks: BlockManager, request: Request)
     if all(beam in running.gathering and beam.is_prefilled for beam in beams):
         request.num_common_blocks = None
         for beam in beams:
+            name_content(blocks, beam, beam.num_computed_tokens)
+            blocks.register(beam, beam.num_computed_tokens)  # what they share, all of them know by its hash or none
             del running.gathering[beam]
             running.decodes.join(beam)
         running.beams[request] = None
