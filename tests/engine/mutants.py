@@ -193,8 +193,8 @@ MUTANTS = [
            "            blocks.register(beam, beam.num_computed_tokens)", "            pass"),
     Mutant("kept beams get the common blocks twice", "beams.py",
            "(each for each in others if each in running.gathering and not each.num_computed_tokens)", "others"),
-    Mutant("what beams keep is not counted", "waiting_queue.py", "s.request.sequences if s.request.num_common_blocks is",
-           "[s] if s.request.num_common_blocks is"),
+    Mutant("what beams keep is not counted", "waiting_queue.py",
+           "s.request.sequences if s.request.num_common_blocks is", "[s] if s.request.num_common_blocks is"),
     Mutant("copies of shared blocks are not planned", "running_set.py",
            "min(count, self._blocks.pool.num_references(block) - 1)", "count - 1"),
     # -- decodes ------------------------------------------------------------------------------------------------------
@@ -302,7 +302,8 @@ MUTANTS = [
            "watermark_blocks=ceil(watermark * blocks.num_blocks)",
            "watermark_blocks=int(options.watermark * blocks.num_blocks)"),
     Mutant("lanes share their seats", "limits.py", "(self.max_num_seqs + lane) // num_lanes", "self.max_num_seqs"),
-    Mutant("lanes lose a seat", "limits.py", "(self.max_num_seqs + lane) // num_lanes", "self.max_num_seqs // num_lanes"),
+    Mutant("lanes lose a seat", "limits.py", "(self.max_num_seqs + lane) // num_lanes",
+           "self.max_num_seqs // num_lanes"),
     # -- the queue ----------------------------------------------------------------------------------------------------
     Mutant("a removal breaks the heap", "waiting_queue.py", "        heapq.heapify(self._heap)\n", ""),
     Mutant("an urgent arrival finds the head blocked", "waiting_queue.py", "if self._heap[0][-1] is sequence:",
