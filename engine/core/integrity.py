@@ -20,6 +20,7 @@ def check_states(lane: RunningSet) -> None:
     assert lane.num_reserved == sum(s.num_forks for s in lane.sequences)
     assert lane.flights or not lane.ending
     assert all(row in lane.decodes.sequences or row in lane.paused for row in lane.padding), "padding is in no step"
+    assert not lane.padding.keys() & lane.decodes.findable.keys(), "what padding adds can be found"
     assert not lane.padding or len(lane.padding) + len(lane.ending) < len(lane.sequences), "padding outlives its batch"
     assert lane.beams.keys() == {s.request for s in lane.decodes.sequences if s.request.is_beam_search}
     for sequence in lane.sequences:

@@ -70,8 +70,8 @@ def judge(data: Data) -> Verdict:
         f"that drop what has ended. Tiny: {tiny['static, padded', 'measured']:.1f} times measured and "
         f"{tiny['static, padded', 'simulated']:.1f} simulated against padded batches, "
         f"{tiny['static', 'measured']:.1f} and {tiny['static', 'simulated']:.1f} against the others.",
-        "With equal output lengths, or with one seat, there is nothing to gain. Most of the loss is seats that nobody "
-        "may take before the batch ends; what the padding itself costs is the difference of the two.",
+        "With equal output lengths, or with one seat, there is nothing to gain. Where batches drop what has ended, "
+        "large ones lose little; where they are padded, they lose most: all rows are computed to the longest output.",
     )
 
 
