@@ -20,9 +20,9 @@ from engine.core.sequence import Request, Sequence, SequenceStatus
 
 def pad_or_release(running: RunningSet, blocks: BlockManager, sequence: Sequence, longest: int) -> None:
     """Let a row of padding, of at most `longest` tokens, take the seat and the blocks of a sequence that has ended; or
-    release these if nobody of the batch is left, or the row could not compute a token."""
+    release these if the row could not compute a token."""
     end = min(longest, blocks.most_tokens(sequence)) if isinstance(blocks, ContiguousManager) else longest
-    if not _has_others(running, num_ended=1) or sequence.num_tokens >= end:
+    if sequence.num_tokens >= end:
         running.release(sequence)
         return
     request = Request(sequence.request_id, sequence.request.num_prompt_tokens, end)
@@ -58,7 +58,7 @@ def _hand_over(blocks: BlockManager, sequence: Sequence, row: Sequence) -> None:
 
 def end_batch(running: RunningSet) -> None:
     """Release all padding if nobody else is left."""
-    if running.padding and not _has_others(running):
+    if running.padding and len(running.padding) + len(running.ending) == len(running.sequences):
         for row in [*running.padding]:
             drop(running, row)
 
@@ -74,8 +74,3 @@ def drop(running: RunningSet, row: Sequence) -> None:
 def drop_last(running: RunningSet) -> None:
     """Release the row of padding that was made last."""
     drop(running, next(reversed(running.padding)))
-
-
-def _has_others(running: RunningSet, num_ended: int = 0) -> bool:
-    """Whether somebody of the batch is left: neither padding, nor ending, nor one of `num_ended` that have ended."""
-    return len(running.padding) + len(running.ending) + num_ended < len(running.sequences)
