@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
-from engine.core.scheduler_options import conflict_with_reservations
+from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.arrivals import ArrivalConfig
 from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
@@ -117,6 +117,8 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_allocator(self) -> Self:
+        if self.speculation.kind != "none" and (drafts := conflict_with_drafts(self.scheduler)):
+            raise ValueError(f"scheduler.{drafts}")
         if not isinstance(self.allocator, ContiguousAllocator):
             return self
         if conflict := conflict_with_reservations(self.scheduler):
