@@ -9,7 +9,12 @@ from typing import Any, Literal, get_args
 
 from engine.core.kv.contiguous import FORESEEING, Contiguous
 from engine.core.kv.tier import TierEviction
-from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations
+from engine.core.scheduler_options import (
+    OffloadOptions,
+    SchedulerOptions,
+    conflict_with_drafts,
+    conflict_with_reservations,
+)
 from engine.speculation import NgramOptions
 
 Quantized = Literal["none", "fp8", "fp8_block"]
@@ -115,6 +120,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             object.__setattr__(self, "block_size", default_block_size(self.attention_backend))
         SchedulerOptions.__post_init__(self)
         ExecutionOptions.__post_init__(self)
+        if self.speculation is not None and (conflict := conflict_with_drafts(self)):
+            raise ValueError(conflict)
         if self.async_scheduling and self.speculation is not None:
             raise ValueError("async_scheduling=True: must be False with speculation, whose steps bring several tokens")
         if self.contiguous is not None:

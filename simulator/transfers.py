@@ -87,12 +87,13 @@ class TierLinks:
         num_out = 0
         loads: list[Transfer] = []
         for transfer in plan.transfers:
-            if transfer.target_tier == HOST:
+            source_tier, _, target_tier, target = transfer
+            if target_tier == HOST:
                 num_out += 1
-            elif transfer.target_tier == DISK:
+            elif target_tier == DISK:
                 assert self._disk is not None
-                self._on_disk_at[transfer.target] = self._disk[0].copy(1, now_ns)
-            elif transfer.source_tier != DEVICE:
+                self._on_disk_at[target] = self._disk[0].copy(1, now_ns)
+            elif source_tier != DEVICE:
                 loads.append(transfer)
         out_at = self._out.copy(num_out, now_ns)
         there_at = out_at

@@ -11,11 +11,14 @@ that writes, as after a fork. While beams decode, every plan has a horizon of 1.
 
 The beams of a request are preempted and admitted again together, because none can go on without the others:
 
-    decoding ──suspend──▶ waiting ──seat──▶ prefilling, gathering ──last of them──▶ decoding
+    decoding ──suspend──▶ waiting ──seat────▶ prefilling, gathering ──last of them──▶ decoding
+                                  ──swap_in──▶ parked, gathering ─────▲
 
-They lose all their KV, whatever the preemption mode. `num_common_blocks` leading blocks were common to all: the first
-beam computes these and its own rest, then each of the others shares the common ones and computes its own rest. Whoever
-is done waits in `gathering`.
+`num_common_blocks` leading blocks were common to all. If they lost all their KV, the first beam computes these and its
+own rest, then each of the others shares the common ones and computes its own rest. If they kept a prefix, the first one
+waits as the holder of all, and whoever still has the common blocks goes on from what it kept. On the host a block is
+kept once for all beams that shared it, and they share it again when they are back. Whoever is done waits in
+`gathering`.
 All blocks and seats are taken when the first beam is admitted. So a part of the beams never waits for another part that
 is still in the queue, and a request that is alone always gets on: `longest_beam` bounds what its beams hold together.
 """
@@ -26,7 +29,10 @@ from collections import abc
 
 from engine.core.decodes.interface import Decodes
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.kept_blocks import name_content
+from engine.core.kv.kept_blocks import name_content, num_common_blocks
+from engine.core.kv.lower_tiers import swap_in_beams
+from engine.core.kv.tier import Transfer
+from engine.core.preemption import Keeps
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
@@ -92,18 +98,38 @@ def _take_over(blocks: BlockManager, beam: Sequence, source: Sequence) -> None:
         beam.token_ids[first:] = source.token_ids[first:]
 
 
-def suspend(running: RunningSet, blocks: BlockManager, request: Request) -> list[Sequence]:
-    """Preempt all beams of a request; returns them. The first stands for all of them in the queue."""
+def suspend(running: RunningSet, blocks: BlockManager, request: Request, keeps: Keeps) -> list[Transfer]:
+    """Preempt all beams of a request, which all keep the same. The first stands for all of them in the queue."""
     beams = request.sequences
     if request.num_common_blocks is None:
-        computed = (beams[0].num_tokens - 1) // blocks.block_size
-        common = [len(set(column)) == 1 for column in zip(*(beam.block_table for beam in beams), strict=False)]
-        request.num_common_blocks = min(computed, [*common, False].index(False))
-    for beam in beams:
-        running.give_up(beam, "nothing")
+        request.num_common_blocks = num_common_blocks(blocks, beams)
+    copies: dict[int, int] = {}
+    transfers = [transfer for beam in beams for transfer in running.give_up(beam, keeps, copies)]
     beams[0].num_forks = len(beams) - 1
     running.requeue(beams[0])
-    return beams
+    return transfers
+
+
+def swap_in(running: RunningSet, blocks: BlockManager, leader: Sequence) -> list[Transfer]:
+    """Give all beams of a request, of which `leader` is the first, device blocks that their KV comes back into."""
+    beams = leader.request.sequences
+    leader.num_forks = 0
+    transfers = swap_in_beams(blocks, beams)
+    running.forked |= {beam: None for beam in beams if blocks.must_copy(beam)}
+    return transfers
+
+
+def resume_together(running: RunningSet, blocks: BlockManager, request: Request) -> None:
+    """Let the beams of a request decode if the KV of all of them is back."""
+    beams = request.sequences
+    if all(beam in running.gathering and beam.is_prefilled for beam in beams):
+        request.num_common_blocks = None
+        for beam in beams:
+            name_content(blocks, beam, beam.num_computed_tokens)
+            blocks.register(beam, beam.num_computed_tokens)  # what they share, all of them know by its hash or none
+            del running.gathering[beam]
+            running.decodes.join(beam)
+        running.beams[request] = None
 
 
 def without_readmitted(running: RunningSet, sequences: dict[Sequence, None]) -> dict[Sequence, None]:
@@ -114,14 +140,19 @@ def without_readmitted(running: RunningSet, sequences: dict[Sequence, None]) -> 
 
 
 def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
-    """Blocks that the other beams of a suspended request need beside those of `leader`, its first."""
+    """Blocks that the other beams of a suspended request need beside those of `leader`, its first; 0 for others."""
     common = leader.request.num_common_blocks
-    assert common is not None
-    return leader.num_forks * (blocks.blocks_for(leader.num_tokens) - common)
+    if common is None:
+        return 0
+    num_kept = (max(common, len(beam.block_table)) for beam in leader.request.sequences[1:])
+    return leader.num_forks * blocks.blocks_for(leader.num_tokens) - sum(num_kept)
 
 
 def seat(running: RunningSet, blocks: BlockManager, leader: Sequence) -> list[Sequence]:
-    """Seat the other beams of a request whose first was just admitted, with blocks of their own; returns them."""
+    """Seat the other beams of a request whose first was just admitted, with blocks of their own; returns them.
+
+    Those that kept the common blocks go on, the others wait until the first has computed these.
+    """
     _, *others = leader.request.sequences
     common = leader.request.num_common_blocks
     assert common is not None
@@ -129,10 +160,14 @@ def seat(running: RunningSet, blocks: BlockManager, leader: Sequence) -> list[Se
     leader.num_forks = 0
     blocks.extend(leader, leader.num_tokens)
     for beam in others:
-        beam.block_table = blocks.pool.take(blocks.blocks_for(beam.num_tokens) - common)
         beam.status = SequenceStatus.PREFILLING
         running.seat(beam)
-        running.gathering[beam] = None
+        if beam.block_table:
+            blocks.extend(beam, beam.num_tokens)
+            running.prefilling[beam] = None
+        else:
+            beam.block_table = blocks.pool.take(blocks.blocks_for(beam.num_tokens) - common)
+            running.gathering[beam] = None
     return others
 
 
@@ -146,7 +181,7 @@ def gather(running: RunningSet, blocks: BlockManager, beam: Sequence) -> list[Se
     if beam is leader:
         shared = leader.block_table[:common]
         blocks.index.enter((leader.block_hashes or [])[:common])  # the others may go on from within a run
-        for other in others:
+        for other in (each for each in others if each in running.gathering and not each.num_computed_tokens):
             blocks.pool.hold(shared)
             other.block_table[:0] = shared
             other.num_registered_blocks = min(common, leader.num_registered_blocks)
@@ -177,4 +212,4 @@ def _check_group(running: RunningSet, request: Request) -> None:
     assert not any(inside) if is_suspended else all(inside), "a part of the beams decodes"
     assert (request in running.beams) == all(beam in running.decodes.sequences for beam in beams)
     if is_suspended:
-        assert any(beam in running.prefilling for beam in beams), "beams wait for nobody"
+        assert any(beam in running.prefilling or beam in running.parked for beam in beams), "beams wait for nobody"

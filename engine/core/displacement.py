@@ -28,7 +28,7 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: Callable[[Sequence], 
         budget, num_blocks = budget - num_tokens, num_blocks + num_needed
         num_seats += 1 + sequence.num_forks
         after = [victim for victim in victims if rank(victim) > rank(sequence)]
-        kept = sum(len(other.block_table) for other in planner.waiting.holders if rank(other) > rank(sequence))
+        kept = sum(len(other.block_table) for other in planner.waiting.all_holders() if rank(other) > rank(sequence))
         if not after or _lacks_room(planner, num_seats, num_blocks - kept, after):
             break
         while after and _lacks_room(planner, num_seats, num_blocks):

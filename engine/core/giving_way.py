@@ -1,8 +1,8 @@
-"""Who gives way when blocks run out: waiting sequences that keep some first, then running ones, by preemption."""
+"""Who gives way when blocks run out: padding, then waiting sequences that keep some, then running ones."""
 
 from __future__ import annotations
 
-from engine.core import beams
+from engine.core import beams, padding
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import give_up
 from engine.core.plan import StepDraft
@@ -15,8 +15,8 @@ from engine.core.waiting_queue import WaitingQueue
 class GivingWay:
     """Frees blocks for the sequences of one lane.
 
-    Blocks run out in this order: free ones, those that waiting sequences kept, those of whoever is preempted next,
-    which may be kept in turn. So preemption frees no more than is needed.
+    Blocks run out in this order: free ones, those of padding, those that waiting sequences kept, those of whoever is
+    preempted next, which may be kept in turn. So preemption frees no more than is needed.
     """
 
     def __init__(
@@ -44,16 +44,23 @@ class GivingWay:
             return
         self._last_victim = victim
         if victim.request.is_beam_search and victim.request.sequences[1:]:
-            draft.preempted += beams.suspend(self.running, self._blocks, victim.request)
+            group = victim.request.sequences
+            keeps = self._preemption.kept_by(group, self._blocks)
+            draft.transfers += beams.suspend(self.running, self._blocks, victim.request, keeps)
+            draft.preempted += group
             return
-        draft.transfers += self.running.preempt(victim, self._preemption.kept_by(victim, self._blocks))
+        draft.transfers += self.running.preempt(victim, self._preemption.kept_by([victim], self._blocks))
         draft.preempted.append(victim)
 
     def reclaim(self, num_blocks: int, spared: Sequence | None = None) -> bool:
-        """Let the waiting sequences that keep blocks give up so many of them, the last in the queue first.
+        """Let a row of padding go; or the waiting sequences that keep blocks give up so many of them, the last in the
+        queue first.
 
-        False if nobody but `spared` keeps any.
+        False if there is no padding and nobody but `spared` keeps any.
         """
+        if self.running.padding:
+            padding.drop_last(self.running)
+            return True
         holder = self.waiting.last_holder(spared)
         if holder is None:
             return False
@@ -74,8 +81,7 @@ class GivingWay:
         if self.running.sequences or not self.waiting.head_blocked:
             return False
         num_missing = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) - self.num_free_blocks
-        if head.request.num_common_blocks is not None:
-            num_missing += beams.missing_blocks(self._blocks, head)
+        num_missing += beams.missing_blocks(self._blocks, head)
         return self.reclaim(num_missing, spared=head)
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
@@ -85,8 +91,9 @@ class GivingWay:
         return victim
 
     def candidates(self) -> dict[Sequence, None]:
-        """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
+        """Who may give way, in order of admission: not those into whose blocks a transfer writes, nor their beams."""
         running = self.running
         if not running.parked:
             return running.sequences
-        return {sequence: None for sequence in running.sequences if sequence not in running.parked}
+        groups = {s.request for s in running.parked if s.request.num_common_blocks is not None}
+        return {s: None for s in running.sequences if s not in running.parked and s.request not in groups}

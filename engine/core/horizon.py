@@ -25,7 +25,7 @@ def decode_horizon(
             return 1
         if waiting.head_blocked and waiting.suppliers and policy.admits(view._replace(head_fits=True)):
             limit = min(limit, _steps_until_supply(running, waiting, blocks.block_size))
-    if limit <= 1:
+    if limit <= 1 or running.ending and policy.pads:  # padding joins when the step is known to have ended
         return 1
     if blocks.offload is not None:  # what a step drives out of the prefix cache is copied before, in a plan of its own
         return decodes.affordable_steps(limit, blocks.pool.num_uncached)

@@ -19,10 +19,14 @@ def check_states(lane: RunningSet) -> None:
     assert set().union(*states) == lane.sequences.keys()
     assert lane.num_reserved == sum(s.num_forks for s in lane.sequences)
     assert lane.flights or not lane.ending
+    assert all(row in lane.decodes.sequences or row in lane.paused for row in lane.padding), "padding is in no step"
+    assert not lane.padding.keys() & lane.decodes.findable.keys(), "what padding adds can be found"
+    assert not lane.padding or len(lane.padding) + len(lane.ending) < len(lane.sequences), "padding outlives its batch"
     assert lane.beams.keys() == {s.request for s in lane.decodes.sequences if s.request.is_beam_search}
     for sequence in lane.sequences:
         assert (sequence.status is SequenceStatus.FINISHED) == (sequence in lane.ending)
         assert (sequence.status is SequenceStatus.PARKED) == (sequence in lane.parked)
+        assert (sequence.status is SequenceStatus.PADDING) == (sequence in lane.padding)
 
 
 def check_places(
@@ -36,7 +40,7 @@ def check_places(
     assert sum(lane.num_seats for lane in lanes) <= num_seats
     assert all((s.num_computed_tokens > 0) == bool(s.host_blocks or s.block_table) for s in waiting)
     assert not any(s.host_blocks and s.block_table for s in waiting), "one that waits keeps blocks in two tiers"
-    ending = {sequence for lane in lanes for sequence in lane.ending}
+    ending = {sequence for lane in lanes for sequence in (*lane.ending, *lane.padding)}
     known = {sequence for request in unfinished for sequence in request.sequences}
     placed = {sequence for sequence in known if sequence.status is not SequenceStatus.FINISHED} | ending
     assert {*waiting, *running} == placed, "a sequence is lost, or kept after its end"
@@ -63,6 +67,7 @@ def check_tables(
                 num_held = sequence.num_tokens
             if sequence in lane.gathering:
                 num_held = sequence.num_tokens - (0 if sequence.num_computed_tokens else _num_common(sequence, blocks))
+                num_held -= sequence.is_prefilled  # its KV came back from the host
             # Room for drafts that were not accepted is kept.
             num_spare = lane.decodes.tokens_per_decode - 1 if sequence in lane.decodes.sequences else 0
             if not lane.flights and sequence not in lane.parked:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,27 @@ class Limits:
     max_chunk_tokens: int = 0
     cuts_prompts: bool = True
     max_padding: int | None = None
+
+    def check(self, tokens_per_decode: int, *, pads: bool) -> None:
+        """Raise ValueError if a step has no room for a decode of `tokens_per_decode` tokens of every sequence, or such
+        decodes cannot be padded."""
+        if self.max_num_seqs * tokens_per_decode > self.max_num_batched_tokens:
+            raise ValueError(
+                f"max_num_seqs={self.max_num_seqs} must be at least 1, and its decodes fit into "
+                f"max_num_batched_tokens={self.max_num_batched_tokens}"
+            )
+        if pads and tokens_per_decode > 1:
+            raise ValueError(
+                "options.padded=true: rows of padding draft no tokens, so speculation has no batch of fixed shape; set "
+                "options.padded=false"
+            )
+
+    def of_lane(self, lane: int, num_lanes: int, *, pads: bool) -> Limits:
+        """The bounds of one of `num_lanes` lanes; with `pads` the prompts of its steps are padded, without a limit of
+        their own."""
+        max_num_seqs = (self.max_num_seqs + lane) // num_lanes
+        max_padding = self.max_num_batched_tokens if pads and self.max_padding is None else self.max_padding
+        return replace(self, max_num_seqs=max_num_seqs, max_padding=max_padding)
 
     def pads_too_much(self, sizes: Iterable[int], more: int) -> bool:
         """Whether one more prompt, of `more` tokens, would bring a step of `sizes`, padded, over a limit."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.core import beams
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import swap_in
 from engine.core.kv.prefix_match import PrefixMatch
@@ -23,11 +24,17 @@ class Parking:
         self._limits = limits
 
     def swap_in(self, draft: StepDraft, sequence: Sequence) -> bool:
-        """Admit a swapped-out sequence; False if it does not fit."""
-        if self._blocks.blocks_for(sequence.num_tokens) + self._reserve() > self._blocks.num_free_blocks:
+        """Admit a swapped-out sequence, or all beams of its request; False if it does not fit."""
+        needed = self._blocks.blocks_for(sequence.num_tokens) + beams.missing_blocks(self._blocks, sequence)
+        if needed + self._reserve() > self._blocks.num_free_blocks:
             self._waiting.block_head(0, [])
             return False
         self._waiting.pop()
+        if sequence.request.num_common_blocks is not None:
+            draft.transfers += beams.swap_in(self._running, self._blocks, sequence)
+            for beam in sequence.request.sequences:
+                self._park(draft, beam)
+            return True
         num_held = self._num_held(sequence, sequence.num_computed_tokens)
         draft.transfers += swap_in(self._blocks, sequence, num_held)
         self._park(draft, sequence)

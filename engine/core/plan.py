@@ -88,6 +88,9 @@ class StepPlan(NamedTuple):
         num_kv_tokens: slots of these blocks that hold a token's KV when the first step has run.
         num_reserved_slots: slots of these blocks that are kept for tokens to come: as `SlotCounts` has it.
         num_external_slots: slots of free blocks that are of no use: as `SlotCounts` has it.
+        num_padding_seqs: how many of `decodes` are padding (`engine.core.padding`).
+        num_padding_tokens: tokens of the first step that nobody needs: of padding, and of prompts that are padded to
+            the longest of the step, as `work` has them and `prefills` has not.
     """
 
     lane: int
@@ -111,6 +114,8 @@ class StepPlan(NamedTuple):
     num_kv_tokens: int = 0
     num_reserved_slots: int = 0
     num_external_slots: int = 0
+    num_padding_seqs: int = 0
+    num_padding_tokens: int = 0
 
 
 _GROWTH = StepPlan._fields.index("growth")  # followed by `horizon` and `num_steps`
@@ -129,7 +134,7 @@ PlanStart = tuple[int, int, Collection[int | None]]
 """What was known of a plan's sequences when it began; planning the next step while it runs can change that.
 
 The prompt tokens of the sequences that it admits for the first time, how many of these tokens were in the cache, and
-when each of `fresh_decodes` got its last token.
+when each of `fresh_decodes` but padding got its last token.
 """
 
 
@@ -141,6 +146,8 @@ def plan_start(plan: StepPlan) -> PlanStart:
             admitted += sequence.request.num_prompt_tokens
             cached += sequence.num_cached_tokens
     fresh = plan.fresh_decodes
+    if plan.num_padding_seqs:
+        fresh = [sequence for sequence in fresh if sequence.last_token_time is not None]  # padding never got one
     return admitted, cached, [sequence.last_token_time for sequence in fresh] if fresh else ()
 
 

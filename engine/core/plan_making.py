@@ -27,6 +27,7 @@ class PlanMaker:
         self._pool = blocks.pool
         self._block_size = blocks.block_size
         self._reserves = isinstance(blocks, ContiguousManager)
+        self._pads = policy.pads
 
     def make(self, lane: int, draft: StepDraft) -> StepPlan:
         """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`."""
@@ -36,7 +37,9 @@ class PlanMaker:
         # Those that are ending are counted too.
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
         chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
-        num_copied = sum(transfer.is_within_device for transfer in draft.transfers) if draft.transfers else 0
+        num_copied = (
+            sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0
+        )  # within the device
         horizon = 1
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
@@ -49,8 +52,8 @@ class PlanMaker:
         if ending:
             num_used, num_saved = blocks.num_used_blocks(ending), blocks.num_saved_blocks(ending)
         has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
-        if has_others or self._reserves:
-            num_tokens, num_reserved, num_external = count_slots(lanes, draft, blocks, waiting)
+        if has_others or self._reserves or self._pads:
+            num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
         else:  # all that runs takes part, so that all blocks which are shared are full
             num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
             for sequence, start, num_chunk_tokens, is_last in prefills:
@@ -62,6 +65,19 @@ class PlanMaker:
             lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
             draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
             num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
-            num_external,
+            num_external, 0, 0,
         )  # fmt: skip
-        return make_step_plan(fields)
+        plan = make_step_plan(fields)
+        return self._padded(running, plan) if self._pads else plan
+
+    def _padded(self, running: RunningSet, plan: StepPlan) -> StepPlan:
+        """The plan with its prompts padded to the longest chunk, and its padding counted."""
+        num_rows = sum(row in running.decodes.sequences for row in running.padding) if plan.num_decodes else 0
+        longest = max((chunk.num_tokens for chunk in plan.prefills), default=0)
+        num_padded = sum(longest - chunk.num_tokens for chunk in plan.prefills)
+        return plan._replace(
+            work=plan.work._replace(chunks=[chunk._replace(num_tokens=longest) for chunk in plan.work.chunks]),
+            num_running=plan.num_running - sum(len(lane.padding) for lane in self._lanes),
+            num_padding_seqs=num_rows,
+            num_padding_tokens=num_rows + num_padded,
+        )

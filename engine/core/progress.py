@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from engine.core.beams import gather
+from engine.core.beams import gather, resume_together
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
+from engine.core.padding import drop, end_batch, pad_or_release
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
@@ -21,12 +22,16 @@ class Progress:
     A plan is *advanced* when what it is certain to bring is counted, its tokens, and *settled* when it has run. Between
     the two, when the next step is planned while this one runs, a sequence that gets its last token is ending: it keeps
     its seat and its blocks.
+
+    Args:
+        pads_to: most tokens of the padding that takes the place of who has ended; None for no padding.
     """
 
-    def __init__(self, running: RunningSet, blocks: BlockManager, waiting: WaitingQueue) -> None:
+    def __init__(self, running: RunningSet, blocks: BlockManager, waiting: WaitingQueue, pads_to: int | None) -> None:
         self._running = running
         self._blocks = blocks
         self._waiting = waiting
+        self._pads_to = pads_to
 
     def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
         """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
@@ -44,7 +49,10 @@ class Progress:
                     running.decodes.remove(sequence)
                     ended.append(sequence)
             for sequence in ended:
-                self._end(flight, sequence, stopped)
+                if sequence in running.padding:
+                    drop(running, sequence)
+                else:
+                    self._end(flight, sequence, stopped)
         if plan.prefills:
             self._advance_prefills(flight, stopped)
         if running.paused:
@@ -52,8 +60,20 @@ class Progress:
         if running.returning:
             for sequence in running.returning:
                 if sequence in running.parked:
-                    running.ready(sequence)
+                    self.ready(sequence)
             running.returning.clear()
+        end_batch(running)
+
+    def ready(self, sequence: Sequence) -> None:
+        """What a parked sequence waited for is there: it takes part in the next plan, or with it all its beams."""
+        self._running.ready(sequence)
+        if sequence in self._running.gathering:
+            resume_together(self._running, self._blocks, sequence.request)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out, and the padding of its batch if nobody else is left of that."""
+        self._running.abort(sequence)
+        end_batch(self._running)
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
@@ -93,7 +113,11 @@ class Progress:
                 del running.ending[sequence]
                 if sequence.has_content:
                     self._blocks.register(sequence, sequence.num_tokens - 1)
-                running.release(sequence)
+                if self._pads_to is None:
+                    running.release(sequence)
+                else:
+                    pad_or_release(running, self._blocks, sequence, self._pads_to)
+        end_batch(running)
         return resumed_gaps
 
     def beams_to_replace(self, flight: Flight) -> list[Request]:

@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from engine.core.decodes.interface import Decodes
 from engine.core.flight import NOBODY, Flight, Stopped
@@ -43,6 +43,7 @@ class RunningSet:
         gathering: readmitted beams that wait for other beams of their request (`engine.core.beams`).
         ending: those that got their last token in a plan that is not committed.
         beams: requests whose beams decode.
+        padding: decodes, or paused, that nobody asked for: the rows of those of a batch that have ended.
         num_reserved: seats of sequences that will be forked from admitted ones.
         flights: plans that are not committed, at most two, in order.
         returning: parked ones that became ready since the plan under way was made.
@@ -60,6 +61,7 @@ class RunningSet:
         self.gathering: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
         self.beams: dict[Request, None] = {}
+        self.padding: dict[Sequence, None] = {}
         self.num_reserved = 0
         self._num_admitted = 0
         self.flights: deque[Flight] = deque()
@@ -103,7 +105,10 @@ class RunningSet:
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
         land(self._blocks, sequence)
-        if sequence.is_prefilled:
+        if sequence.request.num_common_blocks is not None:  # the beams of a request go on together
+            sequence.status = SequenceStatus.PREFILLING
+            self.gathering[sequence] = None
+        elif sequence.is_prefilled:
             self.decodes.join(sequence)
         else:
             sequence.status = SequenceStatus.PREFILLING
@@ -129,8 +134,11 @@ class RunningSet:
         return copies
 
     def num_shared_blocks(self) -> int:
-        """At most how many blocks `unshare` takes."""
-        return sum(map(self._blocks.must_copy, self.forked))
+        """How many blocks `unshare` takes: the last that holds a shared block keeps it."""
+        writers = [s for s in self.forked if s in self.decodes.sequences and self._blocks.must_copy(s)]
+        size = self._blocks.block_size
+        counts = Counter(s.block_table[(s.num_tokens - 1) // size] for s in writers)
+        return sum(min(count, self._blocks.pool.num_references(block) - 1) for block, count in counts.items())
 
     def pause(self, sequence: Sequence) -> None:
         """Let a decoding sequence sit out the step that is being planned."""
@@ -152,13 +160,13 @@ class RunningSet:
         self._waiting.push(sequence)
         return transfers
 
-    def give_up(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
-        """Take the seat of a sequence that is preempted, and its blocks except for what it keeps."""
+    def give_up(self, sequence: Sequence, keeps: Keeps, copies: dict[int, int] | None = None) -> list[Transfer]:
+        """Take the seat of a sequence that is preempted, and its blocks except for what it keeps; see `swap_out`."""
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
             num_known -= self.lag
         self.leave(sequence, SequenceStatus.WAITING)
-        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, {} if copies is None else copies)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
         return transfers

@@ -8,7 +8,6 @@ composes steps with the planner (`step_planner`), which admits it to the running
 from __future__ import annotations
 
 from collections import abc
-from dataclasses import replace
 
 from engine.core.beams import obstacle
 from engine.core.beams import replace as replace_beams
@@ -76,15 +75,12 @@ class Scheduler:
         for lane in range(num_lanes):
             decodes = make_decodes(NEVER if isinstance(blocks, ContiguousManager) else blocks.block_size)
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
-            bounds = replace(limits, max_num_seqs=(limits.max_num_seqs + lane) // num_lanes)
+            limits.check(decodes.tokens_per_decode, pads=policy.pads)
+            bounds = limits.of_lane(lane, num_lanes, pads=policy.pads)
             self._planners.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
-            if limits.max_num_seqs * decodes.tokens_per_decode > limits.max_num_batched_tokens:
-                raise ValueError(
-                    f"max_num_seqs={limits.max_num_seqs} must be at least 1, and its decodes fit into "
-                    f"max_num_batched_tokens={limits.max_num_batched_tokens}"
-                )
         self._lanes = [planner.running for planner in self._planners]
-        self._progress = [Progress(lane, blocks, self.waiting) for lane in self._lanes]
+        pads_to = self.max_model_len if policy.pads else None
+        self._progress = [Progress(lane, blocks, self.waiting, pads_to) for lane in self._lanes]
         self._maker = PlanMaker(policy, self._lanes, blocks, self.waiting, self.max_num_seqs)
         self._requests: dict[int, Request] = {}
         self._num_added = 0
@@ -144,13 +140,13 @@ class Scheduler:
             for number, lane in enumerate(self._lanes):
                 if sequence in lane.sequences:
                     self._advance(number)
-                    lane.abort(sequence)
+                    self._progress[number].abort(sequence)
         return request
 
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence, be it aborted meanwhile, waited for is there: it takes part from the next plan on."""
-        for lane in self._lanes:
-            lane.ready(sequence)
+        for progress in self._progress:
+            progress.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 

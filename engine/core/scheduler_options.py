@@ -97,6 +97,15 @@ class SchedulerOptions:
             raise ValueError(f"admission={self.admission!r}: needs allocation='chunk'")
 
 
+def conflict_with_drafts(options: SchedulerOptions) -> str | None:
+    """Why these options cannot go with speculation, starting with an option's name; None if they can."""
+    policy = find_policy(options.policy)
+    own = None if policy is None else read_options(policy.options_type, options.options, options.policy)
+    if getattr(own, "padded", False):
+        return "options.padded=true: rows of padding draft no tokens, so speculation needs options.padded=false"
+    return None
+
+
 def conflict_with_reservations(options: SchedulerOptions) -> str | None:
     """Why these options cannot go with contiguous reservations, starting with an option's name; None if they can."""
     if options.enable_prefix_caching:

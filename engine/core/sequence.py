@@ -26,6 +26,7 @@ class SequenceStatus(Enum):
     PARKED = "parked"  # admitted and holding blocks, but waiting for something that is not a step, such as a swap-in
     PREFILLING = "prefilling"  # admitted: part of its known tokens is not in the cache yet
     DECODING = "decoding"  # all known tokens but the last are in the cache; it computes the next in every decode step
+    PADDING = "padding"  # nobody's: a row that a batch of fixed shape computes in place of a sequence that has ended
     FINISHED = "finished"
     ABORTED = "aborted"
 
@@ -202,7 +203,8 @@ class Sequence:
         self._num_tokens -= clock.step
         self._num_computed_tokens = self._num_tokens - 1
         self._clock = clock
-        self.status = SequenceStatus.DECODING
+        if self.status is not SequenceStatus.PADDING:
+            self.status = SequenceStatus.DECODING
 
     def leave(self, status: SequenceStatus) -> None:
         """Fix the lengths where the clock stands and take on `status`."""

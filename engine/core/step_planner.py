@@ -85,6 +85,8 @@ class StepPlanner(GivingWay):
             sequence = next(iter(unplanned))
             start = sequence.num_computed_tokens
             num_tokens = self.chunk_tokens(sequence.num_tokens - start, budget)
+            if self._pads_too_much(draft, num_tokens):
+                break
             if self._make_room(draft, sequence, start + num_tokens, unplanned):
                 del unplanned[sequence]
                 self.plan_chunk(draft, sequence, num_tokens)
@@ -152,13 +154,13 @@ class StepPlanner(GivingWay):
     def needs(self, sequence: Sequence, budget: int) -> tuple[int, int]:
         """Tokens that a waiting sequence wants to compute first, and free blocks that its admission takes."""
         if sequence.host_blocks is not None:
-            return 0, self._blocks.blocks_for(sequence.num_tokens)
+            return 0, self._blocks.blocks_for(sequence.num_tokens) + beams.missing_blocks(self._blocks, sequence)
         match = self._match(sequence)
         wanted = self.chunk_tokens(sequence.num_tokens - match.num_cached_tokens, sequence.num_tokens)
         checked = match.num_cached_tokens + min(wanted, budget)
         is_beam = sequence.request.num_common_blocks is not None
         checked = sequence.num_tokens if self.limits.checks_full_prompt or is_beam else checked
-        others = beams.missing_blocks(self._blocks, sequence) if is_beam else 0
+        others = beams.missing_blocks(self._blocks, sequence)
         is_parked = self._offload is not None and self._offload.must_wait(match)
         return 0 if is_parked else wanted, self._blocks.blocks_needed(sequence, match, checked) + others
 
@@ -201,8 +203,7 @@ class StepPlanner(GivingWay):
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        pads = limits.max_padding is not None and draft.prefills
-        if pads and limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens):
+        if self._pads_too_much(draft, num_tokens):
             return 0
         is_beam = sequence.request.num_common_blocks is not None
         checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
@@ -213,6 +214,13 @@ class StepPlanner(GivingWay):
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
         return num_tokens
+
+    def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
+        """Whether one more prompt chunk, padded with those of the draft, would bring the step over a limit."""
+        limits = self.limits
+        if limits.max_padding is None or not draft.prefills:
+            return False
+        return limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens)
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]

@@ -19,7 +19,7 @@ class PrefillInputs:
 
     Attributes:
         input_ids, positions: int64[num_tokens].
-        slot_mapping: int64[num_tokens], the slot of the KV cache for each token.
+        slot_mapping: int64[num_tokens], the slot of the KV cache for each token; -1 where its KV is not stored.
         cu_seqlens: int32[chunks + 1], the index of each chunk's first token, then num_tokens.
         context_lens: int32[chunks], tokens of the sequence whose KV is in the cache after the chunk.
         block_tables: int32[chunks, longest], padded with 0.
@@ -49,13 +49,14 @@ class PrefillInputs:
 
 class Chunk(NamedTuple):
     """Compute `token_ids` from position `start` on, and sample with each of `samples` (parameters and seed) after the
-    token of the chunk that `sampled` names for it."""
+    token of the chunk that `sampled` names for it; KV that is not stored leaves the blocks of `table` as they are."""
 
     table: list[int]
     start: int
     token_ids: list[int]
     sampled: list[int]
     samples: list[tuple[SamplingParams, int]]
+    is_stored: bool = True
 
 
 def make_chunk_inputs(chunks: abc.Sequence[Chunk], block_size: int) -> PrefillInputs:
@@ -64,8 +65,8 @@ def make_chunk_inputs(chunks: abc.Sequence[Chunk], block_size: int) -> PrefillIn
     counts = [len(chunk.token_ids) for chunk in chunks]
     positions = [np.arange(chunk.start, chunk.start + count) for chunk, count in zip(chunks, counts, strict=True)]
     slots = [
-        table[where // block_size] * block_size + where % block_size
-        for table, where in zip(tables, positions, strict=True)
+        table[where // block_size] * block_size + where % block_size if chunk.is_stored else np.full(len(where), -1)
+        for chunk, table, where in zip(chunks, tables, positions, strict=True)
     ]
     starts = np.concatenate([[0], np.cumsum(counts)])
     contexts = np.asarray([chunk.start + len(chunk.token_ids) for chunk in chunks], np.int64)

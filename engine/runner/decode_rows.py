@@ -14,6 +14,7 @@ from engine.runner.sampling_inputs import Array, Ints, SamplingInputs
 from engine.sampling_params import SamplingParams
 
 Requests = abc.Mapping[Sequence, tuple[SamplingParams, int]]
+_PADDING = SamplingParams(temperature=0), 0  # of rows whose tokens nobody gets
 NO_SAMPLES: abc.Mapping[Sequence, int] = {}
 
 
@@ -127,10 +128,10 @@ class DecodeRows:
         return RowChanges(
             moves=moves,
             num_kept=num_kept,
-            joined_tokens=np.asarray([s.token_ids[-1] for s in joined], np.int64),  # type: ignore[index]
+            joined_tokens=np.asarray([s.token_ids[-1] if s.token_ids else 0 for s in joined], np.int64),
             joined_lengths=np.asarray([s.num_tokens for s in joined], np.int64),
             joined_tables=padded([s.block_table for s in joined]),
-            joined_sampling=SamplingInputs.of(requests[s] for s in joined),
+            joined_sampling=SamplingInputs.of(requests.get(s, _PADDING) for s in joined),
             sampled_last=columns(sampled, 2),
             growth=growth,
         )

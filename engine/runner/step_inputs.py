@@ -86,7 +86,11 @@ class StepBuilder:
         drafted = [(sequence, drafts.get(sequence, [])) for sequence in plan.decodes] if drafts else []
         rows = self._rows.clear() if drafts else self._rows.change(plan, self._requests, self._unknown(plan))
         num_rows = 0 if drafts else plan.num_decodes
-        chunks = [*self._chunks(plan.prefills), *self._verified_chunks(drafted)]
+        chunks = [
+            *self._chunks(plan.prefills),
+            *_padding_chunks(plan, self._block_size),
+            *self._verified_chunks(drafted),
+        ]
         decoding = self._rows.lengths[:num_rows]
         longest = int(decoding.max(initial=0))
         decoding += plan.num_steps
@@ -207,4 +211,16 @@ class StepBuilder:
 
 def _is_unknown(sequence: Sequence) -> bool:
     """Whether the last token of a sequence is counted, but not sampled or not on the host yet."""
-    return sequence.num_tokens > len(sequence.token_ids)  # type: ignore[arg-type]
+    return sequence.token_ids is not None and sequence.num_tokens > len(sequence.token_ids)
+
+
+def _padding_chunks(plan: StepPlan, block_size: int) -> abc.Iterator[Chunk]:
+    """What pads the prompts of a plan to its longest chunk: tokens that nobody needs, whose KV is not stored.
+
+    They attend to a block of the prompt, repeated until it is as long as they are.
+    """
+    for chunk, padded in zip(plan.prefills, plan.work.chunks, strict=True):
+        count = padded.num_tokens - chunk.num_tokens
+        if count:
+            table = chunk.sequence.block_table[:1] * -(-count // block_size)
+            yield Chunk(table, 0, [0] * count, [], [], is_stored=False)

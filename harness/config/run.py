@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
-from engine.core.scheduler_options import conflict_with_reservations
+from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from engine.engine_config import conflict_with_pages, default_block_size
 from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.arrivals import ArrivalConfig
@@ -133,6 +133,8 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_allocator(self) -> Self:
+        if self.speculation.kind != "none" and (drafts := conflict_with_drafts(self.scheduler)):
+            raise ValueError(f"scheduler.{drafts}")
         if not isinstance(self.allocator, ContiguousAllocator):
             return self
         if conflict := conflict_with_reservations(self.scheduler):

@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # the real engine brings torch
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
     "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
-    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_fresh",
+    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_padding_tokens", "num_fresh",
 )  # fmt: skip
 _REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
@@ -108,23 +108,23 @@ class Recorder:
             later = [(number, ahead, len(blocks)) for ahead, _, blocks in plan.growth if ahead]
             self._growth.extend(chain.from_iterable(later))
         first_end = start_ns + first
-        work, prefills, fresh = plan.work, plan.prefills, plan.fresh_decodes
+        work, prefills = plan.work, plan.prefills
         admitted, cached, last_token_times = start or plan_start(plan)
         for time in last_token_times:
             self._single_gaps.append(first_end - time)  # type: ignore[operator]
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
         prefill_tokens = 0
-        for _, num_tokens, _ in work.chunks:
+        for _, _, num_tokens, _ in prefills:
             prefill_tokens += num_tokens
         if work.tokens_per_decode > 1:
             self._contexts = work.contexts(plan.num_steps)
         self._plans.frombytes(
             _PACK_PLAN(
-                start_ns, plan.num_steps, len(prefills), plan.num_decodes, prefill_tokens,
+                start_ns, plan.num_steps, len(prefills), plan.num_decodes - plan.num_padding_seqs, prefill_tokens,
                 work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
                 plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
-                plan.num_reserved_slots, plan.num_external_slots, len(fresh),
+                plan.num_reserved_slots, plan.num_external_slots, plan.num_padding_tokens, len(last_token_times),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -255,12 +255,13 @@ class Recorder:
         for column in _PLAN_COLUMNS[2:-1]:
             steps[column] = plans[column].to_numpy()[plan]
         base = steps["num_context_tokens"]
-        contexts = base + ahead * steps["num_decode_seqs"]
+        padding = ahead * steps["num_padding_tokens"]  # of ended sequences, as steps after the first have no prompts
+        contexts = base + ahead * steps["num_decode_seqs"] + padding
         drafts = _matrix(self._drafts, 4)
         contexts.loc[drafts[:, 0]] = drafts[:, 1]
         for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
             steps[column] = np.bincount(drafts[:, 0], drafts[:, i], len(steps)).astype(np.int64)
-        gained = contexts - base
+        gained = contexts - base - padding
         steps["num_context_tokens"] = contexts
         steps["num_kv_tokens"] += gained
         if self._reserves:

@@ -30,10 +30,14 @@ class TransferLog:
 
     def add(self, number: int, plan: StepPlan, wait_ns: int) -> None:
         """The transfers of plan `number`, for which its step waits `wait_ns`."""
-        moves = [(each.source_tier, each.target_tier) for each in plan.transfers if not each.is_within_device]
+        moves = Counter([(source, target) for source, _, target, _ in plan.transfers])
+        del moves[DEVICE, DEVICE]
         if moves:
-            ends = Counter((tier, is_target) for move in moves for is_target, tier in enumerate(move))
-            counts = (ends[DEVICE, 0], ends[DEVICE, 1], ends[DISK, 1], ends[DISK, 0])
+            sources, targets = Counter[str](), Counter[str]()
+            for (source, target), count in moves.items():
+                sources[source] += count
+                targets[target] += count
+            counts = (sources[DEVICE], targets[DEVICE], targets[DISK], sources[DISK])
             self._rows.extend((number, *counts, wait_ns))
 
     def note_parked(self, plan: StepPlan, start_ns: int) -> None:

@@ -23,7 +23,7 @@ ALTERNATIVES: dict[str, Any] = {
     "max_padding": 4,
 }
 POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
-    "static": {"max_queue_delay_s": [0.0, 5e-9]},
+    "static": {"max_queue_delay_s": [0.0, 5e-9], "padded": [True, True, False]},
     "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
     "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
     "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},
@@ -225,6 +225,8 @@ def _without_beams(seed: int, policy: str | None) -> Workload:
     token_us = 1.0 if preemption == "auto" else None
     options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
     num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
+    if num_drafts and options.policy == "static":
+        options = replace(options, options={**options.options, "padded": False})
     offload = random_offload(options, most, rng) if uses_tiers and options.enable_prefix_caching else None
     if offload is not None:
         num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])

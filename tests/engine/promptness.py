@@ -154,7 +154,8 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     budget = workload.max_num_batched_tokens - decode_tokens - sum(sizes)
     reserve = reserve_of(workload) if lane.running.sequences else 0
     if head.host_blocks is not None:
-        return budget > 0 and blocks.blocks_for(head.num_tokens) + reserve <= blocks.num_free_blocks
+        needed = blocks.blocks_for(head.num_tokens) + missing_blocks(blocks, head)
+        return budget > 0 and needed + reserve <= blocks.num_free_blocks
     match = blocks.match(head)
     if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
@@ -174,9 +175,11 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     num_tokens = min(wanted, budget)
     if num_tokens <= 0 or (wanted > budget and not may_cut):
         return False
-    if options.max_padding is not None and sizes:
+    most_padding = workload.max_num_batched_tokens if workload.pads else None
+    most_padding = most_padding if options.max_padding is None else options.max_padding
+    if most_padding is not None and sizes:
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
-        if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > options.max_padding:
+        if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > most_padding:
             return False
     is_beam = head.request.num_common_blocks is not None
     is_whole = is_beam or options.admission == "full_prompt"

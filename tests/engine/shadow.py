@@ -10,7 +10,7 @@ from engine.core.beams import longest_beam
 from engine.core.flight import Verified
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
-from engine.core.sequence import Request, RequestRefusedError, Sequence
+from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.fuzz_workloads import APART
 from tests.engine.promptness import check_promptness, check_seats
 from tests.engine.shadow_store import Holders, ShadowStore, Token
@@ -125,7 +125,8 @@ class ShadowExecutor:
     def _schedule(self, step: int, lane: int) -> tuple[StepPlan, int, Holders] | None:
         """Plan, and check whom the plan admits; returns also the time and who held which block before."""
         holders: Holders = {}
-        for sequence in (s for request in self.live.values() for s in request.sequences):
+        padding = [row for lane in self.scheduler._lanes for row in lane.padding]
+        for sequence in (*(s for request in self.live.values() for s in request.sequences), *padding):
             for block in sequence.block_table:
                 holders.setdefault(block, []).append(sequence)
         before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
@@ -185,10 +186,22 @@ class ShadowExecutor:
         assert plan.num_decodes == plan.work.num_decodes == len(contexts)
         assert plan.work.num_context_tokens == sum(contexts)
         assert plan.work.num_squared_context_tokens == sum(length**2 for length in contexts)
-        assert [tuple(chunk) for chunk in plan.work.chunks] == [tuple(chunk[1:]) for chunk in plan.prefills]
+        self._check_padding(plan)
         for chunk in plan.prefills:
             again = min(chunk.num_tokens, chunk.sequence.num_lost_tokens - chunk.start)
             self.recomputed[chunk.sequence] += max(0, again)
+
+    def _check_padding(self, plan: StepPlan) -> None:
+        """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape."""
+        sizes = [chunk.num_tokens for chunk in plan.prefills]
+        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes
+        expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
+        assert [tuple(chunk) for chunk in plan.work.chunks] == expected
+        assert sum(padded) <= self.workload.max_num_batched_tokens, "padding exceeds the tokens of a step"
+        rows = sum(sequence.status is SequenceStatus.PADDING for sequence in plan.decodes) if plan.num_decodes else 0
+        assert plan.num_padding_seqs == rows and plan.num_padding_tokens == rows + sum(padded) - sum(sizes)
+        assert not rows or (self.workload.pads and rows < plan.num_decodes), "a step is all padding"
+        self.trail.counts["steps of padding"] += rows
 
     def _commit(self, plan: StepPlan, tokens: list[Token], step: int) -> None:
         stopped = {}
@@ -234,12 +247,13 @@ class ShadowExecutor:
         """What a plan's decodes drafted in its first step, and gained."""
         if not plan.num_decodes or self.workload.num_drafts is None:
             return None
-        decoded = tokens[-plan.num_decodes :]
+        decoded = tokens[len(tokens) - plan.num_decodes + plan.num_padding_seqs :]
         num_drafted = sum(
             self.workload.num_drafted(sequence, sequence.request.num_prompt_tokens + known)
             for sequence, known, _ in decoded
         )
-        return Verified(num_drafted, {sequence: num_new for sequence, _, num_new in decoded})
+        gains = {sequence: num_new for sequence, _, num_new in decoded}
+        return Verified(num_drafted, {sequence: gains.get(sequence, plan.num_steps) for sequence in plan.decodes})
 
     def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
         """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""

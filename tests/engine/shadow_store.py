@@ -53,7 +53,10 @@ class ShadowStore:
             else:
                 self._copy(transfer)
         spans = [(c.sequence, c.start, c.start + c.num_tokens) for c in plan.prefills]
-        gains = {s: self.gain(s, plan.num_steps) for s in plan.decodes}
+        for row in plan.decodes:
+            if row.status is SequenceStatus.PADDING:
+                self._write_padding(row, plan.num_steps, before)
+        gains = {s: self.gain(s, plan.num_steps) for s in plan.decodes if s.status is not SequenceStatus.PADDING}
         spans += [(s, s.num_tokens - 1, s.num_tokens - 1 + gain) for s, gain in gains.items()]
         for sequence, start, end in spans:
             self._write(sequence, start, end, before)
@@ -112,6 +115,14 @@ class ShadowStore:
             assert not others, "a block that another holds is written"
             value = prefixes[position + 1] if position < end else GARBAGE
             self.slots[DEVICE][block][position % size] = value
+
+    def _write_padding(self, row: Sequence, num_steps: int, before: Holders) -> None:
+        size = self.workload.block_size
+        for position in range(row.num_tokens - 1, row.num_tokens - 1 + num_steps):
+            block = row.block_table[position // size]
+            others = [s for s in before.get(block, ()) if s is not row and block in s.block_table]
+            assert not others, "padding is written into a block that another holds"
+            self.slots[DEVICE][block][position % size] = GARBAGE
 
     def _read(self, sequence: Sequence, end: int) -> None:
         size = self.workload.block_size

@@ -19,15 +19,21 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
         computed |= {chunk.sequence: chunk.num_tokens for chunk in flight.plan.prefills}
         computed |= dict.fromkeys(flight.plan.decodes, 1) if flight.plan.num_decodes else {}
     held, written, kept = (np.zeros((blocks.num_blocks, size), bool) for _ in range(3))
-    holders = [*scheduler.waiting.holders]
+    holders = [s for s in scheduler.waiting if s.block_table]
+    holders += [
+        s for first in holders if first.request.num_common_blocks is not None for s in first.request.sequences[1:]
+    ]
     for running in scheduler._lanes:
         holders += [*running.landing, *(running.sequences.keys() - running.ending.keys())]
+    padding = {row for running in scheduler._lanes for row in running.padding}
     for sequence in holders:
-        table = np.asarray(sequence.block_table)
+        table = np.asarray(sequence.block_table, int)
         end = sequence.num_computed_tokens + computed.get(sequence, 0)
         end = max(end, sequence.num_registered_blocks * size)
         positions = np.arange(len(table) * size).reshape(-1, size)
         held[table] = True
+        if sequence in padding:
+            continue
         written[table] |= positions < end
         kept[table] |= (positions >= end) & (positions < _end_of_reserved(scheduler, sequence))
     assert plan.num_used_blocks == held.any(axis=1).sum()

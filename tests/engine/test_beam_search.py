@@ -89,6 +89,8 @@ WAYS: dict[str, dict[str, Any]] = {
         "max_num_seqs": 12,
         "policy": "prefill_first",
     },
+    "starved, partial": {"num_blocks": 45, "max_num_seqs": 12, "preemption": "partial"},
+    "starved, swap": {"num_blocks": 45, "max_num_seqs": 12, "preemption": "swap", "host_kv_gib": 2e-3},
     "starved, uncached": {"num_blocks": 45, "max_num_seqs": 12, "enable_prefix_caching": False},
     "one block of all": {"block_size": 128, "num_blocks": 20},
 }

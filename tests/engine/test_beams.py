@@ -112,7 +112,7 @@ def test_abort_takes_out_beams_that_wait_to_come_back() -> None:
     running = scheduler._planners[0].running
     for now in range(1, 6):
         step(scheduler, now)
-    suspend(running, scheduler.blocks, request)
+    suspend(running, scheduler.blocks, request, "nothing")
     scheduler.check_integrity()
     assert request.num_common_blocks == 2 and scheduler.num_waiting == 1 and not scheduler.num_running
     scheduler.abort(0)
@@ -125,7 +125,7 @@ def test_readmitted_beams_compute_their_common_blocks_once() -> None:
     scheduler, request = beams(8, max_tokens=20, num_blocks=20, enable_prefix_caching=False)
     for now in range(1, 6):
         step(scheduler, now)
-    suspend(scheduler._planners[0].running, scheduler.blocks, request)
+    suspend(scheduler._planners[0].running, scheduler.blocks, request, "nothing")
     assert chunks(step(scheduler, 6)) == [(0, 0, 14)]
     assert chunks(step(scheduler, 7)) == [(0, 8, 6), (0, 8, 6)]
     assert [sequence.num_output_tokens for sequence in request.sequences] == [7, 7, 7]

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.policies import POLICIES
 from engine.core.policies.mixed import Mixed
 from engine.core.preemption import VICTIM_RULES, Preemption
@@ -132,3 +133,34 @@ def test_of_equal_blocks_that_one_step_fills_that_of_the_first_admitted_is_found
     one, other = sequences(scheduler).values()
     assert one.block_hashes == other.block_hashes and one.block_table[1] != other.block_table[1]
     assert scheduler.blocks.match(bare_sequence(2, 9, token_ids=[*range(9)])).blocks == one.block_table[:2]
+
+
+def test_a_padded_batch_keeps_its_shape_until_its_longest_request_ends() -> None:
+    scheduler = make("static", num_blocks=400, max_num_seqs=4)
+    for i, num_output in enumerate((5, 50, 10, 100)):
+        scheduler.add(Request(i, 3 + i, num_output))
+    plans = [*run(scheduler, groups=True)]
+    assert [tuple(chunk)[:2] for chunk in plans[0].work.chunks] == [(0, 6)] * 4, "prompts are padded to the longest"
+    assert plans[0].num_padding_tokens == 3 + 2 + 1
+    assert [plan.num_decodes for plan in plans] == [0, 4, 4, 4, 4] and sum(plan.num_steps for plan in plans) == 100
+    assert [plan.num_padding_seqs for plan in plans] == [0, 0, 1, 2, 3]
+    assert [plan.num_running for plan in plans] == [4, 4, 3, 2, 1]
+    num_live = sum((plan.num_decodes - plan.num_padding_seqs) * plan.num_steps for plan in plans)
+    assert (4 + num_live) / 400 == 0.4125
+    contexts = [plan.work.num_context_tokens for plan in plans]
+    assert contexts == [0, 4 + 5 + 6 + 7, 8 + 9 + 10 + 11, 13 + 14 + 15 + 16, 53 + 54 + 55 + 56]
+    assert scheduler.blocks.num_used_blocks() == 0
+
+
+def test_padding_gives_way_before_anybody_else() -> None:
+    scheduler = make("static", num_blocks=6, max_num_seqs=2)
+    for i, num_output in enumerate((2, 12)):
+        scheduler.add(Request(i, 4, num_output))
+    plans = [*run(scheduler)]
+    assert [plan.num_padding_seqs for plan in plans[2:]] == [1] * 7 + [0] * 3
+    assert not any(plan.preempted for plan in plans)
+
+
+def test_speculation_has_no_batch_of_fixed_shape() -> None:
+    with pytest.raises(ValueError, match="options.padded=true: rows of padding draft no tokens"):
+        make("static", make_decodes=lambda block_size: UnforeseenDecodes(block_size, 2))

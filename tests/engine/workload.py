@@ -77,6 +77,11 @@ class Workload:
     def tokens_per_decode(self) -> int:
         return 1 + (self.num_drafts or 0)
 
+    @property
+    def pads(self) -> bool:
+        """Whether batches keep their shape."""
+        return self.options.policy == "static" and bool(self.options.options.get("padded", True))
+
     def make_scheduler(self) -> Scheduler:
         scheduler = make_scheduler(
             self.options,

@@ -17,7 +17,7 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
-from engine.core.sequence import Request
+from engine.core.sequence import Request, SequenceStatus
 from engine.core.work import StepWork
 from harness.runs.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
@@ -44,7 +44,8 @@ class TokenLog:
         assert isinstance(durations_ns, int) and plan.num_steps == 1
         self.end = start_ns + durations_ns
         for sequence in plan.decodes:
-            self.times[sequence.request_id].append(self.end)
+            if sequence.status is not SequenceStatus.PADDING:
+                self.times[sequence.request_id].append(self.end)
         for chunk in plan.prefills:
             if chunk.is_last:
                 self.times[chunk.sequence.request_id] += [self.end] * (1 + chunk.sequence.num_forks)

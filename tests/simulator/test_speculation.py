@@ -21,14 +21,20 @@ from simulator.costs.drafting import DraftingCost
 from simulator.speculation import Speculation, rates_of_length
 from tests.simulator.builders import cost
 from tests.simulator.replicas import ROOFLINE, FlatCost, assert_same, simulate, simulate_case
-from tests.simulator.workloads import Case, cases, simple_trace
+from tests.simulator.workloads import OPTIONS, Case, cases, simple_trace
 
 NUM_DRAFTS = 3
 PRICES = st.sampled_from([ROOFLINE, cost()])
 
 
+# Rows of padding draft no tokens.
+UNPADDED = OPTIONS.map(
+    lambda options: replace(options, options={"padded": False} if options.policy == "static" else {})
+)
+
+
 @settings(max_examples=20, deadline=None)
-@given(cases(num_drafts=st.sampled_from([1, 3]), num_replicas=st.sampled_from([1, 1, 2])), PRICES)
+@given(cases(options=UNPADDED, num_drafts=st.sampled_from([1, 3]), num_replicas=st.sampled_from([1, 1, 2])), PRICES)
 def test_compressed_equals_stepped_with_drafts(case: Case, price: CostModel) -> None:
     runs = [simulate_case(case, price, compress=compress) for compress in (False, True)]
     for stepped, compressed in zip(*runs, strict=True):

@@ -191,6 +191,14 @@ class ContiguousManager(BlockManager):
             super().release(sequence)
             self._num_promised_tokens -= sequence.end_length - 1
 
+    def most_tokens(self, sequence: Sequence) -> int:
+        """Tokens that the reservation of a sequence is for."""
+        return self._rule.num_tokens(sequence, self._longest)
+
+    def note_row(self, sequence: Sequence, row: Sequence) -> None:
+        """A row of padding has taken over the reservation of `sequence`."""
+        self._num_promised_tokens += row.end_length - sequence.end_length
+
     def num_promised_tokens(self, without: abc.Iterable[Sequence] = ()) -> int:
         """Tokens whose KV those that hold reservations, other than `without`, will have written in the end."""
         return self._num_promised_tokens - sum(sequence.end_length - 1 for sequence in without)

@@ -65,11 +65,11 @@ class Offload:
         The tail of a sequence goes before its head, so that it is evicted first there too.
         """
         index, first = self.index, self.tiers[0]
-        contents = [index.content_of(block) for block in blocks]
+        contents = [*map(index.content_of, blocks)]
         index.remove(blocks, hashes)
-        for i in reversed(range(len(blocks))):
-            if hashes[i] not in index:  # else another block of the device has the same content
-                first.store(hashes[i], contents[i], DEVICE, blocks[i])
+        for block, block_hash, content in zip(reversed(blocks), reversed(hashes), reversed(contents), strict=True):
+            if block_hash not in index:  # else another block of the device has the same content
+                first.store(block_hash, content, DEVICE, block)
 
     # -- up -------------------------------------------------------------------------------------------------------
 

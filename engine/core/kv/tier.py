@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, OrderedDict
 from collections.abc import Iterable
+from functools import partial
 from typing import Literal, NamedTuple
 
 from engine.core.kv.prefix_index import Content
@@ -36,6 +37,11 @@ class CachedBlock(NamedTuple):
 
     block: int
     content: Content | None
+
+
+# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
+make_transfer = partial(tuple.__new__, Transfer)
+make_cached = partial(tuple.__new__, CachedBlock)
 
 
 class Tier:
@@ -72,15 +78,14 @@ class Tier:
         self._cached: OrderedDict[int, CachedBlock] = OrderedDict()  # by hash; the first is evicted first
         self._readers: Counter[int] = Counter()  # of hashes, by sequences that wait for the block's KV
         self._settling: set[int] = set()  # hashes of blocks that the plan being made reads or writes
+        self._num_busy = 0  # of readers and settling together
 
     # -- swapped-out sequences ------------------------------------------------------------------------------------
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that `take` can hand out: free ones, and cached ones that are not busy."""
-        if not self._cached:
-            return len(self._free)
-        return len(self._free) + len(self._cached) - len(self._readers.keys() | self._settling)
+        return len(self._free) + len(self._cached) - self._num_busy
 
     def take(self, count: int) -> list[int]:
         """Take `count` blocks, which must be free or cached and not busy."""
@@ -106,17 +111,19 @@ class Tier:
 
     def store(self, block_hash: int, content: Content | None, source_tier: str, source: int) -> None:
         """Copy a block that is leaving another tier to this one; it is dropped if all blocks here are busy or held."""
-        if block_hash in self._cached:
+        cached, free = self._cached, self._free
+        if block_hash in cached:
             self.refresh(block_hash)
             return
-        if not self.num_free_blocks:
-            return
-        if not self._free:
+        if not free:
+            if len(cached) == self._num_busy:
+                return
             self._evict()
-        block = self._free.pop()
-        self._cached[block_hash] = CachedBlock(block, content)
+        block = free.pop()
+        cached[block_hash] = make_cached((block, content))
         self._settling.add(block_hash)
-        self._moves.append(Transfer(source_tier, source, self.name, block))
+        self._num_busy += 1
+        self._moves.append(make_transfer((source_tier, source, self.name, block)))
 
     def refresh(self, block_hash: int) -> None:
         """Note that a cached block was of use."""
@@ -128,6 +135,7 @@ class Tier:
 
     def begin_read(self, block_hash: int, *, is_lasting: bool) -> None:
         """A cached block is read: it is busy until `end_read`, or if not `is_lasting` until the next plan is made."""
+        self._num_busy += block_hash not in self._readers and block_hash not in self._settling
         if is_lasting:
             self._readers[block_hash] += 1
         else:
@@ -137,19 +145,23 @@ class Tier:
         self._readers[block_hash] -= 1
         if not self._readers[block_hash]:
             del self._readers[block_hash]
+            self._num_busy -= block_hash not in self._settling
 
     def settle(self) -> None:
         """The plan that was made has run, or runs before the next one."""
         self._settling.clear()
+        self._num_busy = len(self._readers)
 
     def _evict(self) -> None:
         """Free the first cached block that is not busy; its content goes to the tier below."""
         readers, settling = self._readers, self._settling
-        block_hash = next(each for each in self._cached if each not in readers and each not in settling)
-        cached = self._cached.pop(block_hash)
+        for block_hash in self._cached:
+            if block_hash not in settling and block_hash not in readers:
+                break
+        block, content = self._cached.pop(block_hash)
         if self._below is not None:
-            self._below.store(block_hash, cached.content, self.name, cached.block)
-        self._free.append(cached.block)
+            self._below.store(block_hash, content, self.name, block)
+        self._free.append(block)
 
     def check_integrity(self, held: list[int], readers: Iterable[int] = ()) -> None:
         """Prove that no block is lost or held twice, and none busy without a reader.
@@ -164,4 +176,6 @@ class Tier:
         cached = [each.block for each in self._cached.values()]
         assert sorted([*self._free, *held, *cached]) == list(range(self.num_blocks)), "a block is lost or held twice"
         assert Counter(readers) == self._readers, "the readers of a tier are miscounted"
-        assert self._readers.keys() | self._settling <= self._cached.keys(), "a busy block was evicted"
+        busy = self._readers.keys() | self._settling
+        assert busy <= self._cached.keys(), "a busy block was evicted"
+        assert len(busy) == self._num_busy, "busy blocks are miscounted"

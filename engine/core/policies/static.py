@@ -18,9 +18,13 @@ class StaticOptions:
     Attributes:
         max_queue_delay_s: how long the first in the queue may be held back while fewer than a full batch wait; 0 starts
             with whoever is there.
+        padded: batches keep their shape, as in engines without ragged batches: who has ended is computed on, as
+            padding, and keeps its blocks until the batch ends, and the prompts of a step are padded to the longest.
+            With false a batch shrinks as its sequences end.
     """
 
     max_queue_delay_s: float = 0.0
+    padded: bool = True
 
     def __post_init__(self) -> None:
         if not 0 <= self.max_queue_delay_s <= 1e6:
@@ -28,12 +32,16 @@ class StaticOptions:
 
 
 class Static(BasePolicy):
-    """Admits only while no sequence of the batch has begun to decode; prompts go first, then the decodes of all."""
+    """Admits only while no sequence of the batch has begun to decode; prompts go first, then the decodes of all.
+
+    A padded batch takes its shape from `engine.core.padding`.
+    """
 
     options_type = StaticOptions
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: StaticOptions) -> None:
         super().__init__(order, preemption, options)
+        self.pads = options.padded
         self._max_queue_delay = nanoseconds(options.max_queue_delay_s)
 
     def admits(self, view: QueueView) -> bool:
@@ -47,7 +55,7 @@ class Static(BasePolicy):
         budget = planner.continue_prefills(draft, planner.max_num_batched_tokens)
         if is_filling and is_due and not draft.is_starved:
             planner.admit(draft, budget, cut="first")
-        if not draft.prefills:
+        if not draft.prefills and not decodes.sequences.keys() <= running.padding.keys():
             planner.decode(draft)
 
     def _is_due(self, planner: StepPlanner, draft: StepDraft) -> bool:

@@ -103,6 +103,19 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
 
 
+@pytest.mark.parametrize("mode", ["partial", "swap"])
+def test_the_simulator_repeats_what_preempted_beams_keep(mode: Any) -> None:
+    torch.set_num_threads(1)
+    options = SchedulerOptions(policy="mixed", enable_prefix_caching=False, preemption=mode)
+    trace = make_trace()
+    table = trace.table.assign(num_output_tokens=trace.table["num_output_tokens"] // 2 + 1, n=np.arange(24) % 3 + 1)
+    trace = replace(trace, table=table, beam_replacement=0.0)
+    real = run_real(trace, options, 40, lookahead=1)
+    measured = assert_equal(real, run_twin(real, options, 40, lookahead=1), trace)
+    beams = measured.requests[measured.requests["num_sequences"] > 1]
+    assert beams["num_partial_preemptions" if mode == "partial" else "num_swaps"].sum() > 0
+
+
 @pytest.mark.parametrize(("name", "num_blocks"), [("mixed", 40), ("prefill_first", 400), ("vllm", 40)])
 def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int) -> None:
     """The simulation is told what each step accepts, the engine learns it when the step has run: they plan alike."""

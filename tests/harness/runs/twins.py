@@ -53,8 +53,8 @@ LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}
 DECISIONS = [
     "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens", "num_running", "num_waiting",
     "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens", "num_cached_tokens",
-    "num_kv_tokens", "num_reserved_slots", "num_external_slots", "start_time", "duration", "num_blocks_out",
-    "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk",
+    "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_padding_tokens", "start_time", "duration",
+    "num_blocks_out", "num_blocks_in", "num_blocks_to_disk", "num_blocks_from_disk",
 ]  # fmt: skip
 
 
