@@ -57,6 +57,15 @@ class Gemms:
         times = sum(weight * curve.at(sizes) for weight, curve in corners)
         return MeasuredCurve(sizes, np.asarray(times))
 
+    def row_us(self, dtype: str, n: int, k: int) -> float:
+        """Time of one row in the largest measured products of n outputs and k inputs, where a launch weighs least."""
+        time = 0.0
+        for near_n, weight_n in _weights(self._of(dtype)["n"].unique(), n):
+            for near_k, weight_k in _weights(self._of(dtype)["k"].unique(), k):
+                curve = self._measured(dtype, near_n, near_k)
+                time += weight_n * weight_k * float(curve.times_us[-1] / curve.sizes[-1])
+        return time
+
     def block_scaled_ratio(self) -> float:
         """Median time of block-scaled FP8 products, as a multiple of those with a scale per channel."""
         block, plain = self._of("fp8_block"), self._of("fp8")
