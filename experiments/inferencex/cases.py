@@ -12,9 +12,10 @@ Where a script and the measured times disagree, `why` says so. Since 0.11 (pull 
 step into one CUDA graph; Llama ran so on B200 only, where the script asks for it.
 
 Qwen3 was measured by NVIDIA with vLLM 0.12 in Dynamo 0.8. The client is that of aiconfigurator's `eval` of that month
-(genai_perf_runner.py, commit 612e5b102): all lengths alike, 10 requests a client. The server is that of aiconfigurator's
+(genai_perf_runner.py, commit 612e5b102): all lengths alike, 10 requests a client. The server is that of its
 generator (rule_plugin/vllm.rule, commit 2063ee024, of February 2026): 512 seats, and 512 + 1,500 tokens a step beyond
-the length of a prompt. That it made these servers is likely, not stated; their clients are those of its bench_run.sh.
+the length of a prompt. That it made these servers is likely, not stated; the rows of Qwen3-32B have the numbers of
+clients of its bench_run.sh (commit f90534bc2), which would send 50 requests a client.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     rows(m) = m tokens · experts per token + experts · 127, rounded up to 128
 
-Each expert's tokens are padded to 128 rows. The host does not know how many tokens an expert gets, so the product has as
-many rows as any routing could need, and multiplies all of them: rows without a token are of expert 0
+Each expert's tokens are padded to 128 rows. The host does not know how many tokens an expert gets, so the product has
+as many rows as any routing could need, and multiplies all of them: rows without a token are of expert 0
 (`compute_aligned_M` and `maybe_has_empty_blocks` in vLLM's fused_moe/deep_gemm_utils.py). A decode step of one token
 multiplies 16,384 rows of 128 experts. vLLM takes this product for block-scaled FP8 with fewer than 128 tokens too since
 scales are powers of two by default (pull request 26197, of October 2025), but not on 8 GPUs (29346).

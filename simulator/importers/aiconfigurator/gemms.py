@@ -5,7 +5,7 @@
 Between measured n and k times are bilinear, as bytes of weights and operations are. Beyond the grid they grow in
 proportion: a product of 2n outputs takes twice the tiles.
 
-Kernels compute tiles of 128 rows or more, and a product whose last tile is not full takes longer than one that fills it:
+Kernels compute tiles of 128 rows or more, and a product whose last tile is not full takes longer than a full one:
 on H100 an FP8 product of 257 rows takes up to 1.4 times as long as one of 512. The tables have both sides of the edges.
 Times must not fall from full tiles to more full tiles, nor from sizes that leave a tile open to larger ones.
 
