@@ -9,9 +9,13 @@ on B200). The scripts are those of the days on which the rows were measured:
                25 February 2026, commit d2c2acb19: gptoss_fp4_b200.sh, vLLM 0.15.1
 
 Where a script and the measured times disagree, `why` says so. Since 0.11 (pull request 25444) vLLM puts a whole decode
-step into one CUDA graph; Llama ran so on B200 only, where the script asks for it. Qwen3 was measured by NVIDIA with
-vLLM 0.12 in Dynamo 0.8. The client is that of aiconfigurator's `eval` of that month (genai_perf_runner.py, commit
-612e5b102): all lengths alike, 10 requests a client.
+step into one CUDA graph; Llama ran so on B200 only, where the script asks for it.
+
+Qwen3 was measured by NVIDIA with vLLM 0.12 in Dynamo 0.8. The client is that of aiconfigurator's `eval` of that month
+(genai_perf_runner.py, commit 612e5b102): all lengths alike, 10 requests a client. The server is that of its
+generator (rule_plugin/vllm.rule, commit 2063ee024, of February 2026): 512 seats, and 512 + 1,500 tokens a step beyond
+the length of a prompt. That it made these servers is likely, not stated; the rows of Qwen3-32B have the numbers of
+clients of its bench_run.sh (commit f90534bc2), which would send 50 requests a client.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ class Case(NamedTuple):
         is_async: whether the server schedules asynchronously, the default since vLLM 0.14.
         has_full_graphs: whether one CUDA graph is a whole decode step; otherwise attention is launched between graphs.
         max_num_seqs: None takes the number of clients.
+        tokens_beyond_prompt: tokens of a step beyond the stated length of a prompt; None: 8,192 tokens a step.
         max_graph_tokens: largest CUDA graph; None takes the one that vLLM chooses by max_num_seqs.
         tables: what follows the system in the name of a profile (`compile_profile`): a version of the database that is
             not the newest, and what the server ran other than vLLM's choice of today.
@@ -50,6 +55,7 @@ class Case(NamedTuple):
     is_async: bool = True
     has_full_graphs: bool = True
     max_num_seqs: int | None = None
+    tokens_beyond_prompt: int | None = None
     max_graph_tokens: int | None = None
     tables: str = ""
     length_ratio: float = 0.8
@@ -88,7 +94,10 @@ _FP4 = _SCRIPT + (
 _MARLIN = "script: KV cache in 16 bits, VLLM_MXFP4_USE_MARLIN=1"
 _W4A8 = "script: fp8 KV cache, VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8=1"
 _NVIDIA = "vLLM 0.12: no asynchronous scheduling by default"
-_NVIDIA_SETTINGS: dict[str, Any] = {"is_async": False, "length_ratio": 1.0, "tables": _OLD}
+_DEEP_GEMM = _NVIDIA + ", experts by DeepGEMM's contiguous product at every size (pull request 26197)"
+_NVIDIA_SETTINGS: dict[str, Any] = {
+    "is_async": False, "length_ratio": 1.0, "max_num_seqs": 512, "tokens_beyond_prompt": 2012, "tables": _OLD,
+}  # fmt: skip
 
 CASES = (
     Case(
@@ -113,8 +122,8 @@ CASES = (
         **_NVIDIA_SETTINGS,
     ),
     Case(
-        "Qwen3-235B-A22B FP8", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h200", "qwen3-235b-a22b", "fp8_block", _NVIDIA,
-        **_NVIDIA_SETTINGS,
+        "Qwen3-235B-A22B FP8", "Qwen/Qwen3-235B-A22B-FP8", "fp8", "h200", "qwen3-235b-a22b", "fp8_block", _DEEP_GEMM,
+        **{**_NVIDIA_SETTINGS, "tables": _OLD + "+deepgemm"},
     ),
     Case(
         "gpt-oss-120b", _OSS, "fp4", "h100-80gb", "gpt-oss-120b", "mxfp4", _MARLIN, max_graph_tokens=2048,

@@ -11,6 +11,7 @@ import pandas as pd
 
 from experiments import composed
 from experiments.inferencex.cases import Case
+from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.measured.inferencex import Rows, read_rows
 from harness.runs.system import System
@@ -48,7 +49,7 @@ class CaseRows:
         self._source = ":".join(filter(None, ("aiconfigurator", folder, system + case.tables)))
         self._profiles: dict[int, Profile] = {}
         bare = self.config.model_copy(update={"cost": composed("cost=roofline").cost})
-        self._systems = [system_of(bare, row, case.max_num_seqs) for row in self.each()]
+        self._systems = [system_of(_of_row(bare, case, row), row, case.max_num_seqs) for row in self.each()]
 
     def simulate(self, host: Host = HOST, only: list[int] | None = None) -> pd.DataFrame:
         """The rows with simulated times and errors, with these times of the host; `only` names places of rows."""
@@ -89,6 +90,13 @@ class CaseRows:
         shown = host._replace(step_us=0.0) if self.case.hides_host else host
         profile = Profile(meta, {**compiled.tables, "steps": steps_table(shown)})
         return replace(system, cost=self.config.cost, profile=profile)
+
+
+def _of_row(config: RunConfig, case: Case, row: Any) -> RunConfig:
+    """`config` with the tokens a step that the server of this row had."""
+    if case.tokens_beyond_prompt is None:
+        return config
+    return config.model_copy(update={"max_num_batched_tokens": int(row.isl) + case.tokens_beyond_prompt})
 
 
 def _graphs(case: Case, max_num_seqs: int) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ The database and the version of vLLM are named by
     aiconfigurator:h100_sxm                  the newest version of vLLM that was measured
     aiconfigurator:h100_sxm/vllm/0.24.0      a version
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
-    aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`)
+    aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`, `deep_gemm`)
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
 
 and the tables of the profile are made from
@@ -31,6 +31,8 @@ from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
+from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
+from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.experts import experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
@@ -127,7 +129,10 @@ def _operators(
         "o_proj": gemms.curve(dtype, model.hidden_size, heads * model.head_dim),
     }
     if model.num_experts or server.expert_kernel:
-        curves["experts"], _ = experts(database, model, ranks, server.expert_kernel)
+        if server.expert_kernel == DEEP_GEMM:
+            curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
+        else:
+            curves["experts"], _ = experts(database, model, ranks, server.expert_kernel)
         curves["router"] = gemms.curve("bfloat16", model.num_experts, model.hidden_size)
     else:
         width = model.intermediate_size // ranks

@@ -5,6 +5,10 @@
 Between measured n and k times are bilinear, as bytes of weights and operations are. Beyond the grid they grow in
 proportion: a product of 2n outputs takes twice the tiles.
 
+Kernels compute tiles of 128 rows or more, and a product whose last tile is not full takes longer than a full one:
+on H100 an FP8 product of 257 rows takes up to 1.4 times as long as one of 512. The tables have both sides of the edges.
+Times must not fall from full tiles to more full tiles, nor from sizes that leave a tile open to larger ones.
+
 FP8 times contain the quantisation of the input. Block-scaled FP8 products were timed outside of CUDA graphs, where
 60 to 350 us of launches hide the kernel. They are taken to be `_BLOCK_SCALED` times as long as those with a scale per
 channel, the median ratio of products that take over `_CLEAR` times the launch; see `block_scaled_ratio`.
@@ -20,6 +24,8 @@ from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, mea
 from simulator.profile.profile import ProfileError
 
 _CLEAR = 4.0
+_TILE_ROWS = 128
+_SMALL_ROWS = 64  # up to which products take small tiles, and as long as their weights take to read
 
 
 class Gemms:
@@ -57,6 +63,15 @@ class Gemms:
         times = sum(weight * curve.at(sizes) for weight, curve in corners)
         return MeasuredCurve(sizes, np.asarray(times))
 
+    def row_us(self, dtype: str, n: int, k: int) -> float:
+        """Time of one row in the largest measured products of n outputs and k inputs, where a launch weighs least."""
+        time = 0.0
+        for near_n, weight_n in _weights(self._of(dtype)["n"].unique(), n):
+            for near_k, weight_k in _weights(self._of(dtype)["k"].unique(), k):
+                curve = self._measured(dtype, near_n, near_k)
+                time += weight_n * weight_k * float(curve.times_us[-1] / curve.sizes[-1])
+        return time
+
     def block_scaled_ratio(self) -> float:
         """Median time of block-scaled FP8 products, as a multiple of those with a scale per channel."""
         block, plain = self._of("fp8_block"), self._of("fp8")
@@ -81,9 +96,18 @@ class Gemms:
             rows = rows[(rows["n"] == n) & (rows["k"] == k)]
             if rows.empty:
                 raise ProfileError(f"{self._database.system}: no GEMM of n={n}, k={k} in {dtype}")
-            self._curves[key], dropped = measured_curve(rows, "m")
+            self._curves[key], dropped = _over_tiles(rows)
             self.num_dropped += dropped
         return self._curves[key]
+
+
+def _over_tiles(rows: pd.DataFrame) -> tuple[MeasuredCurve, int]:
+    """The curve of `rows` over m, and how many outliers among full and open tiles were dropped."""
+    fills = (rows["m"] <= _SMALL_ROWS) | (rows["m"] % _TILE_ROWS == 0)
+    parts = [measured_curve(part, "m") for part in (rows[fills], rows[~fills]) if len(part)]
+    sizes, times = (np.concatenate(each) for each in zip(*(curve for curve, _ in parts), strict=True))
+    order = sizes.argsort()
+    return MeasuredCurve(sizes[order], times[order]), sum(dropped for _, dropped in parts)
 
 
 def _weights(grid: np.ndarray, size: int) -> list[tuple[int, float]]:
