@@ -179,7 +179,9 @@ def _latency_table(summary: Mapping[str, Any]) -> Markup:
     has_intervals = any(_around(summary, f"{key}_ttft_ms") for key in shown)
     caption = "In ms."
     if has_intervals:
-        caption = f"In ms; in brackets the 95 % interval of a long run, or {_TOO_SHORT} where this run is too short to say."
+        caption = (
+            f"In ms; in brackets the 95 % interval of a long run, or {_TOO_SHORT} where this run is too short to say."
+        )
     return table(["latency", *(_STATISTICS[key] for key in shown)], rows, caption)
 
 

@@ -8,7 +8,7 @@ percentile p is that of the share of requests at or below it, p ± h, read off t
 (order statistics with the effective number of requests). h is symmetric in the log-odds of the share.
 
 Batches know only the queues that the run has seen. `harness.results.queue_noise` tells how far the queue of a long run
-may be from that; an interval is at least as wide. Near capacity that leaves no upper bound: the run is too short to say.
+may be from that; an interval is at least as wide. Near capacity that leaves no upper bound: the run is too short.
 
 A run begins and ends with an empty system, which a long run does not. Requests of the ramp-up and of the drain are left
 out of intervals, and a run that is short beside the time that a request takes has none (`settled`).

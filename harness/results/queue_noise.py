@@ -11,8 +11,8 @@ the number of requests served at once, heavy-traffic theory tells the queue of a
 
 ca and cs are the coefficients of variation of times between arrivals and of service times, N and n the standard normal
 distribution and density. share: Halfin and Whitt 1981, "Heavy-traffic limits for queues with many exponential servers";
-the factor (ca² + 1) / 2 is the peakedness of arrivals. wait and memory: reflected Brownian motion, Whitt 1989, "Planning
-queueing simulations", whose mean over n requests has the variance of n / memory independent values.
+the factor (ca² + 1) / 2 is the peakedness of arrivals. wait and memory: reflected Brownian motion, Whitt 1989,
+"Planning queueing simulations", whose mean over n requests has the variance of n / memory independent values.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def _print_notes(table: pd.DataFrame, console: Console) -> None:
     if table["num_runs"].max() > 1:
         notes.append("±: half the 95% interval of the mean over seeds")
     rows = table.to_dict("records")
-    if any(_is_too_short(name, row) for row in rows for name in table):
+    if any(_is_too_short(name, row) for row in rows for name in map(str, table)):
         notes.append("?: the run is too short to say how sure that is")
     if "verdict" in table and (table["verdict"] == "overloaded").any():
         notes.append("×: overloaded, so latencies tell how long the run was")
