@@ -1,6 +1,6 @@
 """How often are the verdict on a run and the intervals of its latencies right?
 
-    python -m experiments.verdict [--runs 25] [--requests 500,2000,8000] [--first-seed 1000] [--cases "32 seats" "KV pool"]
+    python -m experiments.verdict [--runs 25] [--requests 500,2000,8000] [--cases "32 seats" "KV pool"]
 
 Runs of several systems at 0.8 and at 1.1 of their capacity, each with other seeds. Capacity is the rate at which a
 system that always has requests waiting finishes them (all arrive at once; first and last tenth left out). A verdict is
@@ -160,7 +160,8 @@ def main() -> None:
                 rows.append({**found.as_row(), "capacity": rate})
                 print(case, num_requests, load, dict(found.verdicts), flush=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
-    text = f'{{"rows": [\n{lines}\n],\n"coverage": {json.dumps(coverage(rows), indent=1)},\n"provenance": {json.dumps(provenance("experiments.verdict"), indent=1)}}}\n'
+    sums, source = (json.dumps(each, indent=1) for each in (coverage(rows), provenance("experiments.verdict")))
+    text = f'{{"rows": [\n{lines}\n],\n"coverage": {sums},\n"provenance": {source}}}\n'
     write_whole(options.out, lambda path: path.write_text(text, encoding="utf-8"))
     for name, counts in coverage(rows).items():
         print(f"{name}: {counts[0]} of {counts[1]} intervals hold the value, {counts[2]} have an upper end")
