@@ -1,11 +1,12 @@
 """How often are the verdict on a run and the intervals of its latencies right?
 
-    python -m experiments.verdict [--runs 25] [--requests 500,2000] [--first-seed 1000] [--cases "32 seats" "KV pool"]
+    python -m experiments.verdict [--runs 25] [--requests 500,2000,8000] [--cases "32 seats" "KV pool"]
 
 Runs of several systems at 0.8 and at 1.1 of their capacity, each with other seeds. Capacity is the rate at which a
 system that always has requests waiting finishes them (all arrive at once; first and last tenth left out). A verdict is
 right if it says stable below capacity and overloaded above; unclear is wrong. An interval is right if it holds the
-value of a run of 60,000 requests with yet another seed. Results go to experiments/results/verdict.json.
+value of a run of 120,000 requests with yet another seed. Results go to experiments/results/verdict.json: of each
+statistic, how many intervals hold the value, how many runs tell one, and how many of these tell its upper end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 
 LOADS = {0.8: "stable", 1.1: "overloaded"}
-LONG_RUN = 60_000  # requests
+LONG_RUN = 120_000  # requests
 INTERVALS = tuple(f"{statistic}_{name}_ms" for name in ("ttft", "tpot", "e2el") for statistic in ("mean", "p50", "p99"))
 _PROFILE = "cost.profile=simulator/profiles/amd-epyc/tiny/tp1"
 _TINY = ("model=tiny", "device=laptop-cpu", _PROFILE, "max_num_batched_tokens=1024")
@@ -66,11 +67,10 @@ class Score:
     load: float
     verdicts: Counter[str] = field(default_factory=Counter)
     offered_loads: list[float] = field(default_factory=list)
-    intervals: dict[str, list[bool | None]] = field(default_factory=lambda: {key: [] for key in INTERVALS})
+    intervals: dict[str, list[int]] = field(default_factory=lambda: {key: [0, 0, 0] for key in INTERVALS})
 
     def as_row(self) -> dict[str, Any]:
-        """For the result file. Of intervals: how many hold the value, and how many are told."""
-        told = {key: [each for each in hits if each is not None] for key, hits in self.intervals.items()}
+        """For the result file."""
         return {
             "case": self.case,
             "num_requests": self.num_requests,
@@ -80,7 +80,7 @@ class Score:
             "verdicts": dict(self.verdicts),
             "offered_load_mean": float(np.mean(self.offered_loads)),
             "offered_load_range": [min(self.offered_loads), max(self.offered_loads)],
-            "intervals": {key: [sum(hits), len(hits)] for key, hits in told.items()},
+            "intervals": self.intervals,
         }
 
 
@@ -116,22 +116,33 @@ def score(case: str, num_requests: int, load: float, rate: float, seeds: range, 
         found.verdicts[summary["verdict"]] += 1
         found.offered_loads.append(summary["offered_load"])
         for key in INTERVALS if long_run else ():
-            found.intervals[key].append(_holds(summary, key, long_run[key]))
+            counts = zip(found.intervals[key], _judged(summary, key, long_run[key]), strict=True)
+            found.intervals[key] = [before + now for before, now in counts]
     return found
 
 
-def _holds(summary: dict[str, Any], key: str, value: float) -> bool | None:
-    """Whether an interval holds a value; an end that is not known is beyond it. None where neither end is known."""
+def _judged(summary: dict[str, Any], key: str, value: float) -> tuple[bool, bool, bool]:
+    """Whether the interval holds a value, is told at all, and tells its upper end; an end not told is beyond it."""
     low, high = summary[f"{key}_low"], summary[f"{key}_high"]
-    if low is None and high is None:
-        return None
-    return (low is None or low <= value) and (high is None or value <= high)
+    is_told = low is not None or high is not None
+    holds = (low is None or low <= value) and (high is None or value <= high)
+    return is_told and holds, is_told, high is not None
+
+
+def coverage(rows: Sequence[dict[str, Any]]) -> dict[str, list[int]]:
+    """Of each length and statistic: the sums of the counts over all systems."""
+    sums: dict[str, list[int]] = {}
+    for row in rows:
+        for key, counts in row["intervals"].items() if row["load"] < 1 else ():
+            name = f"{row['num_requests']} requests, {key}"
+            sums[name] = [sum(pair) for pair in zip(sums.get(name, [0, 0, 0]), counts, strict=True)]
+    return sums
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=25)
-    parser.add_argument("--requests", default="500,2000")
+    parser.add_argument("--requests", default="500,2000,8000")
     parser.add_argument("--first-seed", type=int, default=1000)
     parser.add_argument("--cases", nargs="*", default=list(CASES), choices=CASES)
     parser.add_argument("--out", type=Path, default=RESULTS / "verdict.json")
@@ -149,8 +160,11 @@ def main() -> None:
                 rows.append({**found.as_row(), "capacity": rate})
                 print(case, num_requests, load, dict(found.verdicts), flush=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
-    text = f'{{"rows": [\n{lines}\n],\n"provenance": {json.dumps(provenance("experiments.verdict"), indent=1)}}}\n'
+    sums, source = (json.dumps(each, indent=1) for each in (coverage(rows), provenance("experiments.verdict")))
+    text = f'{{"rows": [\n{lines}\n],\n"coverage": {sums},\n"provenance": {source}}}\n'
     write_whole(options.out, lambda path: path.write_text(text, encoding="utf-8"))
+    for name, counts in coverage(rows).items():
+        print(f"{name}: {counts[0]} of {counts[1]} intervals hold the value, {counts[2]} have an upper end")
     print(f"{sum(row['right'] for row in rows)} of {sum(row['runs'] for row in rows)} verdicts are right")
 
 

@@ -36,6 +36,7 @@ _REQUEST_COLUMNS = [
     "request_id", "status", "arrival_time", "first_token_time", "ttft", "tpot", "e2el", "num_prompt_tokens",
     "num_output_tokens",
 ]  # fmt: skip
+_TOO_SHORT = "?"  # in place of an interval
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
 
@@ -169,15 +170,26 @@ def _latency_table(summary: Mapping[str, Any]) -> Markup:
     rows = []
     for name, label in LATENCIES.items():
         keys = [f"{statistic}_{name}_ms" for statistic in shown]
-        around = [interval(summary, key) for key in keys]
+        around = [_around(summary, key) for key in keys]
         cells = [
             Cell(number_cell(summary.get(key)).text + (f" ({bounds})" if bounds else ""), numeric(summary.get(key)))
             for key, bounds in zip(keys, around, strict=True)
         ]
         rows.append([Cell(label), *cells])
-    has_intervals = any(interval(summary, f"{key}_ttft_ms") for key in shown)
-    caption = "In ms; in brackets the 95 % interval of a long run." if has_intervals else "In ms."
+    has_intervals = any(_around(summary, f"{key}_ttft_ms") for key in shown)
+    caption = "In ms."
+    if has_intervals:
+        caption = (
+            f"In ms; in brackets the 95 % interval of a long run, or {_TOO_SHORT} where this run is too short to say."
+        )
     return table(["latency", *(_STATISTICS[key] for key in shown)], rows, caption)
+
+
+def _around(summary: Mapping[str, Any], key: str) -> str:
+    """The interval of a statistic, nothing for one without intervals."""
+    if not is_known(summary.get(key)) or f"{key}_low" not in summary:
+        return ""
+    return interval(summary, key) or _TOO_SHORT
 
 
 def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:

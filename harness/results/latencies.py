@@ -10,19 +10,26 @@ import pandas as pd
 
 from harness.results import intervals
 from harness.results.columns import floats
+from harness.results.queue_noise import QueueNoise, queue_noise
 from harness.results.tables import Floats, Gaps
 
 LATENCIES = ("ttft", "tpot", "e2el", "queue_time")
 _WITH_INTERVALS = ("ttft", "tpot", "e2el")
+# By how much the share of requests below a percentile changes with the share that waits: that of TPOT and E2EL depends
+# on the lengths of requests as much.
+_EFFECT_OF_QUEUE = {"ttft": 1.0, "tpot": 0.5, "e2el": 0.5}
 
 
-def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float]) -> dict[str, float]:
+def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float], load: float) -> dict[str, float]:
     """Statistics in ms of the finished requests and of all gaps between tokens, named as in `vllm bench serve`.
 
-    `<statistic>_low` and `<statistic>_high` are the ends of the 95 % interval (`harness.results.intervals`).
+    `<statistic>_low` and `<statistic>_high` are the ends of the 95 % interval (`harness.results.intervals`). load: the
+    offered load as a share of capacity, NaN where it is not known.
     """
     finished = finished.iloc[np.argsort(floats(finished, "arrival_time"), kind="stable")]
-    settled = intervals.settled(floats(finished, "arrival_time"), floats(finished, "e2el"))
+    arrival, e2el = floats(finished, "arrival_time"), floats(finished, "e2el")
+    settled = intervals.settled(arrival, e2el)
+    noise = queue_noise(load, arrival, e2el - floats(finished, "queue_time"))
     out: dict[str, float] = {}
     for name in LATENCIES:
         every = floats(finished, name)
@@ -34,7 +41,7 @@ def latencies(finished: pd.DataFrame, gaps: Gaps, percentiles: Sequence[float]) 
             nothing = np.full(len(percentiles) + 1, math.nan)
             out |= _statistics(name, math.nan, math.nan, nothing, percentiles)
         if name in _WITH_INTERVALS:
-            out |= _intervals(name, every[settled & ~np.isnan(every)], percentiles, out)
+            out |= _intervals(name, every[settled & ~np.isnan(every)], percentiles, out, noise)
     return out | _statistics("itl", gaps.mean(), gaps.std(), gaps.percentiles([50, *percentiles]), percentiles)
 
 
@@ -52,11 +59,15 @@ def _statistics(name: str, mean: float, std: float, cuts: Floats, percentiles: S
 
 
 def _intervals(
-    name: str, seconds: Floats, percentiles: Sequence[float], found: Mapping[str, float]
+    name: str, seconds: Floats, percentiles: Sequence[float], found: Mapping[str, float], noise: QueueNoise
 ) -> dict[str, float]:
     """The ends of the intervals, from the `seconds` of settled requests; the values `found` of all lie within."""
-    median, *others = intervals.of_percentiles(seconds, [50, *percentiles])
-    of = {"mean": intervals.of_mean(seconds), "median": median}
+    effect, num_requests = _EFFECT_OF_QUEUE[name], max(len(seconds), 1)
+    median, *others = intervals.of_percentiles(
+        seconds, [50, *percentiles], lambda share: effect * noise.of_share(share, num_requests)
+    )
+    waits = name != "tpot"  # decodes do not wait in the queue
+    of = {"mean": intervals.of_mean(seconds, noise.of_mean(num_requests) if waits else 0.0), "median": median}
     for percentile, interval in zip(percentiles, others, strict=True):
         of[percentile_name(percentile)] = interval
     out = {}

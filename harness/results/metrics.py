@@ -79,7 +79,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         **_throughput(requests, finished, duration),
         **goodput(finished, len(requests), duration, config.slo),
         **verdict_on_slo(finished, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
-        **latencies(finished, result.gaps, percentiles),
+        **latencies(finished, result.gaps, percentiles, judgement.offered_load),
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
         **_replay_lag(requests),

@@ -15,6 +15,7 @@ from harness.results.slo import LIMITED
 
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
+_TOO_SHORT = "±?"  # in place of half an interval that is not known, or is ten times the value
 _VERDICTS = {
     "stable": ("STABLE", "bold green"),
     "overloaded": ("OVERLOADED", "bold red"),
@@ -62,7 +63,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
 def _latency_table(summary: Mapping[str, Any]) -> Table:
     """Values, with half of the 95 % interval in percent where it is known and latencies do not grow with the run."""
     shown = [key for key in _STATISTICS if f"{key}_ttft_ms" in summary]
-    bounded, is_told = summary.get("verdict") != "overloaded", False
+    bounded, told = summary.get("verdict") != "overloaded", set[str]()
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("Latency, ms", style="bold")
     for key in shown:
@@ -73,18 +74,24 @@ def _latency_table(summary: Mapping[str, Any]) -> Table:
         for key in shown:
             row += [number(summary[f"{key}_{name}_ms"]), _uncertainty(summary, f"{key}_{name}_ms") if bounded else ""]
         table.add_row(label, *row)
-        is_told |= any(row[1::2])
-    if is_told:
-        table.caption, table.caption_justify = "±: half of the 95 % interval for a long run", "left"
+        told |= set(row[1::2]) - {""}
+    notes = ["±: half of the 95 % interval for a long run"] if told - {_TOO_SHORT} else []
+    notes += [f"{_TOO_SHORT}: the run is too short to say"] if _TOO_SHORT in told else []
+    if notes:
+        table.caption, table.caption_justify = "; ".join(notes), "left"
     return table
 
 
 def _uncertainty(summary: Mapping[str, Any], key: str) -> str:
-    """Half of the width of the interval around a value, in percent of it; nothing where an end is not known."""
+    """Half of the width of the interval around a value, in percent of it; nothing for statistics without intervals."""
     value, low, high = summary[key], summary.get(f"{key}_low"), summary.get(f"{key}_high")
-    if not value or low is None or high is None:
+    if not value or f"{key}_low" not in summary:
         return ""
+    if low is None or high is None:
+        return _TOO_SHORT
     half = (high - low) / 2 / value
+    if half >= 10:
+        return _TOO_SHORT
     return f"±{half:.0%}" if half >= 0.01 else f"±{half:.1%}"
 
 

@@ -126,7 +126,9 @@ def _cell(name: str, row: Mapping[Any, Any]) -> str:
         return f"{value:,.0f}"
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
     repeated = row["num_runs"] > 1 and value and low is not None and low == low
-    return number(value) + (f"±{(high - low) / 2 / value:.0%}" if repeated else "")  # type: ignore[operator]
+    if repeated:
+        return number(value) + f"±{(high - low) / 2 / value:.0%}"  # type: ignore[operator]
+    return number(value) + ("?" if _is_too_short(name, row) else "")
 
 
 def _difference(row: Mapping[Any, Any], name: str, table: pd.DataFrame) -> str:
@@ -134,6 +136,14 @@ def _difference(row: Mapping[Any, Any], name: str, table: pd.DataFrame) -> str:
     if row["label"] == table.attrs["baseline"] or change != change:
         return ""
     return f"{change:+.0f}%" if abs(change) < 1000 else f"{1 + change / 100:,.0f}x"
+
+
+def _is_too_short(name: str, row: Mapping[Any, Any]) -> bool:
+    """Whether the latency of a row that stands for a single run has no interval with two ends."""
+    ends = f"{name}_low", f"{name}_high"
+    if row["num_runs"] > 1 or row.get("verdict") == "overloaded" or not set(ends) <= row.keys():
+        return False
+    return pd.notna(row[name]) and any(pd.isna(row[end]) for end in ends)
 
 
 def _print_notes(table: pd.DataFrame, console: Console) -> None:
@@ -144,6 +154,9 @@ def _print_notes(table: pd.DataFrame, console: Console) -> None:
         notes.append(f"Δ: from {table.attrs['baseline']} (report.baseline)")
     if table["num_runs"].max() > 1:
         notes.append("±: half the 95% interval of the mean over seeds")
+    rows = table.to_dict("records")
+    if any(_is_too_short(name, row) for row in rows for name in map(str, table)):
+        notes.append("?: the run is too short to say how sure that is")
     if "verdict" in table and (table["verdict"] == "overloaded").any():
         notes.append("×: overloaded, so latencies tell how long the run was")
     if notes:

@@ -76,6 +76,13 @@ def test_the_terminal_says_verdict_rates_and_cost_model_in_80_columns(result: Ru
     assert latency.count("±") >= 2, "intervals beside the values"
 
 
+def test_the_terminal_says_where_the_run_is_too_short(result: RunResult) -> None:
+    summary = summary_with(result) | {"p99_ttft_ms_low": 1.0, "p99_ttft_ms_high": None}
+    text = printed(summary)
+    latency = next(line for line in text.splitlines() if line.startswith("TTFT"))
+    assert latency.rstrip().endswith("±?") and "±?: the run is too short to say" in " ".join(text.split())
+
+
 def test_a_summary_of_an_earlier_version_is_still_printed(result: RunResult) -> None:
     summary = summary_with(result)
     added = ("verdict", "offered", "served_rate", "queue_growth", "arrival_window", "ramp_up", "drain_s", "cost_model")
