@@ -43,10 +43,10 @@ def flash_needs(device: torch.device, dtype: torch.dtype, head_dim: int) -> str 
 
 def flash_unavailable(device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int) -> str | None:
     """Why flash-attn cannot run, or None if it can. Imports flash-attn only if nothing else rules it out."""
+    if device.type == "cuda" and block_size % PAGE_MULTIPLE:
+        return f"needs a block_size that is a multiple of {PAGE_MULTIPLE}, not {block_size}"
     if (reason := flash_needs(device, dtype, head_dim)) is not None:
         return reason
-    if block_size % PAGE_MULTIPLE:
-        return f"needs a block_size that is a multiple of {PAGE_MULTIPLE}, not {block_size}"
     try:
         library = importlib.import_module("flash_attn")
     except ImportError as error:

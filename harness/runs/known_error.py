@@ -19,7 +19,7 @@ _FILE = Path(simulator.__path__[0]) / "profiles" / "known_errors.yaml"
 
 
 def cost_model_text(system: System) -> str:
-    """The cost model and its known error, such as "profiled (aiconfigurator h100_sxm vllm 0.24.0), TPOT within 3 % at
+    """The cost model and its known error, such as "profiled (aiconfigurator h100_sxm vllm 0.24.0), TPOT within 3.2 % at
     the median of 45 runs of InferenceX"."""
     fitted = f", constants of {Path(system.calibration.path).name}" if system.calibration else ""
     if system.profile is None:

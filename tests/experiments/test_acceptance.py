@@ -52,10 +52,17 @@ def is_alive(pid: int) -> bool:
     return True
 
 
+def children() -> set[int]:
+    """Child processes of this one; other tests may have left a fork server."""
+    listed = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
+    return {int(pid) for pid in listed.read_text().split()} if listed.exists() else set()
+
+
 def test_sections_that_go_wrong_leave_their_first_results_and_no_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The hanging section ignores requests to end."""
+    earlier = children()
     sections = (CRASH, Section("hang", HANG.target, 1.0), EXHAUST)
     assert acceptance.run("first", sections, tmp_path, 30.0, rehearse=True, revision="abc") == 1
     printed = capsys.readouterr().out
@@ -67,8 +74,7 @@ def test_sections_that_go_wrong_leave_their_first_results_and_no_process(
         assert len(entry["checks"]) == 1 and entry["seconds"] < 20 and entry["environment"]["revision"] == "abc"
     assert "SIGABRT" in record["crash"]["error"]
     assert "in hang" in record["hang"]["output_tail"]  # the stack where it hung
-    children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children")
-    assert not children.exists() or not any(is_alive(int(pid)) for pid in children.read_text().split())
+    assert not any(is_alive(pid) for pid in children() - earlier)
 
 
 def test_sections_without_time_are_skipped_at_once(tmp_path: Path) -> None:

@@ -66,6 +66,7 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
     return argparse.Namespace(
         traces=Path("traces"),
         requests=8,
+        rates=None,
         threads=1,
         turns=3,
         profiling=60,

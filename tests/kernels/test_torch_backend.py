@@ -91,7 +91,7 @@ def test_tokens_that_are_padding_give_zeros_and_store_nothing() -> None:
 
 def test_auto_takes_the_best_that_can_run() -> None:
     reasons = available_backends(CPU, torch.float32, 64, 16)
-    assert list(reasons) == ["flash", "triton", "torch"] and reasons["torch"] is None
+    assert list(reasons) == ["flash", "triton", "torch_flash", "torch"] and reasons["torch"] is None
     assert select_backend("auto", CPU, torch.float32, 64, 16).name == "torch"
 
 

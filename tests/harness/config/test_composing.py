@@ -20,7 +20,9 @@ RUNS = [
     "hydra.job.env_copy=[HOME] hydra.job.config.override_dirname.kv_sep=: seed=3 block_size=4 cost=roofline",
     "hydra.searchpath=[file:///no/such] seed=1",
 ]
-REFUSED = "block_size=1,2  nothing=1  trace=nothing  ~nothing  trace@a=azure  +block_size=3  a=[  hydra.job.env_copy=3"
+REFUSED = (
+    "block_size=1,2  nothing=1  trace=nothing  ~nothing  trace@a=azure  +max_num_seqs=3  a=[  hydra.job.env_copy=3"
+)
 SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=out", "trace=azure,csv block_size=8"]
 
 
