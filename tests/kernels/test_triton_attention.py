@@ -9,7 +9,8 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels.decode_attention import decode_attention, num_splits  # noqa: E402
+from kernels.attention_splits import decode_splits, prefill_splits  # noqa: E402
+from kernels.decode_attention import decode_attention  # noqa: E402
 from kernels.kv_integers import INT4_DTYPE, INT8_DTYPE
 from kernels.kv_store import store_kv_reference  # noqa: E402
 from kernels.prefill_attention import prefill_attention  # noqa: E402
@@ -89,7 +90,7 @@ def test_float8_cache(triton_device: str, shape: Shape) -> None:
     out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
     prefill_attention(
         case.q[:first], *caches, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
-        meta.max_seqlen_q, out[:first], scales,
+        meta.max_seqlen_q, meta.max_prefill_context, out[:first], kv_scales=scales,
     )  # fmt: skip
     for splits in (1, 2):
         decode_attention(
@@ -109,8 +110,3 @@ def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
-def test_splits_fill_the_device_and_stay_bounded() -> None:
-    assert num_splits(batch=1, kv_heads=8, max_context=32768, num_sms=132) >= 66
-    assert num_splits(batch=1, kv_heads=8, max_context=100, num_sms=132) == 1
-    assert num_splits(batch=256, kv_heads=8, max_context=1000, num_sms=132) == 1
-    assert num_splits(batch=256, kv_heads=8, max_context=32768, num_sms=132) <= 4
