@@ -35,7 +35,7 @@ from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
 from experiments import RESULTS, provenance
-from kernels import activation, decode_attention, norm, rotary
+from kernels import activation, decode_attention, norm, prefill_attention, rotary
 from kernels.attention import AttentionMetadata
 from kernels.launch import Launcher
 from kernels.triton_attention import TritonBackend
@@ -98,7 +98,8 @@ def install_stubs() -> None:
     triton.runtime.driver.set_active(driver)
     JITFunction._do_compile = _compile
     layers.linear = _product
-    decode_attention._num_sms = lambda _: 132  # type: ignore[assignment]
+    for module in (decode_attention, prefill_attention):
+        module.device_limits = lambda _: (90, 132)  # type: ignore[assignment]
     for module in (activation, blocks, norm, rotary):
         module.runs_triton = lambda _: True  # type: ignore[attr-defined]
 

@@ -86,14 +86,16 @@ def join_splits_kernel(
         total += tl.sum(weights, axis=0)
         acc += tl.sum(partials * weights[:, None], axis=0)
     acc = acc / tl.where(total == 0.0, 1.0, total)
-    tl.store(out_ptr + token * out_stride + head * head_dim + dim, acc.to(out_ptr.dtype.element_ty), mask=dim < head_dim)
+    tl.store(
+        out_ptr + token * out_stride + head * head_dim + dim, acc.to(out_ptr.dtype.element_ty), mask=dim < head_dim
+    )
 
 
 launch_join_splits = Launcher(join_splits_kernel)
 
 
 def empty_partials(q: Tensor, splits: int) -> tuple[Tensor, Tensor]:
-    """Partials float32[T, heads, splits, head_dim] and log-sums float32[T, heads, splits] for q [T, heads, head_dim]."""
+    """(partials float32[T, heads, splits, head_dim], log-sums float32[T, heads, splits]) of q [T, heads, head_dim]."""
     tokens, heads, head_dim = q.shape
     partial = torch.empty(tokens, heads, splits, head_dim, dtype=torch.float32, device=q.device)
     return partial, torch.empty(tokens, heads, splits, dtype=torch.float32, device=q.device)

@@ -86,10 +86,9 @@ def attend_tile(
     elif not whole:
         scores = tl.where(inside[None, :], scores, float("-inf"))
     new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    reference = new_maximum
     if causal:  # a row may have seen no key so far: its weights are 0, not NaN
         reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
-    else:
-        reference = new_maximum
     weights = tl.exp2(scores - reference[:, None])
     shrink = tl.exp2(maximum - reference)
     total = total * shrink + tl.sum(weights, axis=1)

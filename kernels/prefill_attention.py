@@ -127,6 +127,14 @@ def prefill_kernel(
         )  # fmt: skip
         blocks = next_blocks
 
+    # Computed again, from an offset that is 0 but that the compiler does not know: kept through the loops, these values
+    # would take 30 registers, and with them the second program of a multiprocessor.
+    tile += (tl.load(cu_seqlens_ptr + row, volatile=True).to(tl.int64) - begin).to(tl.int32)
+    pairs = tile % group_size + tl.arange(0, block_m)
+    tokens = pairs // group_size
+    heads = kv_head * group_size + pairs % group_size
+    valid = tile // group_size + tokens < count
+    q_mask = valid[:, None] & (dim < head_dim)[None, :]
     if quantized:
         acc *= tl.load(kv_scales_ptr + kv_heads + kv_head)
     acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # 0 if the split has no key that the query sees
@@ -134,6 +142,7 @@ def prefill_kernel(
         places = (tokens * out_stride + heads * head_dim)[:, None] + dim[None, :]
         tl.store(out_ptr + q_rows * out_stride + places, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
     else:
+        partials = (tokens * (kv_heads * group_size) + heads) * splits + split
         tl.store(log_sum_ptr + partials, maximum + tl.log2(total), mask=valid)
         tl.store(partial_ptr + partials[:, None] * head_dim + dim[None, :], acc, mask=q_mask)
 

@@ -110,3 +110,16 @@ def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
+@pytest.mark.parametrize("group", [1, 5, 16])
+@pytest.mark.parametrize("splits", [1, 3])
+def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits: int) -> None:
+    """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
+    case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 20), (129, 129), (5, 2)], [], triton_device)
+    meta = case.metadata
+    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    out = torch.full_like(case.q, torch.nan)
+    prefill_attention(
+        case.q, case.k_cache, case.v_cache, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables,
+        case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu(), naive_attention(case), atol=2e-5, rtol=0)
