@@ -98,8 +98,8 @@ def install_stubs() -> None:
     triton.runtime.driver.set_active(driver)
     JITFunction._do_compile = _compile
     layers.linear = _product
-    for module in (decode_attention, prefill_attention):
-        module.device_limits = lambda _: (90, 132)  # type: ignore[assignment]
+    decode_attention.device_limits = lambda _: (90, 132)  # type: ignore[assignment]
+    prefill_attention.device_limits = lambda _: (90, 132)  # type: ignore[assignment]
     for module in (activation, blocks, norm, rotary):
         module.runs_triton = lambda _: True  # type: ignore[attr-defined]
 

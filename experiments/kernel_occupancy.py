@@ -5,7 +5,7 @@
 Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of bfloat16 and of float8.
 Writes `experiments/results/kernel_occupancy.json` and prints a table: registers and spilled bytes of a thread, shared
 memory and warps of a program, how many programs a multiprocessor holds, and what limits them. `waits` are the copies
-that may still be in flight when the loop over the context multiplies a tile: 0 means that loads and products take turns.
+that may be in flight when the loop over the context multiplies a tile: 0 means that loads and products take turns.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def recorded(capability: int, num_sms: int = 132) -> Iterator[list[Launch]]:
 
     call, limits = Launcher.__call__, decode_attention.device_limits
     modules: tuple[Any, ...] = (decode_attention, prefill_attention)
-    Launcher.__call__ = record  # type: ignore[method-assign]
+    Launcher.__call__ = record  # type: ignore[method-assign, assignment]
     for module in modules:
         module.device_limits = lambda _: (capability, num_sms)
     try:
@@ -130,7 +131,7 @@ def _occupancy(name: str, capability: int, compiled: Any) -> Occupancy:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        command = [CUOBJDUMP, "--dump-resource-usage", file.name]
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
         report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     registers, spilled = (int(re.findall(rf"\b{what}:(\d+)", report)[-1]) for what in ("REG", "STACK"))
     meta = compiled.metadata
@@ -236,15 +237,15 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "", after_attention
     yield "", around_decode
     for name, cache in caches.items():
-        yield f"{name} cache", lambda cache=cache: before_attention(cache)
-        yield f"{name} cache", lambda cache=cache: decode(cache)
-        yield f"{name} cache", lambda cache=cache: prefill(cache)
-        yield f"{name} cache, 16 tokens", lambda cache=cache: prefill(cache, tokens=16)
+        yield f"{name} cache", partial(before_attention, cache)
+        yield f"{name} cache", partial(decode, cache)
+        yield f"{name} cache", partial(prefill, cache)
+        yield f"{name} cache, 16 tokens", partial(prefill, cache, tokens=16)
     for head_dim in (64, 256):
-        yield f"bf16 cache, head_dim {head_dim}", lambda head_dim=head_dim: decode(half, head_dim)
-        yield f"bf16 cache, head_dim {head_dim}", lambda head_dim=head_dim: prefill(half, head_dim)
-    yield "float32", lambda: prefill(torch.float32, dtype=torch.float32)
-    yield "float32", lambda: decode(torch.float32, dtype=torch.float32)
+        yield f"bf16 cache, head_dim {head_dim}", partial(decode, half, head_dim)
+        yield f"bf16 cache, head_dim {head_dim}", partial(prefill, half, head_dim)
+    yield "float32", partial(prefill, torch.float32, dtype=torch.float32)
+    yield "float32", partial(decode, torch.float32, dtype=torch.float32)
 
 
 def main() -> None:

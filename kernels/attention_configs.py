@@ -109,7 +109,7 @@ def prefill_config(
     """As `decode_config`; rows: tokens of the longest chunk times the query heads of a KV head."""
     elements = elements_of(element_size, cache_dtype)
     chosen = _override.prefill or _prefill_config(capability, head_dim, elements)
-    if rows > chosen.block_m // 2 or elements == "integers":  # a small tile of integers spills registers
+    if rows > chosen.block_m // 2 or elements in ("float8", "integers"):  # small tiles that convert may spill
         return chosen
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)
 

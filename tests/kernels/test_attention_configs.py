@@ -30,7 +30,7 @@ def test_splits_are_bounded_and_long_contexts_have_several(rows: int, context: i
 
 
 def test_splits_fill_whole_waves() -> None:
-    """8 sequences of 8,192 tokens on 132 multiprocessors with 4 programs each: 8 splits and not 9, which take two waves."""
+    """8 sequences of 8,192 tokens on 132 multiprocessors of 4 programs: 9 splits would take two waves."""
     assert decode_splits(8 * 8, 8192, 4 * 132) == 8
     assert decode_splits(8, 32768, 4 * 132) == 66
     assert decode_splits(8, 100, 528) == decode_splits(256 * 8, 1000, 528) == 1

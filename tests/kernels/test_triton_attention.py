@@ -9,7 +9,6 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels.attention_splits import decode_splits, prefill_splits  # noqa: E402
 from kernels.decode_attention import decode_attention  # noqa: E402
 from kernels.kv_integers import INT4_DTYPE, INT8_DTYPE
 from kernels.kv_store import store_kv_reference  # noqa: E402
@@ -110,11 +109,10 @@ def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize("group", [1, 5, 16])
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("group", "splits"), [(1, 3), (5, 3), (16, 2)])
 def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits: int) -> None:
     """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
-    case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 20), (129, 129), (5, 2)], [], triton_device)
+    case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)
     meta = case.metadata
     store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
