@@ -109,7 +109,7 @@ def prefill_config(
     """As `decode_config`; rows: tokens of the longest chunk times the query heads of a KV head."""
     elements = elements_of(element_size, cache_dtype)
     chosen = _override.prefill or _prefill_config(capability, head_dim, elements)
-    if rows > chosen.block_m // 2 or elements in ("float8", "integers"):  # small tiles that convert may spill
+    if rows > chosen.block_m // 2 or elements != "half":  # small tiles of other elements may spill registers
         return chosen
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)
 
@@ -160,8 +160,11 @@ def _prefill_config(capability: int, head_dim: int, elements: Elements) -> Prefi
     if head_dim > 128:
         warps = 8 if elements == "float32" else 4
         # A tile of the products of sm_100 takes half of the tensor memory, or all of it if the heads are wide.
-        programs = 1 if _row(capability) == 100 else chosen.programs_per_sm
-        return replace(chosen, block_m=chosen.block_m // 2, block_n=16, num_warps=warps, programs_per_sm=programs)
+        has_tensor_memory = _row(capability) == 100
+        programs = 1 if has_tensor_memory else chosen.programs_per_sm
+        halves = not (has_tensor_memory and elements == "float8")  # 32 rows of float8 spill registers there
+        block_m = chosen.block_m // 2 if halves else chosen.block_m
+        return replace(chosen, block_m=block_m, block_n=16, num_warps=warps, programs_per_sm=programs)
     return replace(chosen, block_n=min(chosen.block_n * (128 // _padded(head_dim)), 64))
 
 
