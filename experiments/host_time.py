@@ -39,7 +39,7 @@ from engine.models.parallel import TensorParallel
 from engine.runner.cuda_graphs import bucket_for
 from engine.runner.piece_graphs import PieceGraphs
 from experiments import RESULTS, provenance
-from kernels import activation, decode_attention, norm, rotary
+from kernels import activation, decode_attention, norm, prefill_attention, rotary
 from kernels.attention import AttentionMetadata
 from kernels.launch import Launcher
 from kernels.triton_attention import TritonBackend
@@ -102,7 +102,8 @@ def install_stubs() -> None:
     triton.runtime.driver.set_active(driver)
     JITFunction._do_compile = _compile
     layers.linear = _product
-    decode_attention._num_sms = lambda _: 132  # type: ignore[assignment]
+    decode_attention.device_limits = lambda _: (90, 132)  # type: ignore[assignment]
+    prefill_attention.device_limits = lambda _: (90, 132)  # type: ignore[assignment]
     for module in (activation, attention, norm, rotary):
         module.runs_triton = lambda _: True  # type: ignore[attr-defined]
 

@@ -2,17 +2,25 @@
 
 The context of a chunk is the cached prefix, the earlier chunks and the chunk itself. In a chunk of n tokens with a
 context of c tokens, token i sees the first c - n + i + 1 tokens of the context.
+
+The rows of a tile of queries are the tokens of the chunk, each in all query heads of one KV head, so that a few tokens
+fill a tile and share each key that it loads. A tile's context is split over several programs if there are too few tiles
+to fill the device (`kernels.attention_splits`), as with short chunks after long cached prefixes:
+
+    grid (kv_heads x splits, tiles, chunks)   q [tokens x group = block_m, head_dim] x K [block_n, head_dim]
+    grid (tokens, heads)                      join the partials, if there are several splits
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kv_integers import BITS, load_integers
+from kernels.attention_configs import device_limits, prefill_config
+from kernels.attention_splits import MIN_SPLIT_TOKENS, empty_partials, join_splits, prefill_splits, split_range
+from kernels.attention_tile import attend_tile, find_blocks
+from kernels.kv_integers import BITS
 from kernels.kv_store import read_rows
 from kernels.launch import Launcher
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
@@ -20,91 +28,7 @@ from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_
 LOG2_E = 1.4426950408889634
 
 
-@dataclass(frozen=True)
-class PrefillConfig:
-    """Compile-time choices of the prefill kernel."""
-
-    block_m: int
-    block_n: int
-    block_d: int
-    num_warps: int
-    num_stages: int
-
-
-def prefill_config(head_dim: int, max_seqlen_q: int, element_size: int, of_integers: bool = False) -> PrefillConfig:
-    """Choices for a head_dim (1..256), the longest chunk in tokens, the bytes of an element of q, and whether the cache
-    has integers, whose conversion takes registers."""
-    block_d = max(16, next_power_of_2(head_dim))
-    row_bytes = block_d * element_size
-    block_m, block_n, warps, stages = 128, 32 if of_integers else 64, 8, 3
-    if row_bytes > 512:
-        block_m, block_n, warps, stages = 32, 16, 8, 2
-    elif row_bytes > 256 or element_size > 2:
-        block_m, block_n, warps, stages = 64, 32, 8, 2
-    if max_seqlen_q <= block_m // 2:
-        block_m, warps = max(16, next_power_of_2(max_seqlen_q)), 4
-    return PrefillConfig(block_m, block_n, block_d, warps, stages)
-
-
-@triton.jit
-def attend_block(
-    q: Value,
-    acc: Value,
-    total: Value,
-    maximum: Value,
-    k_cache_ptr: Value,
-    v_cache_ptr: Value,
-    table_ptr: Value,
-    first: Value,
-    context: Value,
-    visible: Value,
-    kv_head: Value,
-    dim: Value,
-    qk_scale: Value,
-    kv_heads: constexpr,
-    head_dim: constexpr,
-    block_size: constexpr,
-    block_n: constexpr,
-    masked: constexpr,
-    quantized: constexpr,
-    bits: constexpr,
-    interpreted: constexpr,
-) -> Value:
-    """Add keys first to first + block_n - 1 to the online softmax, and return its new (acc, total, maximum).
-
-    `masked` must be true if a query of the tile does not see all of these keys.
-    """
-    positions = first + tl.arange(0, block_n)
-    inside = positions < context
-    blocks = tl.load(table_ptr + positions // block_size, mask=inside, other=0).to(tl.int64)
-    slots = blocks * block_size + positions % block_size
-    if bits > 0:
-        rows = slots * kv_heads + kv_head
-        k, k_scales = load_integers(k_cache_ptr, rows, dim, inside, head_dim, bits)
-        v, v_scales = load_integers(v_cache_ptr, rows, dim, inside, head_dim, bits)
-    else:
-        offsets = slots[:, None] * (kv_heads * head_dim) + (kv_head * head_dim + dim)[None, :]
-        mask = inside[:, None] & (dim < head_dim)[None, :]
-        k = tl.load(k_cache_ptr + offsets, mask=mask, other=0.0)
-        v = tl.load(v_cache_ptr + offsets, mask=mask, other=0.0)
-    if interpreted or quantized or bits > 0:
-        k, v = k.to(q.dtype), v.to(q.dtype)
-    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
-    if bits > 0:
-        scores *= k_scales[None, :]
-    if masked:
-        scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
-    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
-    weights = tl.exp2(scores - new_maximum[:, None])
-    shrink = tl.exp2(maximum - new_maximum)
-    total = total * shrink + tl.sum(weights, axis=1)
-    if bits > 0:
-        weights *= v_scales[None, :]
-    acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
-    return acc, total, new_maximum
-
-
-@triton.jit(do_not_specialize=["table_stride"])  # changes from step to step, and compiling takes a second
+@triton.jit(do_not_specialize=["table_stride", "splits"])  # both change from step to step, and compiling takes a second
 def prefill_kernel(
     q_ptr: Value,
     k_cache_ptr: Value,
@@ -113,10 +37,13 @@ def prefill_kernel(
     context_lens_ptr: Value,
     block_tables_ptr: Value,
     out_ptr: Value,
+    partial_ptr: Value,
+    log_sum_ptr: Value,
     qk_scale: Value,
     q_stride: Value,
     out_stride: Value,
     table_stride: Value,
+    splits: Value,
     kv_scales_ptr: Value,
     kv_heads: constexpr,
     group_size: constexpr,
@@ -125,56 +52,99 @@ def prefill_kernel(
     block_m: constexpr,
     block_n: constexpr,
     block_d: constexpr,
+    min_split: constexpr,
+    one_split: constexpr,
     quantized: constexpr,
     bits: constexpr,
     interpreted: constexpr,
 ) -> None:
-    """One program computes block_m tokens of one chunk for one head.
+    """One program computes one split of one tile of a chunk for one KV head.
 
     The last tokens of a chunk see the most keys and take longest, so their programs are launched first.
     """
+    kv_head = tl.program_id(0) % kv_heads
+    split = tl.program_id(0) // kv_heads
     row = tl.program_id(2).to(tl.int64)
-    head = tl.program_id(1)
     begin = tl.load(cu_seqlens_ptr + row).to(tl.int64)
     count = (tl.load(cu_seqlens_ptr + row + 1) - begin).to(tl.int32)
-    tile = (tl.num_programs(0) - 1 - tl.program_id(0)) * block_m
-    if tile >= count:
+    tile = (tl.num_programs(1) - 1 - tl.program_id(1)) * block_m
+    if tile >= count * group_size:
         return
     context = tl.load(context_lens_ptr + row)
     cached = context - count
 
-    queries, dim = tile + tl.arange(0, block_m), tl.arange(0, block_d)
-    q_mask = (queries < count)[:, None] & (dim < head_dim)[None, :]
-    q_rows = begin + queries
-    q = tl.load(q_ptr + q_rows[:, None] * q_stride + head * head_dim + dim[None, :], mask=q_mask, other=0.0)
+    # Row i of the tile is row tile + i of the chunk's (token, query head) pairs. Tokens are counted from the tile's
+    # first, `first_query` of the chunk, so that offsets within the tile fit into 32 bits: 64 would cost registers.
+    pairs = tile % group_size + tl.arange(0, block_m)
+    tokens = pairs // group_size
+    heads = kv_head * group_size + pairs % group_size
+    first_query = tile // group_size
+    valid = first_query + tokens < count
+    q_rows = begin + first_query
+    # The last query of the tile sees the first `last` keys.
+    last = tl.minimum(cached + (tile + block_m - 1) // group_size + 1, context)
+    if one_split:
+        start = 0
+        end = last
+    else:
+        start, end = split_range(last, split, splits, min_split, block_n)
+        partials = (tokens * (kv_heads * group_size) + heads) * splits + split
+        first_partial = q_rows * (kv_heads * group_size * splits)
+        log_sum_ptr += first_partial
+        partial_ptr += first_partial * head_dim
+        if start >= last:
+            tl.store(log_sum_ptr + partials, tl.full([block_m], float("-inf"), tl.float32), mask=valid)
+            return
+
+    lanes, dim = tl.arange(0, block_n), tl.arange(0, block_d)
+    q_mask = valid[:, None] & (dim < head_dim)[None, :]
+    q_places = (tokens * q_stride + heads * head_dim)[:, None] + dim[None, :]
+    q = tl.load(q_ptr + q_rows * q_stride + q_places, mask=q_mask, other=0.0)
     if interpreted:
         q = q.to(tl.float32)
     if quantized:  # the scale of the keys is applied to the scores, the scale of the values to the output
-        qk_scale *= tl.load(kv_scales_ptr + head // group_size)
+        qk_scale *= tl.load(kv_scales_ptr + kv_head)
     table_ptr = block_tables_ptr + row * table_stride
-    kv_head = head // group_size
-    visible = cached + queries + 1
+    visible = cached + first_query + 1 + tokens
     maximum = tl.full([block_m], float("-inf"), tl.float32)
     total = tl.zeros([block_m], tl.float32)
     acc = tl.zeros([block_m, block_d], tl.float32)
-    # Every query of the tile sees the first `shared` keys; the last query of the tile sees the first `last` keys.
-    shared = (cached + tile + 1) // block_n * block_n
-    last = tl.minimum(cached + tile + block_m, context)
-    for first in range(0, shared, block_n):
-        acc, total, maximum = attend_block(
-            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_n, False, quantized, bits, interpreted,
+    # Every query of the tile sees the keys before `shared`, so that these need no mask.
+    shared = tl.maximum(start, tl.minimum(end, (cached + first_query + 1) // block_n * block_n))
+    blocks = find_blocks(table_ptr, start + lanes, end, block_size)
+    for first in range(start, shared, block_n):
+        next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
+        acc, total, maximum = attend_tile(
+            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
+            qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized or bits > 0, bits,
         )  # fmt: skip
-    for first in range(shared, last, block_n):
-        acc, total, maximum = attend_block(
-            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, table_ptr, first, context, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_n, True, quantized, bits, interpreted,
+        blocks = next_blocks
+    for first in range(shared, end, block_n):
+        next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
+        acc, total, maximum = attend_tile(
+            q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
+            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized or bits > 0, bits,
         )  # fmt: skip
+        blocks = next_blocks
+
+    # Computed again, from an offset that is 0 but that the compiler does not know: kept through the loops, these values
+    # would take 30 registers, and with them the second program of a multiprocessor.
+    tile += (tl.load(cu_seqlens_ptr + row, volatile=True).to(tl.int64) - begin).to(tl.int32)
+    pairs = tile % group_size + tl.arange(0, block_m)
+    tokens = pairs // group_size
+    heads = kv_head * group_size + pairs % group_size
+    valid = tile // group_size + tokens < count
+    q_mask = valid[:, None] & (dim < head_dim)[None, :]
     if quantized:
-        acc *= tl.load(kv_scales_ptr + kv_heads + head // group_size)
-    acc = acc / total[:, None]
-    places = q_rows[:, None] * out_stride + head * head_dim + dim[None, :]
-    tl.store(out_ptr + places, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
+        acc *= tl.load(kv_scales_ptr + kv_heads + kv_head)
+    acc = acc / tl.where(total == 0.0, 1.0, total)[:, None]  # 0 if the split has no key that the query sees
+    if one_split:
+        places = (tokens * out_stride + heads * head_dim)[:, None] + dim[None, :]
+        tl.store(out_ptr + q_rows * out_stride + places, acc.to(out_ptr.dtype.element_ty), mask=q_mask)
+    else:
+        partials = (tokens * (kv_heads * group_size) + heads) * splits + split
+        tl.store(log_sum_ptr + partials, maximum + tl.log2(total), mask=valid)
+        tl.store(partial_ptr + partials[:, None] * head_dim + dim[None, :], acc, mask=q_mask)
 
 
 launch_prefill = Launcher(prefill_kernel)
@@ -189,7 +159,9 @@ def prefill_attention(
     block_tables: Tensor,
     scale: float,
     max_seqlen_q: int,
+    max_context: int,
     out: Tensor | None = None,
+    splits: int | None = None,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of prompt chunks over their contexts -> [T, heads, head_dim].
@@ -201,16 +173,23 @@ def prefill_attention(
     k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
     float8 with kv_scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
     cu_seqlens_q: int32[n + 1]; context_lens: int32[n]; block_tables: int32[n, max_blocks].
-    max_seqlen_q: tokens of the longest chunk. Launches without synchronising.
+    max_seqlen_q: tokens of the longest chunk; max_context: the largest of context_lens. splits: splits of each context;
+    None takes `prefill_splits`. Launches without synchronising.
     """
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
     if num_rows == 0 or q.shape[0] == 0:
         return out
-    bits = BITS.get(k_cache.dtype, 0)
-    config = prefill_config(head_dim, max_seqlen_q, q.element_size(), bits > 0)
+    kv_heads, group_size = k_cache.shape[2], heads // k_cache.shape[2]
+    capability, num_sms = device_limits(q.device)
+    config = prefill_config(capability, head_dim, max_seqlen_q * group_size, q.element_size(), k_cache.dtype)
+    tiles = ceil_div(max_seqlen_q * group_size, config.block_m)
+    if splits is None:
+        programs = kv_heads * min(num_rows * tiles, q.shape[0] * group_size // config.block_m + num_rows)
+        splits = prefill_splits(programs, max_context, config.programs_per_sm * num_sms)
+    partial, log_sum = empty_partials(q, splits) if splits > 1 else (out, out)
     launch_prefill(
-        (ceil_div(max_seqlen_q, config.block_m), heads, num_rows),
+        (kv_heads * splits, tiles, num_rows),
         q,
         k_cache,
         v_cache,
@@ -218,24 +197,31 @@ def prefill_attention(
         context_lens,
         block_tables,
         out,
+        partial,
+        log_sum,
         scale * LOG2_E,
         q.stride(0),
         out.stride(0),
         block_tables.stride(0),
+        splits,
         context_lens if kv_scales is None else kv_scales,
-        kv_heads=k_cache.shape[2],
-        group_size=heads // k_cache.shape[2],
+        kv_heads=kv_heads,
+        group_size=group_size,
         head_dim=head_dim,
         block_size=k_cache.shape[1],
         block_m=config.block_m,
         block_n=config.block_n,
-        block_d=config.block_d,
+        block_d=max(16, next_power_of_2(head_dim)),
+        min_split=MIN_SPLIT_TOKENS,
+        one_split=splits == 1,
         quantized=kv_scales is not None,
-        bits=bits,
+        bits=BITS.get(k_cache.dtype, 0),
         interpreted=INTERPRETED,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
     )
+    if splits > 1:
+        join_splits(partial, log_sum, out)
     return out
 
 

@@ -46,8 +46,9 @@ class TritonBackend:
                 metadata.prefill_block_tables,
                 scale,
                 metadata.max_seqlen_q,
+                metadata.max_prefill_context,
                 out[:first],
-                kv_scales,
+                kv_scales=kv_scales,
             )
         if last > first:
             decode_attention(

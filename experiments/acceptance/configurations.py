@@ -10,15 +10,24 @@ import multiprocessing
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from experiments.acceptance import rates
-from experiments.acceptance.candidates import Change, decode_candidates, prefill_candidates, use_configs
 from experiments.acceptance.common import Context
 from experiments.acceptance.kernels import HEADS, paged_batch
 from kernels.attention import available_backends, select_backend
+from kernels.attention_configs import (
+    DecodeConfig,
+    PrefillConfig,
+    decode_candidates,
+    device_limits,
+    prefill_candidates,
+    use_configs,
+)
 from kernels.kv_store import FP8_DTYPE
 
 MODEL = "qwen3-8b"
@@ -26,6 +35,7 @@ DECODES, PREFILLS = ((8, 8192), (128, 1024)), ((1, 8192), (16, 512))
 WORKERS = 10
 _COMPILING_SHARE = 0.5  # of the section's time
 BLOCK_SIZE = 16
+Candidate = DecodeConfig | PrefillConfig
 
 
 def decode(context: Context) -> None:
@@ -36,7 +46,7 @@ def decode(context: Context) -> None:
     if available_backends(context.device, context.dtype, heads[2], BLOCK_SIZE, FP8_DTYPE)[_backend(context)] is None:
         dtypes.append(FP8_DTYPE)
     for dtype in dtypes:
-        found = decode_candidates()
+        found = decode_candidates(device_limits(context.device)[0], heads[2], context.dtype.itemsize, dtype)
 
         def share(shape: tuple[int, int], dtype: torch.dtype = dtype) -> float:
             seconds = rates.decode_seconds(context, _backend(context), heads, *shape, dtype)
@@ -50,7 +60,7 @@ def prefill(context: Context) -> None:
     """Prefill attention: the share of the matrix rate of every candidate."""
     _, flops = rates.ceilings(context)
     heads = HEADS[MODEL]
-    found = prefill_candidates()
+    found = prefill_candidates(device_limits(context.device)[0], heads[2], context.dtype.itemsize, context.dtype)
 
     def share(shape: tuple[int, int]) -> float:
         seconds = rates.prefill_seconds(context, _backend(context), heads, *shape)
@@ -64,7 +74,7 @@ def _sweep(
     context: Context,
     what: str,
     kernel: str,
-    candidates: Sequence[Change],
+    candidates: Sequence[Candidate],
     shapes: Sequence[tuple[int, int]],
     share: Callable[[tuple[int, int]], float],
     dtype: torch.dtype,
@@ -76,11 +86,13 @@ def _sweep(
     shares: dict[str, dict[str, float]] = {}
     context.record[what] = shares
     for candidate in [None, *candidates]:
-        name = "as built" if candidate is None else " ".join(f"{key}={value}" for key, value in candidate.items())
+        name = (
+            "as built" if candidate is None else " ".join(f"{key}={value}" for key, value in asdict(candidate).items())
+        )
         shares[name] = {}
         for shape in shapes:
             try:
-                with use_configs(**{kernel: candidate}):
+                with _using(kernel, candidate):
                     shares[name]["x".join(map(str, shape))] = share(shape)
             except Exception as error:  # does not fit this device
                 shares[name]["error"] = 0.0
@@ -93,7 +105,7 @@ def _sweep(
         context.add(f"{what} {sizes}: {ranked[0][1]}", f"{ranked[0][0]:.0%}; as built {built:.0%}")
 
 
-def _compile_all(context: Context, kernel: str, candidates: Sequence[Change], dtype: torch.dtype) -> None:
+def _compile_all(context: Context, kernel: str, candidates: Sequence[Candidate], dtype: torch.dtype) -> None:
     """Launch every candidate once in another process. Whatever goes wrong there shows again when it is measured."""
     started, patience_s = time.monotonic(), _COMPILING_SHARE * context.seconds_left()
     pool = ProcessPoolExecutor(WORKERS, mp_context=multiprocessing.get_context("spawn"))
@@ -105,10 +117,10 @@ def _compile_all(context: Context, kernel: str, candidates: Sequence[Change], dt
     context.record[f"compiled in s, {kernel} {dtype}"] = round(time.monotonic() - started, 1)
 
 
-def _compile(kernel: str, candidate: Change, dtype: torch.dtype) -> None:
+def _compile(kernel: str, candidate: Candidate, dtype: torch.dtype) -> None:
     context = Context(torch.device("cuda"), True, time.monotonic() + 60, Path("unused"))
     heads = HEADS[MODEL]
-    with use_configs(**{kernel: candidate}):
+    with _using(kernel, candidate):
         if kernel == "decode":
             for shape in DECODES:
                 rates.decode_seconds(context, "triton", heads, *shape, dtype)
@@ -117,6 +129,12 @@ def _compile(kernel: str, candidate: Change, dtype: torch.dtype) -> None:
         backend = select_backend("triton", context.device, context.dtype, heads[2], BLOCK_SIZE)
         backend.forward(q, k, v, *caches[0], metadata, heads[2] ** -0.5, torch.empty_like(q))
     torch.cuda.synchronize()
+
+
+def _using(kernel: str, candidate: Candidate | None) -> AbstractContextManager[None]:
+    if kernel == "decode":
+        return use_configs(decode=candidate if isinstance(candidate, DecodeConfig) else None)
+    return use_configs(prefill=candidate if isinstance(candidate, PrefillConfig) else None)
 
 
 def _backend(context: Context) -> str:

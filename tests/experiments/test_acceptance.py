@@ -6,7 +6,6 @@ import importlib
 import json
 import os
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("triton")
 
 from experiments.acceptance import __main__ as acceptance  # noqa: E402
-from experiments.acceptance import candidates, kernels, rates, wheels  # noqa: E402
+from experiments.acceptance import kernels, rates, wheels  # noqa: E402
 from experiments.acceptance.campaigns import device_of  # noqa: E402
 from experiments.acceptance.common import Context  # noqa: E402
 from experiments.acceptance.engines import OUTPUT_TOKENS, PROMPT_TOKENS, workload  # noqa: E402
@@ -32,16 +31,6 @@ CRASH, HANG, EXHAUST = REHEARSED
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch.set_num_threads(1)
-
-
-@dataclass(frozen=True)
-class Built:
-    """The configuration that a kernel is built with."""
-
-    size: int
-    block_n: int = 16
-    num_warps: int = 1
-    num_stages: int = 1
 
 
 def is_alive(pid: int) -> bool:
@@ -167,16 +156,6 @@ def test_outcomes_of_tests_are_read_with_workers_and_without(tmp_path: Path) -> 
 )
 def test_a_gpu_is_found_among_the_devices(name: str, device: str) -> None:
     assert device_of(name) == device
-
-
-def test_configurations_hold_inside_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    from kernels import decode_attention
-
-    monkeypatch.setattr(decode_attention, "decode_config", lambda size: Built(size))
-    for change in candidates.decode_candidates():
-        with candidates.use_configs(decode=change):
-            assert decode_attention.decode_config(9) == Built(9, **change)  # type: ignore[call-arg]
-        assert decode_attention.decode_config(9) == Built(9)  # type: ignore[call-arg]
 
 
 def test_packages_to_carry_have_versions() -> None:

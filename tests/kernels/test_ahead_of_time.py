@@ -1,4 +1,4 @@
-"""Every kernel compiles for sm_80, sm_90 and sm_100 without a GPU; the decode kernel spills no registers."""
+"""The kernels compile for sm_80, sm_90 and sm_100 without a GPU; those of attention have a file of their own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 from kernels import (  # noqa: E402
     activation,
-    decode_attention,
     decode_step,
     fp8_linear,
     keep_threshold,
@@ -23,12 +22,11 @@ from kernels import (  # noqa: E402
     kv_store,
     moe,
     norm,
-    prefill_attention,
     rotary,
     rotary_store,
     sampler,
 )
-from tests.kernels.aot import CUOBJDUMP, Usage, compile_kernel, diagonal  # noqa: E402
+from tests.kernels.aot import CUOBJDUMP, compile_kernel, diagonal  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
@@ -43,98 +41,7 @@ ELEMENT_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
 BF16, F32, I32, I64 = "*bf16", "*fp32", "*i32", "*i64"
 
 
-def compile_decode(
-    capability: int,
-    folder: Path,
-    dtype: str,
-    head_dim: int,
-    group: int,
-    block_size: int,
-    one_split: bool,
-    cache: str | None = None,
-) -> Usage:
-    config = decode_attention.decode_config(head_dim, group, ELEMENT_BYTES[dtype], cache is not None)
-    types = dict.fromkeys(("q_ptr", "out_ptr"), f"*{dtype}")
-    types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache or dtype}")
-    types |= {"context_lens_ptr": I32, "block_tables_ptr": I32, "partial_ptr": F32, "log_sum_ptr": F32}
-    types |= {"kv_scales_ptr": F32}
-    types |= {"qk_scale": "fp32", "q_stride": "i32", "table_stride": "i32", "out_stride": "i32", "splits": "i32"}
-    constants = {"kv_heads": 4, "group_size": group, "head_dim": head_dim, "block_size": block_size}
-    constants |= {"block_n": config.block_n, "block_d": config.block_d, "block_g": config.block_g}
-    constants |= {"min_split": decode_attention.MIN_SPLIT_TOKENS, "one_split": one_split, "interpreted": False}
-    constants |= {"quantized": cache == "fp8e4nv", "bits": BITS.get(cache or "", 0)}
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    return compile_kernel(decode_attention.decode_kernel, types, constants, capability, folder, **options)
-
-
-DECODE_SHAPES = [
-    ("bf16", 64, 2, 16), ("bf16", 96, 1, 7), ("bf16", 128, 2, 256), ("bf16", 128, 16, 16), ("bf16", 256, 4, 1),
-    ("fp16", 128, 4, 16), ("fp32", 128, 4, 16),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("capability", "one_split", "dtype", "head_dim", "group", "block_size"),
-    diagonal(CAPABILITIES, [True, False], DECODE_SHAPES),
-)
-def test_decode_does_not_spill(
-    tmp_path: Path, capability: int, one_split: bool, dtype: str, head_dim: int, group: int, block_size: int
-) -> None:
-    usage = compile_decode(capability, tmp_path, dtype, head_dim, group, block_size, one_split)
-    assert usage.stack == 0, usage
-    assert usage.shared <= 56 * 1024, usage
-
-
-@pytest.mark.parametrize(
-    ("capability", "head_dim", "group", "block_size"),
-    diagonal(FP8_CAPABILITIES, [(64, 2, 16), (128, 16, 7), (256, 4, 1)]),
-)
-def test_decode_of_a_float8_cache_does_not_spill(
-    tmp_path: Path, capability: int, head_dim: int, group: int, block_size: int
-) -> None:
-    usage = compile_decode(capability, tmp_path, "bf16", head_dim, group, block_size, False, "fp8e4nv")
-    assert usage.stack == 0, usage
-    assert usage.shared <= 56 * 1024, usage
-
-
-@pytest.mark.parametrize(("capability", "cache"), diagonal(CAPABILITIES, BITS))
-def test_decode_of_a_cache_of_integers_does_not_spill(tmp_path: Path, capability: int, cache: str) -> None:
-    usage = compile_decode(capability, tmp_path, "bf16", 128, 16, 7, False, cache)
-    assert usage.stack == 0, usage
-    assert usage.shared <= 56 * 1024, usage
-
-
-PREFILL_SHAPES = [
-    (64, "bf16"), (96, "bf16"), (128, "bf16"), (256, "bf16"), (128, "fp8e4nv"), (128, "i8"), (128, "u8"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("capability", "head_dim", "cache"), diagonal(CAPABILITIES, PREFILL_SHAPES))
-def test_prefill(tmp_path: Path, capability: int, head_dim: int, cache: str) -> None:
-    if cache == "fp8e4nv" and capability not in FP8_CAPABILITIES:
-        pytest.skip("no conversion from e4m3 there")
-    config = prefill_attention.prefill_config(head_dim, 2048, 2, cache in BITS)
-    types = dict.fromkeys(("q_ptr", "out_ptr"), BF16) | {"kv_scales_ptr": F32}
-    types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
-    types |= {"cu_seqlens_ptr": I32, "context_lens_ptr": I32, "block_tables_ptr": I32, "qk_scale": "fp32"}
-    types |= {"q_stride": "i32", "out_stride": "i32", "table_stride": "i32"}
-    constants = {"kv_heads": 4, "group_size": 4, "head_dim": head_dim, "block_size": 16, "interpreted": False}
-    constants |= {"block_m": config.block_m, "block_n": config.block_n, "block_d": config.block_d}
-    constants |= {"quantized": cache == "fp8e4nv", "bits": BITS.get(cache, 0)}
-    options = {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    usage = compile_kernel(prefill_attention.prefill_kernel, types, constants, capability, tmp_path, **options)
-    # Triton 3.6 limits this kernel to 128 registers on sm_100, and spills up to ten of them.
-    assert usage.stack <= 64, usage
-    assert usage.shared <= SHARED_BYTES[capability], usage
-
-
 SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
-    "join_splits": (
-        decode_attention.join_splits_kernel,
-        {"partial_ptr": F32, "log_sum_ptr": F32, "context_lens_ptr": I32, "out_ptr": BF16}
-        | {"out_stride": "i32", "splits": "i32"},
-        {"head_dim": 96, "block_n": 64, "block_d": 128, "block_s": 8, "min_split": 128},
-    ),
     "store_kv": (
         kv_store.store_kv_kernel,
         dict.fromkeys(("k_ptr", "v_ptr", "k_cache_ptr", "v_cache_ptr"), BF16)

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels.decode_attention import decode_attention, num_splits  # noqa: E402
+from kernels.decode_attention import decode_attention  # noqa: E402
 from kernels.kv_integers import INT4_DTYPE, INT8_DTYPE
 from kernels.kv_store import store_kv_reference  # noqa: E402
 from kernels.prefill_attention import prefill_attention  # noqa: E402
@@ -89,7 +89,7 @@ def test_float8_cache(triton_device: str, shape: Shape) -> None:
     out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
     prefill_attention(
         case.q[:first], *caches, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
-        meta.max_seqlen_q, out[:first], scales,
+        meta.max_seqlen_q, meta.max_prefill_context, out[:first], kv_scales=scales,
     )  # fmt: skip
     for splits in (1, 2):
         decode_attention(
@@ -109,8 +109,15 @@ def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
-def test_splits_fill_the_device_and_stay_bounded() -> None:
-    assert num_splits(batch=1, kv_heads=8, max_context=32768, num_sms=132) >= 66
-    assert num_splits(batch=1, kv_heads=8, max_context=100, num_sms=132) == 1
-    assert num_splits(batch=256, kv_heads=8, max_context=1000, num_sms=132) == 1
-    assert num_splits(batch=256, kv_heads=8, max_context=32768, num_sms=132) <= 4
+@pytest.mark.parametrize(("group", "splits"), [(1, 3), (5, 3), (16, 2)])
+def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits: int) -> None:
+    """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
+    case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)
+    meta = case.metadata
+    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    out = torch.full_like(case.q, torch.nan)
+    prefill_attention(
+        case.q, case.k_cache, case.v_cache, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables,
+        case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu(), naive_attention(case), atol=2e-5, rtol=0)

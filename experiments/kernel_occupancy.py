@@ -1,0 +1,274 @@
+"""Resources of the Triton kernels on five GPU architectures, as the compiler reports them; needs no GPU.
+
+    python -m experiments.kernel_occupancy [--capability 90]
+
+Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of bfloat16 and of float8.
+Writes `experiments/results/kernel_occupancy.json` and prints a table: registers and spilled bytes of a thread, shared
+memory and warps of a program, how many programs a multiprocessor holds, and what limits them. `waits` are the copies
+that may be in flight when the loop over the context multiplies a tile: 0 means that loads and products take turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+import triton.backends.nvidia
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from kernels import (
+    activation,
+    decode_attention,
+    decode_step,
+    fp8_linear,
+    keep_threshold,
+    kv_store,
+    moe,
+    norm,
+    prefill_attention,
+    rotary,
+    sampler,
+)
+from kernels.kv_store import FP8_DTYPE
+from kernels.launch import Launcher
+from kernels.rotary_store import HeadNorms, rotary_store
+
+CUOBJDUMP = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
+RESULTS = Path(__file__).parent / "results" / "kernel_occupancy.json"
+CAPABILITIES = (80, 89, 90, 100, 120)
+DTYPES = {
+    torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
+    torch.uint8: "u8", torch.int8: "i8", FP8_DTYPE: "fp8e4nv",
+}  # fmt: skip
+REGISTERS = 65536
+TENSOR_COLUMNS = 512
+# Warps, programs and bytes of shared memory of a multiprocessor (CUDA C++ Programming Guide, table of compute
+# capabilities). A program takes 1 KB of shared memory more than it asks for, and may ask for 1 KB less than there is.
+LIMITS = {80: (64, 32, 164), 89: (48, 24, 100), 90: (64, 32, 228), 100: (64, 32, 228), 120: (48, 24, 100)}
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A launch of a kernel that was recorded in place of being made."""
+
+    kernel: Any
+    arguments: tuple[Any, ...]
+    constants: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Occupancy:
+    """Resources of one compiled kernel on one architecture."""
+
+    kernel: str
+    capability: int
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    tensor_columns: int
+    warps: int
+    programs_per_sm: int
+    limited_by: str
+    waits: list[int]
+
+
+@contextmanager
+def recorded(capability: int, num_sms: int = 132) -> Iterator[list[Launch]]:
+    """Launches made in the block, as on a GPU of this compute capability; kernels do not run."""
+    launches: list[Launch] = []
+
+    def record(self: Launcher, _grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
+        launches.append(Launch(self._kernel, arguments, constants))
+
+    call, limits = Launcher.__call__, decode_attention.device_limits
+    modules: tuple[Any, ...] = (decode_attention, prefill_attention)
+    Launcher.__call__ = record  # type: ignore[method-assign, assignment]
+    for module in modules:
+        module.device_limits = lambda _: (capability, num_sms)
+    try:
+        yield launches
+    finally:
+        Launcher.__call__ = call  # type: ignore[method-assign]
+        for module in modules:
+            module.device_limits = limits
+
+
+def compile_launch(launch: Launch, capability: int) -> Occupancy:
+    """Compile the kernel as Triton would for this launch; pointers are taken to be multiples of 16."""
+    params = launch.kernel.params
+    signature, constants, attributes = {}, {}, {}
+    for place, (param, value) in enumerate(zip(params, launch.arguments, strict=False)):
+        specialized = isinstance(value, int) and not param.do_not_specialize
+        if specialized and value == 1:
+            constants[(place,)], signature[param.name] = 1, "constexpr"
+            continue
+        if isinstance(value, Tensor) or (specialized and value % 16 == 0):
+            attributes[(place,)] = [["tt.divisibility", 16]]
+        kind = "*" + DTYPES[value.dtype] if isinstance(value, Tensor) else "i32" if isinstance(value, int) else "fp32"
+        signature[param.name] = kind
+    for place, param in list(enumerate(params))[len(launch.arguments) :]:
+        constants[(place,)], signature[param.name] = launch.constants[param.name], "constexpr"
+    options = {name: value for name, value in launch.constants.items() if name not in signature}
+    source = ASTSource(fn=launch.kernel, signature=signature, constexprs=constants, attrs=attributes)
+    compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return _occupancy(launch.kernel.fn.__name__, capability, compiled)
+
+
+def _occupancy(name: str, capability: int, compiled: Any) -> Occupancy:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(compiled.asm["cubin"])
+        file.flush()
+        command = [str(CUOBJDUMP), "--dump-resource-usage", file.name]
+        report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    registers, spilled = (int(re.findall(rf"\b{what}:(\d+)", report)[-1]) for what in ("REG", "STACK"))
+    meta = compiled.metadata
+    columns = int(getattr(meta, "tmem_size", None) or 0)
+    max_warps, max_programs, max_kilobytes = LIMITS[capability]
+    most = {
+        "registers": REGISTERS // (-(-registers * 32 // 256) * 256 * meta.num_warps),
+        "shared memory": max_kilobytes * 1024 // (meta.shared + 1024),
+        "warps": max_warps // meta.num_warps,
+        "programs": max_programs,
+    } | ({"tensor memory": TENSOR_COLUMNS // columns} if columns else {})
+    limit = min(most, key=lambda each: most[each])
+    waits = waits_in_loops(compiled.asm["ttgir"])
+    return Occupancy(
+        name, capability, registers, spilled, meta.shared, columns, meta.num_warps, most[limit], limit, waits
+    )
+
+
+def waits_in_loops(ttgir: str) -> list[int]:
+    """For each loop that copies asynchronously: how many copies may be in flight after its first wait."""
+    waits, inside = [], False
+    for line in ttgir.splitlines():
+        inside = inside or "scf.for" in line
+        found = re.search(r"ttg\.async_wait.*num = (\d+)", line)
+        if inside and found:
+            waits.append(int(found[1]))
+            inside = False
+        inside = inside and "scf.yield" not in line
+    return waits
+
+
+def decode(cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Decode attention of 8 sequences with contexts of up to 8,192 tokens and 8 KV heads, in several splits."""
+    width = head_dim // 2 + 2 if cache == torch.uint8 else head_dim + 2 if cache == torch.int8 else head_dim
+    q, kv = torch.zeros(8, 8 * group, head_dim, dtype=dtype), torch.zeros(1, 16, 8, width).to(cache)
+    scales = torch.ones(2, 8) if cache == FP8_DTYPE else None
+    contexts, tables = torch.zeros(8, dtype=torch.int32), torch.zeros(8, 512, dtype=torch.int32)
+    decode_attention.decode_attention(q, kv, kv, contexts, tables, 1.0, 8192, kv_scales=scales)
+
+
+def prefill(
+    cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16, tokens: int = 8192
+) -> None:
+    """Attention of one chunk after a prefix: a chunk of 8,192 tokens takes one split, and short ones take several."""
+    width = head_dim // 2 + 2 if cache == torch.uint8 else head_dim + 2 if cache == torch.int8 else head_dim
+    q, kv = torch.zeros(tokens, 8 * group, head_dim, dtype=dtype), torch.zeros(1, 16, 8, width).to(cache)
+    scales = torch.ones(2, 8) if cache == FP8_DTYPE else None
+    bounds, contexts = torch.tensor([0, tokens], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    tables = torch.zeros(1, 512, dtype=torch.int32)
+    prefill_attention.prefill_attention(
+        q, kv, kv, bounds, contexts, tables, 1.0, tokens, 8192, kv_scales=scales
+    )  # fmt: skip
+
+
+def before_attention(cache: torch.dtype) -> None:
+    """Norms, rotary and the KV store of 64 tokens of Qwen3-0.6B."""
+    x, weight = torch.zeros(64, 1024, dtype=torch.bfloat16), torch.ones(1024, dtype=torch.bfloat16)
+    norm.rms_norm_triton(x, weight, 1e-6)
+    norm.add_rms_norm_triton(x, x, weight, 1e-6)
+    positions, slots = torch.zeros(2, 64, dtype=torch.int64)
+    kv, scales = torch.zeros(1, 16, 8, 128).to(cache), torch.ones(2, 8) if cache == FP8_DTYPE else None
+    qkv = torch.zeros(64, 32, 128, dtype=torch.bfloat16)
+    norms = HeadNorms(weight[:128], weight[:128], 1e-6)
+    rotary_store(qkv, norms, torch.zeros(1024, 128), positions, kv, kv, slots, scales)
+    rotary.rotary_triton(qkv[:, :16], qkv[:, 16:24], torch.zeros(1024, 128), positions)
+    kv_store.store_kv_triton(qkv[:, 16:24], qkv[:, 24:], kv, kv, slots, scales)
+
+
+def after_attention() -> None:
+    """A gated MLP's activation, experts (Qwen3-30B-A3B) and sampling of 64 tokens."""
+    activation.silu_and_mul_triton(torch.zeros(64, 6144, dtype=torch.bfloat16))
+    x = torch.zeros(64, 2048, dtype=torch.bfloat16)
+    w13, w2 = torch.zeros(1, dtype=torch.bfloat16).expand(128, 1536, 2048), x[:1, :1].expand(128, 2048, 768)
+    moe.fused_moe_triton(x, torch.zeros(64, 128, dtype=torch.bfloat16), w13, w2, 8, True)
+    logits, zeros = torch.zeros(64, 151936, dtype=torch.bfloat16), torch.zeros(64)
+    keep_threshold.keep_threshold_triton(logits, zeros, torch.zeros(64, dtype=torch.int32), zeros)
+    integers = torch.zeros(64, dtype=torch.int64)
+    sampler.sample_triton(logits, zeros, None, None, integers, integers)
+
+
+def around_decode() -> None:
+    """Positions and slots before a decode step, and its tokens after it."""
+    integers = torch.zeros(64, dtype=torch.int64)
+    decode_step.begin_decode_triton(integers, torch.zeros(64, 512, dtype=torch.int32), 16)
+    decode_step.end_decode_triton(integers, integers, integers, torch.zeros(8, 64, dtype=torch.int64), integers[:1])
+
+
+def product_in_float8() -> None:
+    """A product of 2,048 tokens with weights in float8, whose inputs are quantised."""
+    x, weight = torch.zeros(2048, 4096, dtype=torch.bfloat16), torch.zeros(6144, 4096).to(FP8_DTYPE)
+    quantized, x_scales = fp8_linear.quantize_tokens(x, 128)
+    out = torch.empty(2048, 6144, dtype=torch.bfloat16)
+    fp8_linear.fp8_gemm(quantized, x_scales, weight, torch.ones(48, 32), (128, 128), out)
+
+
+def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
+    """(what, the call that launches it) of every kernel; a float8 cache needs 8.9 or later."""
+    half = torch.bfloat16
+    caches = {"bf16": half, "int8": torch.int8, "int4": torch.uint8}
+    if capability >= 89:
+        caches["fp8"] = FP8_DTYPE
+        yield "fp8 weights", product_in_float8
+    yield "", after_attention
+    yield "", around_decode
+    for name, cache in caches.items():
+        yield f"{name} cache", partial(before_attention, cache)
+        yield f"{name} cache", partial(decode, cache)
+        yield f"{name} cache", partial(prefill, cache)
+        yield f"{name} cache, 16 tokens", partial(prefill, cache, tokens=16)
+    for head_dim in (64, 256):
+        yield f"bf16 cache, head_dim {head_dim}", partial(decode, half, head_dim)
+        yield f"bf16 cache, head_dim {head_dim}", partial(prefill, half, head_dim)
+    yield "float32", partial(prefill, torch.float32, dtype=torch.float32)
+    yield "float32", partial(decode, torch.float32, dtype=torch.float32)
+
+
+def main() -> None:
+    """Compile everything, print the table and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--capability", type=int, choices=CAPABILITIES, help="this one only; writes no results")
+    chosen = parser.parse_args().capability
+    rows: list[dict[str, Any]] = []
+    for capability in [chosen] if chosen else CAPABILITIES:
+        seen = set()
+        for what, call in cases(capability):
+            with recorded(capability) as launches:
+                call()
+            for launch in launches:
+                found = {"what": what, **asdict(compile_launch(launch, capability))}
+                if str(found | {"what": ""}) in seen:
+                    continue
+                seen.add(str(found | {"what": ""}))
+                rows.append(found)
+                print(" | ".join(str(value) for value in found.values()), flush=True)
+    if not chosen:
+        RESULTS.write_text(json.dumps({"triton": triton.__version__, "kernels": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

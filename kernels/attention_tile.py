@@ -1,0 +1,98 @@
+"""What the attention kernels share: reading a tile of keys and values from the paged cache, and the online softmax.
+
+The block table is read one tile ahead of the keys and values. They are then the only loads that a tile waits for, and
+Triton's software pipeline keeps `num_stages` - 1 tiles of them in flight while it multiplies.
+"""
+
+from __future__ import annotations
+
+from kernels.kv_integers import load_integers
+from kernels.runtime import Value, constexpr, tl, triton
+
+
+@triton.jit
+def find_blocks(table_ptr: Value, positions: Value, end: Value, block_size: constexpr) -> Value:
+    """The blocks of the tokens at `positions`; 0 from position `end` on."""
+    return tl.load(table_ptr + positions // block_size, mask=positions < end, other=0)
+
+
+@triton.jit
+def load_tile(
+    cache_ptr: Value,
+    slots: Value,
+    inside: Value,
+    kv_head: Value,
+    dim: Value,
+    kv_heads: constexpr,
+    head_dim: constexpr,
+    block_d: constexpr,
+    whole: constexpr,
+) -> Value:
+    """[n, block_d]: keys, or values, in `slots` where `inside`, or in all slots if `whole`; else 0."""
+    rows = cache_ptr + (slots * kv_heads + kv_head) * head_dim
+    places = rows[:, None] + dim[None, :]
+    if whole and head_dim == block_d:
+        return tl.load(places)
+    if head_dim == block_d:
+        return tl.load(places, mask=inside[:, None], other=0.0)
+    return tl.load(places, mask=inside[:, None] & (dim < head_dim)[None, :], other=0.0)
+
+
+@triton.jit
+def attend_tile(
+    q: Value,
+    acc: Value,
+    total: Value,
+    maximum: Value,
+    k_cache_ptr: Value,
+    v_cache_ptr: Value,
+    blocks: Value,
+    positions: Value,
+    end: Value,
+    visible: Value,
+    kv_head: Value,
+    dim: Value,
+    qk_scale: Value,
+    kv_heads: constexpr,
+    head_dim: constexpr,
+    block_size: constexpr,
+    block_d: constexpr,
+    causal: constexpr,
+    whole: constexpr,
+    converted: constexpr,
+    bits: constexpr,
+) -> Value:
+    """Add the keys at `positions`, which lie in `blocks`, to the online softmax: its new (acc, total, maximum).
+
+    Keys from position `end` on do not count; `whole` says that there are none. If `causal`, row i of q sees the first
+    `visible[i]` keys only. converted: the cache's elements are not of q's dtype.
+    """
+    inside = positions < end
+    slots = blocks.to(tl.int64) * block_size + positions % block_size
+    if bits > 0:
+        rows = slots * kv_heads + kv_head
+        k, k_scales = load_integers(k_cache_ptr, rows, dim, inside, head_dim, bits)
+        v, v_scales = load_integers(v_cache_ptr, rows, dim, inside, head_dim, bits)
+    else:
+        k = load_tile(k_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
+        v = load_tile(v_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
+    if converted:
+        k, v = k.to(q.dtype), v.to(q.dtype)
+    scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
+    if bits > 0:
+        scores *= k_scales[None, :]
+    if causal:
+        scores = tl.where(positions[None, :] < visible[:, None], scores, float("-inf"))
+    elif not whole:
+        scores = tl.where(inside[None, :], scores, float("-inf"))
+    new_maximum = tl.maximum(maximum, tl.max(scores, axis=1))
+    reference = new_maximum
+    if causal:  # a row may have seen no key so far: its weights are 0, not NaN
+        reference = tl.where(new_maximum == float("-inf"), 0.0, new_maximum)
+    weights = tl.exp2(scores - reference[:, None])
+    shrink = tl.exp2(maximum - reference)
+    total = total * shrink + tl.sum(weights, axis=1)
+    if bits > 0:
+        weights *= v_scales[None, :]
+    acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
+    return acc, total, new_maximum
