@@ -10,10 +10,8 @@ captured.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from kernels.launch import Launcher
+from tests.cuda_objects import Event, Gpu, Graph, Stream
 
 CUDA = torch.device("cuda", 0)
 GRAPH_BYTES = 1 << 20
@@ -42,52 +41,6 @@ class OnDevice(torch.Tensor):
     @property
     def is_cuda(self) -> bool:
         return True
-
-
-@dataclass
-class Gpu:
-    """What the host has asked of the device.
-
-    Attributes:
-        log: kernels and operators by name, the rest in words; behind it the stream, if it is not the main one.
-        graphs: the log of each graph that was captured.
-        passed: the events that have passed when they are asked.
-        live: the graphs that exist; each takes `GRAPH_BYTES`.
-    """
-
-    log: list[str] = field(default_factory=list)
-    graphs: list[list[str]] = field(default_factory=list)
-    passed: set[str] = field(default_factory=set)
-    is_capturing: bool = False
-    stream: str = "main"
-    num_streams: int = 0
-    num_events: int = 0
-    pinned: set[int] = field(default_factory=set)
-    live: weakref.WeakSet[_Graph] = field(default_factory=weakref.WeakSet)
-
-    def take(self) -> list[str]:
-        """The log, which begins anew."""
-        log, self.log = self.log, []
-        return log
-
-    def say(self, text: str) -> None:
-        self.log.append(text if self.stream == "main" or self.is_capturing else f"{text} [{self.stream}]")
-
-    def wait(self, what: str) -> None:
-        """The host waits."""
-        assert not self.is_capturing, f"the host waits for {what} while a graph is captured"
-        self.say(f"host waits for {what}")
-
-    def copy(self, target: str, is_asynchronous: bool) -> None:
-        """Between host and device."""
-        assert not self.is_capturing, f"a copy to the {target} while a graph is captured"
-        if is_asynchronous:
-            self.say(f"copy to {target}")
-        else:
-            self.wait(f"a copy to the {target}")
-
-    def is_pinned(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self.pinned
 
 
 class DispatchMode(TorchDispatchMode):
@@ -211,60 +164,22 @@ class _Generator(torch.Generator):
         return super().__new__(cls)
 
 
-class _Stream:
-    def __init__(self, gpu: Gpu, name: str) -> None:
-        self.gpu, self.name = gpu, name
-
-    def wait_stream(self, other: Any) -> None:
-        self.gpu.say(f"{self.name} waits for {other.name}")
-
-    def wait_event(self, event: Any) -> None:
-        self.gpu.say(f"{self.name} waits for {event.name}")
-
-
-class _Event:
-    def __init__(self, gpu: Gpu) -> None:
-        gpu.num_events += 1
-        self.gpu, self.name = gpu, f"event {gpu.num_events}"
-
-    def record(self, stream: Any = None) -> None:
-        self.gpu.log.append(f"{self.name} on {self.gpu.stream if stream is None else stream.name}")
-
-    def query(self) -> bool:
-        return self.name in self.gpu.passed
-
-    def synchronize(self) -> None:
-        self.gpu.wait(self.name)
-
-    def elapsed_time(self, other: Any) -> float:
-        return 0.25
-
-
-class _Graph:
-    def __init__(self, gpu: Gpu) -> None:
-        gpu.live.add(self)
-        self.gpu, self.number = gpu, 0
-
-    def replay(self) -> None:
-        self.gpu.say(f"replay {self.number}")
-
-
 def _cuda_functions(gpu: Gpu) -> dict[str, Any]:
     """What stands in for the functions and classes of `torch.cuda`."""
     total = 64 << 20
 
-    def stream(_device: Any = None) -> _Stream:
+    def stream(_device: Any = None) -> Stream:
         gpu.num_streams += 1
-        return _Stream(gpu, f"side {gpu.num_streams}")
+        return Stream(gpu, f"side {gpu.num_streams}")
 
     @contextmanager
-    def on(stream: _Stream) -> Iterator[None]:
+    def on(stream: Stream) -> Iterator[None]:
         before, gpu.stream = gpu.stream, stream.name
         yield
         gpu.stream = before
 
     @contextmanager
-    def capture(graph: _Graph, **_: Any) -> Iterator[None]:
+    def capture(graph: Graph, **_: Any) -> Iterator[None]:
         outside, gpu.log, gpu.is_capturing = gpu.log, [], True
         yield
         gpu.graphs.append(gpu.log)
@@ -273,10 +188,10 @@ def _cuda_functions(gpu: Gpu) -> dict[str, Any]:
 
     return {
         "Stream": stream,
-        "current_stream": lambda _device=None: _Stream(gpu, gpu.stream),
+        "current_stream": lambda _device=None: Stream(gpu, gpu.stream),
         "stream": on,
-        "Event": lambda **_: _Event(gpu),
-        "CUDAGraph": lambda: _Graph(gpu),
+        "Event": lambda **_: Event(gpu),
+        "CUDAGraph": lambda: Graph(gpu),
         "graph": capture,
         "graph_pool_handle": lambda: (0, 1),
         "synchronize": lambda _device=None: gpu.wait("the device"),

@@ -18,7 +18,8 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 from engine.core.sequence import Request  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from tests.cuda_standin import CUDA, GRAPH_BYTES, Gpu, standing_in  # noqa: E402
+from tests.cuda_objects import Gpu  # noqa: E402
+from tests.cuda_standin import CUDA, GRAPH_BYTES, standing_in  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
 
 ON_GPU: dict[str, Any] = {**SETTINGS, "device": "cuda", "dtype": "bfloat16"}
