@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.engine.mutants import Mutant
+from tests.engine.mutant import Mutant
 
 ROOT = Path(__file__).parents[2]
 NUM_SEEDS = 800  # most workloads that a campaign tries on a mutant

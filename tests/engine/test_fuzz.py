@@ -12,7 +12,8 @@ from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from tests.engine.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
 from tests.engine.fuzz_workloads import ALTERNATIVES, random_workload
-from tests.engine.mutants import FOR_A_COMMIT, MUTANTS, Mutant
+from tests.engine.mutant import Mutant
+from tests.engine.mutants import FOR_A_COMMIT, MUTANTS
 from tests.engine.soundness import check_workload
 from tests.engine.workload import Case, Workload
 

@@ -1,0 +1,14 @@
+"""A fault that can be put into the scheduling core."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Mutant(NamedTuple):
+    """`old`, which occurs once in `file` of `engine/core`, is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
