@@ -2,6 +2,7 @@
 
 import logging
 import os
+import sys
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
@@ -38,3 +39,10 @@ settings.load_profile("commit")
 def notes_are_heard() -> None:
     """The command line, where a test has run it in this process, has silenced what is noted of a trace."""
     logging.getLogger("harness").setLevel(logging.NOTSET)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    """A run of the real engine in this process may have given PyTorch more."""
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.set_num_threads(1)

@@ -46,11 +46,6 @@ MIXED = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def ahead(**settings: Any) -> LLM:
     return LLM(MODEL, **{**SETTINGS, "async_scheduling": True, **settings})
 

@@ -29,11 +29,6 @@ ERRORS = [(ModelRunner, "execute"), (Scheduler, "schedule"), (Scheduler, "commit
           (StepBuilder, "build"), (TokenCollector, "collect"), (TokenCollector, "add_forks")]  # fmt: skip
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(("owner", "name"), ERRORS, ids=lambda each: getattr(each, "__name__", each))
 def test_an_error_aborts_what_runs_and_the_engine_serves_on(
     owner: type, name: str, monkeypatch: pytest.MonkeyPatch

@@ -21,11 +21,6 @@ PARAMS = BeamSearchParams(beam_width=3, max_tokens=14)
 Hypotheses = list[list[tuple[list[int], float]]]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def found(outputs: list[BeamSearchOutput]) -> Hypotheses:
     return [[(each.tokens, each.cum_logprob) for each in output.sequences] for output in outputs]
 

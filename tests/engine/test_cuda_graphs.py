@@ -36,11 +36,6 @@ SAMPLED = SamplingParams(max_tokens=30, temperature=0.8, seed=5)
 FILTERED = replace(SAMPLED, top_k=50, top_p=0.9)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(
     "settings",
     [

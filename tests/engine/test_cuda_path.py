@@ -37,11 +37,6 @@ FETCH = ["copy to host", "event on main"]
 READ = ["host waits for event"]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[Gpu]:
     with standing_in(monkeypatch) as made:

@@ -19,11 +19,6 @@ from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate  # noqa:
 FP8: dict[str, Any] = {"kv_cache_dtype": "fp8"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_tokens_do_not_depend_on_how_the_work_is_cut_up() -> None:
     params = replace(GREEDY, max_tokens=30)
     alone = generate(params, max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False, **FP8)

@@ -26,11 +26,6 @@ BRIEF = replace(GREEDY, max_tokens=25)
 SAMPLED = SamplingParams(n=3, max_tokens=12, temperature=0.8, seed=7)
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def alone(params: SamplingParams, dtype: KVDtype) -> list[list[int]]:
     """Each prompt alone, uncut and uncached."""
     cut: dict[str, Any] = {"max_num_seqs": 1, "max_num_batched_tokens": 512, "enable_prefix_caching": False}

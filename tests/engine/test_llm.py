@@ -22,11 +22,6 @@ from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_closes() -> None:
     gc.unfreeze()
     llm = LLM(MODEL, **SETTINGS)

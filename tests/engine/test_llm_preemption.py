@@ -68,11 +68,6 @@ class Late:
         return 0
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def expected() -> dict[str, list[list[list[int]]]]:
     """Tokens by request and sequence, from a pool with room for all."""

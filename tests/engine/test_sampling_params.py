@@ -31,11 +31,6 @@ DRAWN = SamplingParams(max_tokens=10, temperature=0.9, seed=3)
 Outputs = dict[tuple[int, int], Output]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @functools.cache
 def reference() -> Reference:
     return Reference({EOS})

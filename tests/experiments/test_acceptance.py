@@ -28,11 +28,6 @@ from experiments.acceptance.sections import CALLS, REHEARSED  # noqa: E402
 CRASH, HANG, EXHAUST = REHEARSED
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)

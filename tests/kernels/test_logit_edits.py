@@ -17,11 +17,6 @@ from kernels.sampler import keep_threshold  # noqa: E402
 ROWS, VOCABULARY = 6, 40
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def make_logits(seed: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(ROWS, VOCABULARY, generator=torch.Generator().manual_seed(seed)).mul(3).to(dtype)
 

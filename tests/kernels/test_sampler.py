@@ -15,11 +15,6 @@ DRAWS = 60_000
 CHI_SQUARE_15, CHI_SQUARE_99 = 50.5, 172.0
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def chi_square(tokens: torch.Tensor, probabilities: torch.Tensor) -> float:
     expected = probabilities.double() * tokens.shape[0]
     return float(((tokens.bincount(minlength=len(expected)) - expected) ** 2 / expected).sum())

@@ -27,11 +27,6 @@ SHAPES = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 def run(backend: TorchBackend, case: Case) -> torch.Tensor:
     out = torch.full_like(case.q, torch.nan)
     backend.forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)

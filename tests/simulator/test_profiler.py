@@ -33,11 +33,6 @@ from tests.simulator.builders import ENGINE, FAMILIES, MODEL_SHAPE, TickingClock
 GLUE = {"view", "_unsafe_view", "split", "split_with_sizes", "slice", "select", "unsqueeze", "expand", "t", "transpose"}
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 class CountOperators(DispatchMode):
     """Counts torch's own operators by name."""
 

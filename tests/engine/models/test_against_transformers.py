@@ -24,11 +24,6 @@ from tests.engine.models.checkpoints import (  # noqa: E402
 from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module", params=VARIANTS)
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, Path]:
     return request.param, save(request.param, tmp_path_factory.mktemp(request.param))

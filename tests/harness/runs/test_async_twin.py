@@ -32,11 +32,6 @@ AHEAD = {name: replace(options, async_scheduling=True) for name, options in OPTI
 NUM_FUZZED = 9
 
 
-@pytest.fixture(autouse=True)
-def _one_thread() -> None:
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize(
     ("name", "changes", "offload"),
     [
