@@ -58,6 +58,13 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(autouse=True)
+def coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are written sooner, and no test looks at their pixels."""
+    if (style := sys.modules.get("harness.plots.style")) is not None:
+        monkeypatch.setattr(style, "_DPI", 60)
+
+
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
     """A run of the real engine in this process may have given PyTorch more."""
     if (torch := sys.modules.get("torch")) is not None:

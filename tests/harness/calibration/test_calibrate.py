@@ -27,9 +27,9 @@ TRUE = [f"device.{name}={value}" for name, value in TRUTH.items()]
 
 def test_step_times_give_back_the_constants_they_were_made_with(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *WORK, *TRUE, "trace.num_requests=14")
-    settings = ["calibration.part=first_half", "calibration.max_evaluations=150"]
+    settings = ["calibration.part=first_half", "calibration.max_evaluations=110"]
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *settings)
-    assert found.constants == pytest.approx(TRUTH, rel=0.02)
+    assert found.constants == pytest.approx(TRUTH, rel=0.05)
     assert found.fitted_on["part"] == "first_half" and found.fitted_on["num_requests"] == 7
 
 

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.plots import style
-
 
 @pytest.fixture(autouse=True)
-def warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """matplotlib warns where labels do not fit or an axis cannot be drawn. Coarse pictures are written sooner."""
-    monkeypatch.setattr(style, "_DPI", 60)
+def warnings_are_errors() -> Iterator[None]:
+    """matplotlib warns where labels do not fit or an axis cannot be drawn."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         yield

@@ -8,17 +8,11 @@ from pathlib import Path
 import pytest
 
 from harness.errors import TwinServeError
-from harness.plots import style
 from harness.sweeps.drawing import draw
 from tests.harness.builders import ROOT, config
 from tests.harness.made_up_results import store
 
 PROFILE = ROOT / "simulator/profiles/amd-epyc/tiny/tp1"
-
-
-@pytest.fixture(autouse=True)
-def coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(style, "_DPI", 50)
 
 
 @pytest.fixture(scope="module")
