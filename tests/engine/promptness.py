@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
+from typing import Any
 
 from engine.core.beams import missing_blocks
 from engine.core.kv.lower_tiers import match_below
@@ -17,10 +19,16 @@ from tests.engine.fuzz_workloads import APART
 from tests.engine.workload import Workload
 
 
+@cache
+def defaults_of(policy: str) -> Mapping[str, Any]:
+    """The settings that a policy has if none are given."""
+    return asdict(POLICIES[policy].options_type())
+
+
 def queue_key(workload: Workload, scheduler: Scheduler, sequence: Sequence) -> tuple[float, int]:
     """Who is next, in the policy's own words; a policy of one's own is taken by its word."""
     options, request = workload.options, sequence.request
-    own = {**asdict(POLICIES[options.policy].options_type()), **options.options}
+    own = {**defaults_of(options.policy), **options.options}
     urgency: float = request.priority if options.queue == "priority" else 0
     if options.policy == "priority":
         ageing = own["ageing_s"]
@@ -114,6 +122,18 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
         num_free = blocks.num_free_blocks if blocks.offload is None else blocks.pool.num_uncached
         steps = decodes.affordable_steps(decodes.next_event(), num_free)
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
+
+
+def check_findable(workload: Workload, scheduler: Scheduler) -> None:
+    """All full blocks that decodes have computed are known by their content, as far as that is known."""
+    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or workload.num_drafts is not None:
+        return
+    for running in (planner.running for planner in scheduler._planners if not planner.running.flights):
+        for sequence in running.decodes.findable:
+            num_full = sequence.num_computed_tokens // workload.block_size
+            if sequence.token_ids is None:
+                num_full = min(num_full, len(sequence.block_hashes or ()))
+            assert sequence.num_registered_blocks == num_full, "what a decode has computed cannot be found"
 
 
 def check_seats(workload: Workload, scheduler: Scheduler) -> None:
