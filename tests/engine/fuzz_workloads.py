@@ -150,8 +150,8 @@ def with_beams(workload: Workload, rng: random.Random) -> Workload:
 
 
 def press_beams(workload: Workload, rng: random.Random, longest: int) -> Workload:
-    """The workload with beams that give way again before all of them have come back: prompts take several steps, and the
-    host holds some beams, or some of them."""
+    """The workload with beams that give way again before they are back: prompts take several steps, and the host holds
+    few of them."""
     preemption: Any = rng.choice(["partial", "partial", "swap", "auto"])
     options = replace(
         workload.options,
