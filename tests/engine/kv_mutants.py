@@ -107,8 +107,8 @@ KV_MUTANTS = [
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",
            "        sequence.set_computed(num_kept * blocks.block_size)\n\n\ndef num_common", "\n\ndef num_common"),
-    Mutant("a cut block is kept", "kv/kept_blocks.py", "blocks.release_tail(sequence, num_tokens // blocks.block_size)",
-           "blocks.release_tail(sequence, -(-num_tokens // blocks.block_size))"),
+    Mutant("a cut block is kept", "kv/kept_blocks.py", "min(num_tokens, sequence.num_tokens - 1) // blocks.block_size)",
+           "-(-min(num_tokens, sequence.num_tokens - 1) // blocks.block_size))"),
     Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
            "hashes"),
     Mutant("who is admitted stays a holder", "waiting_queue.py", "            self.holders.pop(sequence, None)\n",

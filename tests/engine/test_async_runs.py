@@ -100,14 +100,7 @@ class Life:
                 self.results[number] = result(streams.pop(number).finish()[0])
             scheduler.check_integrity()
         assert not scheduler.unfinished and scheduler.blocks.num_used_blocks() == 0
-        assert scheduler.blocks.host is None or not self._on_host(scheduler)
         llm.close()
-
-    def _on_host(self, scheduler: Scheduler) -> int:
-        """Blocks of the host that somebody holds or waits for."""
-        host = scheduler.blocks.host
-        assert host is not None
-        return host.num_blocks - host.num_free_blocks
 
 
 @pytest.fixture(scope="module")
