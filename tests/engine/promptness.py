@@ -154,9 +154,9 @@ def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     others = scheduler.num_running - len(plan.admitted)
     firsts = [s for s in plan.admitted if s.request.num_common_blocks is None or s is s.request.sequences[0]]
     if workload.options.allocation == "prompt" and (others or len(firsts) > 1):
-        # Those that come back from the host are admitted without a prompt, so that decodes may grow after them.
-        grown = sum(len(growth.blocks) for growth in plan.growth) if plan.parked else 0
-        free = scheduler.blocks.num_free_blocks + grown
+        # Those that come back from the host are admitted without a prompt, so that decodes may take blocks after them.
+        taken = sum(len(growth.blocks) for growth in plan.growth) + sum(t.is_within_device for t in plan.transfers)
+        free = scheduler.blocks.num_free_blocks + (taken if plan.parked else 0)
         assert free >= reserve_of(workload), "an admission went below the watermark"
 
 
