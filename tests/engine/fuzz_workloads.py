@@ -104,6 +104,8 @@ def draw_policy(
         if burst is not None:  # urgent ones come together, when others run
             case.arrival_step = rng.choice([0, burst])
             case.priority = 0 if case.arrival_step else rng.randint(1, 3)
+        if policy == "static" and rng.random() < 0.2:  # it ends while others of its batch wait for what comes back
+            case.tokens = case.tokens[: case.num_prompt_tokens + 1]
     return replace(options, policy=policy, options=own, victim=victim)
 
 
@@ -140,10 +142,29 @@ def with_beams(workload: Workload, rng: random.Random) -> Workload:
     # Enough that some beams fit in whole, and little enough that they drive each other out.
     num_blocks = workload.num_blocks + workload.num_lanes * rng.choice([0, 1, longest // 2, longest, 2 * longest])
     slots = workload.max_num_batched_tokens + most - workload.max_num_seqs
-    return replace(
+    workload = replace(
         workload, options=options, num_blocks=num_blocks, max_num_seqs=most, max_num_batched_tokens=slots,
         num_drafts=None if workload.num_drafts is None else 0, beam_spread=rng.choice([0.1, 0.5, 1.0]),
     )  # fmt: skip
+    return press_beams(workload, rng, longest) if workload.contiguous is None and rng.random() < 0.5 else workload
+
+
+def press_beams(workload: Workload, rng: random.Random, longest: int) -> Workload:
+    """The workload with beams that give way again before they are back: prompts take several steps, and the host holds
+    few of them."""
+    preemption: Any = rng.choice(["partial", "partial", "swap", "auto"])
+    options = replace(
+        workload.options,
+        preemption=preemption,
+        recompute_token_us=1.0 if preemption == "auto" else None,
+        long_prefill_token_threshold=rng.choice([0, 1, 5]) if workload.options.enable_chunked_prefill else 0,
+    )
+    num_host_blocks = rng.choice([longest, 2 * longest, 4 * longest]) if preemption in ("swap", "auto") else 0
+    if workload.offload is not None:
+        num_host_blocks = max(num_host_blocks, workload.num_host_blocks)
+    for case in workload.cases:
+        case.arrival_step = min(case.arrival_step, 20)
+    return replace(workload, options=options, num_host_blocks=num_host_blocks)
 
 
 def random_workload(seed: int, policy: str | None = None) -> Workload:
