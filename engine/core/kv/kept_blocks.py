@@ -33,6 +33,7 @@ def keep_prefix(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> No
     no block with its last token, of a beam that was computed to its end and waits for the others: a readmitted sequence
     computes at least that token.
     """
+    blocks.release_tail(sequence, min(num_tokens, sequence.num_tokens - 1) // blocks.block_size)
     sequence.set_computed(len(sequence.block_table) * blocks.block_size)
 
 
