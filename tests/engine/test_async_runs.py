@@ -40,7 +40,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     policy = rng.choice(sorted(POLICIES))
     settings: dict[str, Any] = {
         **SETTINGS, **KINDS[rng.choice(sorted(KINDS))], "policy": policy, "async_scheduling": True,
-        "num_blocks": rng.choice([30, 30, 45]), "max_num_seqs": rng.choice([3, 8, 8]), "watermark": rng.choice([0.0, 0.1]),
+        "num_blocks": rng.choice([30, 30, 45]), "max_num_seqs": rng.choice([3, 8]), "watermark": rng.choice([0.0, 0.1]),
         "max_num_batched_tokens": rng.choice([8, 16, 64]), "allocation": rng.choice(["prompt", "chunk"]),
         "full_hit": rng.choice(["copy", "recompute_block"]), "enable_prefix_caching": rng.random() < 0.8,
         "eviction": rng.choice(["unhashed_first", "lru", "fifo", "lfu"]), "cuda_graphs": rng.random() < 0.2,
