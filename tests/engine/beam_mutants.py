@@ -61,7 +61,7 @@ _MUTANTS = [
     Mutant("what beams keep is not counted", "waiting_queue.py",
            "s.request.sequences if s.request.num_common_blocks is", "[s] if s.request.num_common_blocks is"),
     Mutant("copies of shared blocks are not planned", "running_set.py",
-           "min(count, self._blocks.pool.num_references(block) - 1)", "count - 1"),
+           "min(count, self._blocks.pool.num_references(block) - 1)", "1"),
 ]  # fmt: skip
 
 BEAM_MUTANTS = [mutant._replace(arguments=("--beams",)) for mutant in _MUTANTS]

@@ -94,7 +94,7 @@ KV_MUTANTS = [
            "return [Transfer(blocks.host.name, source, DEVICE, target) for source, target in moves]",
            "return [Transfer(blocks.host.name, source, DEVICE, target) for source, target in moves][:-1]"),
     Mutant("host blocks are not freed", "running_set.py",
-           "land(self._blocks, sequence)\n        if sequence.request.num", "if sequence.request.num"),
+           "land(self._blocks, sequence)\n        sequence.status", "sequence.status"),
     Mutant("an aborted one keeps its host blocks", "scheduler.py",
            "                self.blocks.drop(sequence)\n", ""),
     Mutant("a parked one may be preempted", "giving_way.py", "if not running.parked:", "if True:"),

@@ -40,7 +40,7 @@ def draw_settings(rng: random.Random) -> dict[str, Any]:
     policy = rng.choice(sorted(POLICIES))
     settings: dict[str, Any] = {
         **SETTINGS, **KINDS[rng.choice(sorted(KINDS))], "policy": policy, "async_scheduling": True,
-        "num_blocks": rng.choice([28, 40, 60]), "max_num_seqs": rng.choice([3, 8]), "watermark": rng.choice([0.0, 0.1]),
+        "num_blocks": rng.choice([30, 30, 45]), "max_num_seqs": rng.choice([3, 8]), "watermark": rng.choice([0.0, 0.1]),
         "max_num_batched_tokens": rng.choice([8, 16, 64]), "allocation": rng.choice(["prompt", "chunk"]),
         "full_hit": rng.choice(["copy", "recompute_block"]), "enable_prefix_caching": rng.random() < 0.8,
         "eviction": rng.choice(["unhashed_first", "lru", "fifo", "lfu"]), "cuda_graphs": rng.random() < 0.2,
@@ -57,10 +57,10 @@ def draw_requests(rng: random.Random) -> list[tuple[list[int], SamplingParams]]:
     """Prompts of which some begin alike, go on from another one or repeat it."""
     stem = [rng.randrange(300) for _ in range(40)]
     requests: list[tuple[list[int], SamplingParams]] = []
-    for _ in range(rng.randint(4, 10)):
+    for _ in range(rng.randint(5, 12)):
         before = rng.choice(requests)[0] if requests and rng.random() < 0.3 else stem[: rng.randint(0, 40)]
         prompt = (before + [rng.randrange(300) for _ in range(rng.choice([0, 1, 7, 30]))])[:70] or [1]
-        params = replace(rng.choice(KINDS_OF_PARAMS), max_tokens=rng.choice([1, 2, 10, 25]))
+        params = replace(rng.choice(KINDS_OF_PARAMS), max_tokens=rng.choice([1, 10, 25, 40]))
         requests.append((prompt, params))
     return requests
 
@@ -83,15 +83,15 @@ class Life:
         """Serve all requests; `results` are those of whom nobody aborted."""
         rng, llm = self.rng, LLM(MODEL, **self.settings)
         scheduler = llm.engine.scheduler
-        waiting, streams = list(enumerate(self.requests)), dict[int, Any]()
+        waiting, streams, pace = list(enumerate(self.requests)), dict[int, Any](), rng.choice([0.5, 1.0])
         while waiting or streams:
-            while waiting and rng.random() < 0.5:
+            while waiting and rng.random() < pace:
                 number, (prompt, params) = waiting.pop(0)
                 streams[number] = llm.stream(prompt, params, priority=[rng.randint(0, 2)])
             if not streams:
                 continue
             number = rng.choice([*streams])
-            if rng.random() < 0.01:
+            if rng.random() < 0.005:
                 streams.pop(number).close()
                 self.counts["aborts"] += 1
             elif streams[number].num_unfinished:
