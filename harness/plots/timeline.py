@@ -95,7 +95,7 @@ def draw_timeline(result: RunResult, summary: Mapping[str, Any], plot: PlotConfi
     for axes, panel in zip(grid[:, 0], contents, strict=True):
         axes.stairs(panel.values, bins.edges, color=panel.color, fill=True, alpha=0.18)
         axes.stairs(panel.values, bins.edges, color=panel.color, linewidth=1.1, baseline=None)
-        head(axes, panel.title, panel.facts)
+        head(axes, plot.name(panel.title), panel.facts)
         axes.set_ylabel(panel.unit)
         axes.set_ylim(0, panel.top)
         axes.locator_params(axis="y", nbins=3)
@@ -131,18 +131,19 @@ def draw_cache(result: RunResult, summary: Mapping[str, Any], plot: PlotConfig) 
         return None
     cached, prompt = bins.total(cached_per_step), bins.total(_column(result, "num_first_admitted_tokens"))
     cumulative = _share(np.cumsum(cached), np.cumsum(prompt))
-    size = (WIDTHS_IN[plot.width], 3.4)
+    size = (WIDTHS_IN[plot.width], 3.6)
     figure, grid = panels("Prefix cache", run_subtitle(summary), 2, 1, size, sharex=True)
     rate, tokens = grid[:, 0]
     rate.stairs(100 * _share(cached, prompt), bins.edges, color=LIGHT, baseline=None)
     rate.stairs(100 * cumulative, bins.edges, color=COLORS[0], baseline=None, linewidth=1.8)
-    head(rate, f"Hit rate: {cumulative[-1]:.1%} since the start (blue), per bin (grey)")
+    head(rate, plot.name("Hit rate"), f"{cumulative[-1]:.1%} since the start (blue), per bin (grey)")
     rate.set_ylabel("% of prompt")
     rate.set_ylim(0, 102)
     computed = prompt - cached
     tokens.stairs(prompt / bins.width, bins.edges, baseline=cached / bins.width, fill=True, color=COLORS[1], alpha=0.55)
     tokens.stairs(cached / bins.width, bins.edges, fill=True, color=COLORS[0], alpha=0.75)
-    head(tokens, f"Prompt: {_short(cached.sum())} cached (blue), {_short(computed.sum())} computed tokens (orange)")
+    facts = f"{_short(cached.sum())} tokens cached (blue), {_short(computed.sum())} computed (orange)"
+    head(tokens, plot.name("Prompt"), facts)
     tokens.set_ylabel("tok/s")
     tokens.set_ylim(0, None)
     plain_numbers(tokens, "y")
