@@ -37,7 +37,7 @@ def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
     _draw_errors(right, errors, plot)
     whole = f"{objective.get('before', np.nan):.2%} before, {objective.get('after', np.nan):.2%} after"
     head(left, "Constants", "before → after")
-    head(right, "Errors", f"{whole} {objective.get('evaluations', '')} evaluations")
+    head(right, "Errors", f"{whole}\n{objective.get('evaluations', 'unknown')} evaluations")
     return figure
 
 

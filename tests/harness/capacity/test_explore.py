@@ -130,6 +130,7 @@ def test_trials_at_a_time_are_all_told_to_one_study(
     assert found["rows"][found["best"]]["value"] == max(row["value"] for row in done)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("threads")
 def test_trials_that_were_interrupted_together_are_run_again(
     made_up: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
