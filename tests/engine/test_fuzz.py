@@ -78,7 +78,7 @@ def test_small_workloads_are_sound(workload: Workload) -> None:
 def check_caught(mutant: Mutant, folder: Path) -> None:
     copy_tree(folder)
     mutate(folder, mutant)
-    result = campaign(folder, NUM_SEEDS)
+    result = campaign(folder, NUM_SEEDS, mutant.arguments)
     assert result.returncode != 0, "the mutant survived"
     assert result.stdout.startswith("seed "), "it failed before it ran a workload: " + result.stderr
 
