@@ -41,7 +41,7 @@ def largest_ms(found: RecoveredRun) -> float:
         [],
         ["max_num_seqs=8"],
         ["trace=shared_prefix", "trace.num_requests=40"],
-        ["arrival.rate=1", "trace.num_requests=9"],  # idle at times
+        pytest.param(["arrival.rate=1", "trace.num_requests=9"], marks=pytest.mark.slow),  # idle at times
     ],
 )
 def test_all_steps_are_found_and_the_core_repeats_them(overrides: list[str]) -> None:
@@ -86,7 +86,9 @@ def test_all_steps_of_other_runs_are_found(seed: int) -> None:
         assert steps_of(found) == cost.steps and largest_ms(found) < 5
 
 
-@pytest.mark.parametrize("change", ["num_blocks=880", "scheduler.max_padding=0", "max_num_seqs=12"])
+@pytest.mark.parametrize(
+    "change", ["num_blocks=880", pytest.param("scheduler.max_padding=0", marks=pytest.mark.slow), "max_num_seqs=12"]
+)
 def test_other_decisions_than_those_of_an_early_vllm_show_in_the_replay(change: str) -> None:
     _, run, _ = early_run(*CROWDED)
     other, _, _ = early_run(*CROWDED, change)

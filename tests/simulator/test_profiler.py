@@ -256,6 +256,7 @@ def test_timed_blocks_lie_in_one_piece_and_belong_to_one_sequence(counts: list[i
     assert held == list(range(sum(counts)))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_all_reduce_is_timed_on_real_ranks() -> None:
     collectives = Collectives("cpu", 2)
     try:
