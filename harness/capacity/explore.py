@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any
 
 import optuna
 from hydra.errors import HydraException
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, Trial, TrialState
 from rich.console import Console
 from rich.text import Text
@@ -26,9 +27,9 @@ from harness.capacity.capacity import make_document, run_probes, search
 from harness.capacity.keys import searched_key, with_load
 from harness.capacity.pool import ended_on_failure, num_workers, submit
 from harness.capacity.probe import run_quietly
-from harness.capacity.row import room_of, row_of
+from harness.capacity.row import Row, room_of, row_of
 from harness.capacity.search import SCOUT_SHARE, Ask, Capacity
-from harness.capacity.space import configuration, space_of, text
+from harness.capacity.space import configuration, draw_untried, space_of, text
 from harness.capacity.sweep import best_of, best_sentence
 from harness.capacity.table import print_table, write_document
 from harness.config import RunConfig
@@ -42,6 +43,7 @@ from harness.results.summary import number
 CAPACITY_PER_GPU = "capacity_per_gpu"
 _GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
 _STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
+_MOST_ASKS = 10  # for a configuration that was not tried yet, before one is drawn
 _SPACE = "space"
 Job = Callable[[], Any]
 Jobs = Generator[Job, Any, float | None]
@@ -114,11 +116,36 @@ def _run_trials(study: optuna.Study, config: RunConfig, folder: Path, console: C
 
     with ended_on_failure(workers):
         while under_way or begins_another():
-            while len(under_way) < workers and begins_another():
-                go_on(_TrialUnderWay(study, study.ask(space), config, folder), None)
+            while len(under_way) < workers and begins_another() and (trial := ask_another(study, space)) is not None:
+                go_on(_TrialUnderWay(study, trial, config, folder), None)
+            if not under_way:
+                console.print("every configuration of search.space was tried", highlight=False)
+                return
             done, _ = wait(under_way, return_when=FIRST_COMPLETED)
             for future in done:
                 go_on(under_way.pop(future), future)
+
+
+def ask_another(study: optuna.Study, space: Mapping[str, BaseDistribution]) -> Trial | None:
+    """A trial of a configuration that no other trial has; None where none is left.
+
+    Optuna may suggest the best configuration again and again, of which a second run tells nothing new.
+    """
+    states = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING)
+    tried = {_values(trial.params) for trial in study.get_trials(deepcopy=False, states=states)}
+    for _ in range(_MOST_ASKS):
+        trial = study.ask(dict(space))
+        if _values(trial.params) not in tried:
+            return trial
+        study.tell(trial, state=TrialState.FAIL)
+    if (params := draw_untried(space, lambda found: _values(found) in tried, len(study.trials))) is None:
+        return None
+    study.enqueue_trial(params)
+    return study.ask(dict(space))
+
+
+def _values(params: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted((key, text(value)) for key, value in params.items()))
 
 
 class _TrialUnderWay:
@@ -161,14 +188,15 @@ def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) 
         summary = yield partial(_run, plain, folder)
         return _objective(trial, config, summary)
     num_gpus, key = config.tensor_parallel_size, searched_key(config)
-    if best := _best_capacity(study):
-        ask = Ask(best * num_gpus, 0, max(1, config.capacity.num_requests // SCOUT_SHARE))
+    if best := _best_row(study):
+        surely = best["low"] / best["num_gpus"]
+        ask = Ask(surely * num_gpus, 0, max(1, config.capacity.num_requests // SCOUT_SHARE))
         (probe,) = yield partial(run_probes, config, key, folder, [ask])
         trial.report(-1.0 if probe.overloaded else -probe.share, 0)
         if trial.should_prune():
             trial.set_user_attr("given_up", "fails at once at the best capacity so far")
             return None
-        config = with_load(config, key, best * num_gpus)
+        config = with_load(config, key, best["per_gpu"] * num_gpus)
     found = yield partial(_search, config, folder)
     overrides = {key: text(value) for key, value in trial.params.items()}
     row = row_of(config, found, trial.user_attrs["label"], overrides)
@@ -177,10 +205,11 @@ def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) 
     return row["per_gpu"] or 0.0
 
 
-def _best_capacity(study: optuna.Study) -> float | None:
-    """Per GPU, of all trials so far."""
-    values = [each.value for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if each.value]
-    return max(values, default=None)
+def _best_row(study: optuna.Study) -> Row | None:
+    """What is known of the configuration with the highest capacity per GPU of all trials so far."""
+    done = study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+    rows: list[Row] = [trial.user_attrs["row"] for trial in done if trial.value]
+    return max(rows, key=lambda row: row["per_gpu"], default=None)
 
 
 def _search(config: RunConfig, folder: Path) -> Capacity:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from optuna.distributions import (
@@ -22,6 +23,7 @@ from harness.config.capacity import SearchConfig
 from harness.errors import ConfigError
 
 _NUMBER = r"\s*(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*"
+_MOST_DRAWS = 10_000
 _LOG_FROM = 10.0  # a range whose ends differ by this factor is searched in logarithms
 
 
@@ -43,6 +45,29 @@ def _distribution(key: str, value: str | tuple[Any, ...]) -> BaseDistribution:
     if match[1].isdigit() and match[2].isdigit():
         return IntDistribution(int(match[1]), int(match[2]), log=log)
     return FloatDistribution(low, high, log=log)
+
+
+def draw_untried(
+    space: Mapping[str, BaseDistribution], is_tried: Callable[[dict[str, Any]], bool], seed: int
+) -> dict[str, Any] | None:
+    """Values drawn at random, each as likely as the others, that were not tried; None where no draw finds any."""
+    rng = np.random.default_rng(seed)
+    for _ in range(_MOST_DRAWS):
+        values = {key: _draw(each, rng) for key, each in space.items()}
+        if not is_tried(values):
+            return values
+    return None
+
+
+def _draw(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
+    match distribution:
+        case CategoricalDistribution():
+            return distribution.choices[rng.integers(len(distribution.choices))]
+        case IntDistribution():
+            return int(rng.integers(distribution.low, distribution.high + 1))
+        case FloatDistribution():
+            return float(rng.uniform(distribution.low, distribution.high))
+    raise AssertionError(f"no such distribution: {distribution}")
 
 
 def configuration(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
