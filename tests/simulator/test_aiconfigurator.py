@@ -19,7 +19,7 @@ from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
-from simulator.importers.aiconfigurator.rules import SUSTAINED
+from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED
 from simulator.profile import archive
 from simulator.profile.checks import differences, kv_dtype_of
 from simulator.profile.profile import ProfileError
@@ -165,22 +165,27 @@ def test_a_step_costs_what_the_tables_and_the_rules_say(root: Path) -> None:
     ]
     for size, work in (
         (8, StepWork((), 8, 8 * 1024, 8 * 1024**2)),
-        (512, StepWork((ChunkWork(0, 512, False),), 0, 0, 0)),
+        (512, StepWork((ChunkWork(0, 512, False),), 0, 0, 0)),  # no CUDA graph is so large
     ):
         products = sum(sustained_us(size, *shape) for shape in shapes)
         table = profile.tables["tokens"]
         moved = np.interp(size, *table[table["operator"] == "elementwise"][["num_tokens", "time_us"]].to_numpy().T)
-        rest = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
         if work.num_decodes:
-            attention, extra = 1 + 8 * 1024e-3, rest["decode", 1]
+            attention = 1 + 8 * 1024e-3
             heads_us = profile.tables["sequences"].groupby("operator").apply(
                 lambda rows: np.interp(8, rows["num_sequences"], rows["time_us"])
             ).sum()  # fmt: skip
         else:
             low, high = 1 + 128**2 * 1e-4, 1 + 1024**2 * 1e-4
-            attention, extra, heads_us = low + (512 - 128) / (1024 - 128) * (high - low), rest["prefill", 1], 0.0
-        expected = layers * (products + moved + attention) + extra + heads_us
+            attention, heads_us = low + (512 - 128) / (1024 - 128) * (high - low), 0.0
+        expected = layers * (products + moved + attention) + heads_us
+        if work.chunks:
+            expected = max(expected, layers * HOST.eager_layer_us)
         assert cost.step_ns(work) / 1e3 == pytest.approx(expected, rel=0.01)
+        waiting = ProfiledCost(profile, MODEL, 1, constants, is_async=False)
+        if work.num_decodes:
+            waited_us = HOST.step_us + HOST.synchronous_sequence_us * work.num_decodes
+            assert (waiting.step_ns(work) - cost.step_ns(work)) / 1e3 == pytest.approx(waited_us, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ and the tables of the profile are made from
     sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
     attention     context and generation attention
     all_reduce    all-reduces in CUDA graphs (`communication`)
-    steps         the host's share of a step, by `rules`
+
+The host's share of a step, by `rules`, is of servers without asynchronous scheduling.
 """
 
 from __future__ import annotations
@@ -64,7 +65,6 @@ def compile_profile(
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
         "attention": attention_table,
-        "steps": steps_table(),
     }
     num_dropped = gemms.num_dropped + attention.num_dropped
     if tensor_parallel_size > 1:
@@ -82,7 +82,7 @@ def compile_profile(
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
         eager_step_us=HOST.eager_layer_us * model.num_layers,
-        synchronous_step_us=HOST.synchronous_step_us,
+        synchronous_step_us=HOST.step_us + HOST.synchronous_step_us,
         synchronous_sequence_us=HOST.synchronous_sequence_us,
         source={
             "tool": PACKAGE,
@@ -175,8 +175,8 @@ def _attention_with(attention: Attention, model: ModelShape, ranks: int, kv_dtyp
     )
 
 
-def steps_table(host: Host = HOST) -> pd.DataFrame:
-    """The host's share of every step."""
+def steps_table(host: Host) -> pd.DataFrame:
+    """The host's share of every step, of a server whose GPU waits for it."""
     rows = [(kind, 1, host.step_us) for kind in ("decode", "mixed", "prefill")]  # a single point holds for all sizes
     return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
 

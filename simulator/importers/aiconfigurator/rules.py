@@ -10,9 +10,8 @@ InferenceX measured (`python -m experiments.inferencex --fit`), and is the same 
 times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
 
 That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs. Since 0.11 (pull request 25444) one graph
-is a whole decode step, and asynchronous scheduling prepares it while the step before it runs: the GPU then waits for
-nothing, and `experiments/inferencex` leaves `step_us` out. Profiles keep it: they cannot know the server, and of the
-one run of such a server that was recovered step by step (vLLM 0.19, RTX PRO 6000) all aggregates are too fast with it.
+is a whole decode step, and asynchronous scheduling, the default since 0.14, prepares it while the step before it runs:
+the GPU then waits for nothing, and profiles have `step_us` for servers without asynchronous scheduling only.
 
 Large matrix products run at the power limit of a GPU. The database timed few at a time, with weights that are all 0.01
 (FP8) or not initialised (16 bits; its collector `collect_gemm.py`). Such data switch fewer transistors, so that clocks
