@@ -65,11 +65,6 @@ class Case(NamedTuple):
     def key(self) -> str:
         return f"{self.name}, {self.device}"
 
-    @property
-    def hides_host(self) -> bool:
-        """Whether the GPU waits for the host in no step: the next step is prepared and launched while one runs."""
-        return self.is_async and self.has_full_graphs
-
     def overrides(self) -> tuple[str, ...]:
         """The command line of run.py that this case stands for, without its rows."""
         return (

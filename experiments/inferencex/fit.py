@@ -2,14 +2,16 @@
 
 `SUSTAINED`, `step_us` and `eager_layer_us` are fitted on Llama-3.1-70B FP8 on H100 alone, by a grid: the mean squared
 log error of TPOT, and a fifth of that of TTFT, which hangs on how a client starts. The two times of servers without
-asynchronous scheduling are fitted on Qwen3-32B on two H100, by least squares: what TPOT lacks, relative to the measured
-TPOT, is synchronous_step_us + synchronous_sequence_us · clients. Its rows on 4 and 8 GPUs are left to be scored.
+asynchronous scheduling are fitted on Qwen3-32B on two H100, by least squares and not below 0: what TPOT lacks, relative
+to the measured TPOT, is synchronous_step_us + synchronous_sequence_us · clients. Its rows on 4 and 8 GPUs are left to
+be scored.
 """
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from scipy.optimize import nnls
 
 from experiments.inferencex.simulation import CaseRows
 from simulator.importers.aiconfigurator.rules import HOST, Host
@@ -44,12 +46,10 @@ def misfit(table: pd.DataFrame) -> float:
 
 
 def with_synchronous(host: Host, table: pd.DataFrame) -> Host:
-    """`host` with what its TPOT of these rows lacks, for each step and for each client."""
-    measured = table["tpot_ms"].to_numpy()
-    lacking = 1e3 * (measured - table["simulated_tpot_ms"].to_numpy())
-    clients = np.stack([np.ones(len(table)), table["concurrency"].to_numpy()], axis=1)
-    (step, sequence), *_ = np.linalg.lstsq(clients / measured[:, None], lacking / measured, rcond=None)
-    return host._replace(
-        synchronous_step_us=max(0.0, host.synchronous_step_us + float(step)),
-        synchronous_sequence_us=max(0.0, host.synchronous_sequence_us + float(sequence)),
-    )
+    """`host` with what the TPOT of these rows takes beyond kernels, for each step and each client, neither below 0."""
+    measured, clients = table["tpot_ms"].to_numpy(), table["concurrency"].to_numpy()
+    host_us = host.synchronous_step_us + host.synchronous_sequence_us * clients
+    lacking = 1e3 * (measured - table["simulated_tpot_ms"].to_numpy()) + host_us
+    parts = np.stack([np.ones(len(table)), clients], axis=1)
+    (step, sequence), _ = nnls(parts / measured[:, None], lacking / measured)
+    return host._replace(synchronous_step_us=float(step), synchronous_sequence_us=float(sequence))

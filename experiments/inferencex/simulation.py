@@ -91,7 +91,7 @@ class CaseRows:
             synchronous_step_us=host.synchronous_step_us,
             synchronous_sequence_us=host.synchronous_sequence_us,
         )
-        shown = host._replace(step_us=0.0) if self.case.hides_host else host
+        shown = host._replace(step_us=0.0) if self.case.has_full_graphs else host
         tokens = _with_sustained(compiled.tables["tokens"], sustained)
         profile = Profile(meta, {**compiled.tables, "tokens": tokens, "steps": steps_table(shown)})
         return replace(system, cost=self.config.cost, profile=profile)

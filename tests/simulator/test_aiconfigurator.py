@@ -184,7 +184,7 @@ def test_a_step_costs_what_the_tables_and_the_rules_say(root: Path) -> None:
         assert cost.step_ns(work) / 1e3 == pytest.approx(expected, rel=0.01)
         waiting = ProfiledCost(profile, MODEL, 1, constants, is_async=False)
         if work.num_decodes:
-            waited_us = HOST.step_us + HOST.synchronous_sequence_us * work.num_decodes
+            waited_us = HOST.synchronous_step_us + HOST.synchronous_sequence_us * work.num_decodes
             assert (waiting.step_ns(work) - cost.step_ns(work)) / 1e3 == pytest.approx(waited_us, rel=0.01)
 
 

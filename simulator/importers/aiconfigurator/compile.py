@@ -82,7 +82,7 @@ def compile_profile(
         token_buckets=graph_sizes(max_num_seqs),
         padded_steps="all",
         eager_step_us=HOST.eager_layer_us * model.num_layers,
-        synchronous_step_us=HOST.step_us + HOST.synchronous_step_us,
+        synchronous_step_us=HOST.synchronous_step_us,
         synchronous_sequence_us=HOST.synchronous_sequence_us,
         source={
             "tool": PACKAGE,
@@ -176,7 +176,7 @@ def _attention_with(attention: Attention, model: ModelShape, ranks: int, kv_dtyp
 
 
 def steps_table(host: Host) -> pd.DataFrame:
-    """The host's share of every step, of a server whose GPU waits for it."""
+    """The host's share of every step, of a server that launches attention between pieces of CUDA graphs."""
     rows = [(kind, 1, host.step_us) for kind in ("decode", "mixed", "prefill")]  # a single point holds for all sizes
     return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
 

@@ -9,9 +9,10 @@ steps without a CUDA graph the launches of each layer. `HOST` was fitted to the 
 InferenceX measured (`python -m experiments.inferencex --fit`), and is the same for all systems and models; its two
 times of servers without asynchronous scheduling to those of Qwen3-32B on two H100.
 
-That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs. Since 0.11 (pull request 25444) one graph
-is a whole decode step, and asynchronous scheduling, the default since 0.14, prepares it while the step before it runs:
-the GPU then waits for nothing, and profiles have `step_us` for servers without asynchronous scheduling only.
+That server (vLLM 0.10.2) launched attention between pieces of CUDA graphs, which is what `step_us` stands for. Since
+0.11 (pull request 25444) one graph is a whole decode step, and asynchronous scheduling, the default since 0.14,
+prepares it while the step before it runs: the GPU then waits for nothing. Profiles are of such servers, with or without
+asynchronous scheduling.
 
 Large matrix products run at the power limit of a GPU. The database timed few at a time, with weights that are all 0.01
 (FP8) or not initialised (16 bits; its collector `collect_gemm.py`). Such data switch fewer transistors, so that clocks
@@ -35,10 +36,10 @@ class Host(NamedTuple):
     """Time in us that the host adds to a step.
 
     Attributes:
-        step_us: to every step that waits for the host.
+        step_us: to every step whose attention is launched between pieces of CUDA graphs.
         eager_layer_us: for the launches of a layer, where no CUDA graph serves the step. The GPU waits for them if its
             kernels are shorter: a step takes at least this for each layer.
-        synchronous_step_us, synchronous_sequence_us: in addition, for every step and for each sequence that decodes in
+        synchronous_step_us, synchronous_sequence_us: for every step and for each sequence that decodes in
             it, where the next step is planned after a step has ended (vLLM without asynchronous scheduling).
     """
 
@@ -48,7 +49,7 @@ class Host(NamedTuple):
     synchronous_sequence_us: float
 
 
-HOST = Host(step_us=900.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=54.0)
+HOST = Host(step_us=900.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=38.0)
 
 
 class MemoryRule(NamedTuple):
