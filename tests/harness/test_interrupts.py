@@ -84,7 +84,7 @@ def test_noted_signals_call_once_and_held_ones_wait() -> None:
 def test_an_interrupt_of_a_start_is_one_line(tmp_path: Path) -> None:
     delays = (0.0, 0.2, 0.5, 1.0)
     processes = [
-        start(STARTED, "trace.num_requests=100000", "plots=false", f"hydra.run.dir={tmp_path / str(delay)}")
+        start(STARTED, "trace.num_requests=400000", "plots=false", f"hydra.run.dir={tmp_path / str(delay)}")
         for delay in delays
     ]
     for i, (delay, process) in enumerate(zip(delays, processes, strict=True)):
@@ -114,12 +114,12 @@ def test_the_second_interrupt_does_not_disturb_the_writing_and_the_third_ends_it
 def test_jobs_in_worker_processes_write_what_they_have(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
     process = start(
-        STARTED, "-m", "seed=1,2,3", "trace.num_requests=300000", "plots=false", f"hydra.sweep.dir={tmp_path}",
+        STARTED, "-m", "seed=1,2,3", "trace.num_requests=100000", "plots=false", f"hydra.sweep.dir={tmp_path}",
         "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
     )  # fmt: skip
     try:
         wait_for(lambda: len(list(tmp_path.glob("*/inputs.json"))) == 2, process)
-        time.sleep(2)
+        time.sleep(0.7)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate(timeout=90)
     finally:
