@@ -2,7 +2,7 @@
 
     pip install -e '.[kernels-db]'
     python -m experiments.inferencex --data <silicon_sample.csv> --history <folder>   all cases, 3 minutes
-    python -m experiments.inferencex --data <silicon_sample.csv> --fit    fits the times of the host
+    python -m experiments.inferencex --data <silicon_sample.csv> --fit    fits the constants
 
 silicon_sample.csv lies in the package aiconfigurator-core, in systems/. The folder has the tables of vLLM 0.19.0, which
 the package lacks: aic-core/src/aiconfigurator_core of ai-dynamo/aiconfigurator at commit 095f58a51c4c.
@@ -26,13 +26,13 @@ import pandas as pd
 
 from experiments import FIDELITY, RESULTS, ROOT, provenance
 from experiments.inferencex.cases import CASES, Case
-from experiments.inferencex.fit import fit_host
+from experiments.inferencex.fit import fit
 from experiments.inferencex.scores import contradicted, scores
 from experiments.inferencex.simulation import CaseRows
 from harness.config.plotting import AS_USUAL
 from harness.plots.closed_loops import draw_rows
 from harness.plots.style import save
-from simulator.importers.aiconfigurator.rules import HOST
+from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED
 
 _PEER = RESULTS / "inferencex_peer.csv"
 
@@ -48,7 +48,7 @@ def main() -> None:
     os.chdir(ROOT)
     if args.fit:
         llama, qwen = CASES[0], next(case for case in CASES if case.name == "Qwen3-32B")
-        print(fit_host(*(CaseRows(case, args.data, args.root) for case in (llama, qwen))))
+        print(fit(*(CaseRows(case, args.data, args.root) for case in (llama, qwen))))
         return
     start = time.perf_counter()
     cases = [case for case in CASES if not args.systems or case.device in args.systems]
@@ -62,6 +62,7 @@ def main() -> None:
     document = {
         **provenance("experiments.inferencex"),
         "host_us": HOST._asdict(),
+        "sustained": SUSTAINED,
         "seconds": round(time.perf_counter() - start),
         "cases": [{**case._asdict(), "left_out": left_out[case.key]} for case in cases],
         **scores(table),

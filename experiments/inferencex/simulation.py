@@ -18,7 +18,7 @@ from harness.runs.system import System
 from harness.validation.closed_loops import simulate_row, system_of, with_errors
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
-from simulator.importers.aiconfigurator.rules import HOST, Host
+from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED, Host
 from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 
@@ -51,13 +51,17 @@ class CaseRows:
         bare = self.config.model_copy(update={"cost": composed("cost=roofline").cost})
         self._systems = [system_of(_of_row(bare, case, row), row, case.max_num_seqs) for row in self.each()]
 
-    def simulate(self, host: Host = HOST, only: list[int] | None = None) -> pd.DataFrame:
-        """The rows with simulated times and errors, with these times of the host; `only` names places of rows."""
+    def simulate(self, host: Host = HOST, only: list[int] | None = None, sustained: float = SUSTAINED) -> pd.DataFrame:
+        """The rows with simulated times and errors; `only` names places of rows.
+
+        Args:
+            host, sustained: the constants of the rules.
+        """
         places = range(len(self._systems)) if only is None else only
         chosen = self.rows.table.iloc[list(places)].reset_index(drop=True)
         simulated: list[dict[str, Any]] = []
         for place, row in zip(places, chosen.itertuples(index=False), strict=True):
-            system = self._priced(self._systems[place], host)
+            system = self._priced(self._systems[place], host, sustained)
             simulated.append(simulate_row(system, row, self._client, self.config.seed))
         return with_errors(chosen, simulated)
 
@@ -71,8 +75,8 @@ class CaseRows:
     def each(self) -> Iterator[Any]:
         return self.rows.table.itertuples(index=False)
 
-    def _priced(self, system: System, host: Host) -> System:
-        """`system` with the profile of its ranks, its CUDA graphs and this host."""
+    def _priced(self, system: System, host: Host, sustained: float) -> System:
+        """`system` with the profile of its ranks, its CUDA graphs and these constants."""
         ranks = system.tensor_parallel_size
         if ranks not in self._profiles:
             try:
@@ -87,8 +91,9 @@ class CaseRows:
             synchronous_step_us=host.synchronous_step_us,
             synchronous_sequence_us=host.synchronous_sequence_us,
         )
-        shown = host._replace(step_us=0.0) if self.case.hides_host else host
-        profile = Profile(meta, {**compiled.tables, "steps": steps_table(shown)})
+        shown = host._replace(step_us=0.0) if self.case.has_full_graphs else host
+        tokens = _with_sustained(compiled.tables["tokens"], sustained)
+        profile = Profile(meta, {**compiled.tables, "tokens": tokens, "steps": steps_table(shown)})
         return replace(system, cost=self.config.cost, profile=profile)
 
 
@@ -97,6 +102,15 @@ def _of_row(config: RunConfig, case: Case, row: Any) -> RunConfig:
     if case.tokens_beyond_prompt is None:
         return config
     return config.model_copy(update={"max_num_batched_tokens": int(row.isl) + case.tokens_beyond_prompt})
+
+
+def _with_sustained(tokens: pd.DataFrame, factor: float) -> pd.DataFrame:
+    """The times of `tokens`, compiled with SUSTAINED, as another factor of dense products makes them."""
+    if factor == SUSTAINED:
+        return tokens
+    shortest = tokens.groupby("operator")["time_us"].transform("first")
+    changed = shortest + (tokens["time_us"] - shortest) * factor / SUSTAINED
+    return tokens.assign(time_us=changed.where(tokens["operator"].str.endswith("_proj"), tokens["time_us"]))
 
 
 def _graphs(case: Case, max_num_seqs: int) -> tuple[int, ...]:

@@ -6,7 +6,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from experiments.inferencex.cases import CASES
 from experiments.inferencex.fit import with_synchronous
 from experiments.inferencex.scores import contradicted, scores
 from simulator.importers.aiconfigurator.rules import HOST
@@ -48,10 +47,3 @@ def test_the_hosts_times_without_asynchronous_scheduling_are_found() -> None:
     rows = pd.DataFrame({"concurrency": clients, "simulated_tpot_ms": simulated, "tpot_ms": measured})
     host = with_synchronous(HOST._replace(synchronous_step_us=0.0, synchronous_sequence_us=0.0), rows)
     assert host.synchronous_step_us == pytest.approx(400) and host.synchronous_sequence_us == pytest.approx(30)
-
-
-@pytest.mark.parametrize(("is_async", "has_full_graphs"), [(True, True), (True, False), (False, True)])
-def test_only_asynchronous_servers_with_whole_graphs_hide_the_host(is_async: bool, has_full_graphs: bool) -> None:
-    case = CASES[0]._replace(is_async=is_async, has_full_graphs=has_full_graphs)
-    assert case.hides_host == (is_async and has_full_graphs)
-    assert f"scheduler.async_scheduling={str(is_async).lower()}" in case.overrides()

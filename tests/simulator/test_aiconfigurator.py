@@ -19,6 +19,7 @@ from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED
 from simulator.profile import archive
 from simulator.profile.checks import differences, kv_dtype_of
 from simulator.profile.profile import ProfileError
@@ -33,6 +34,12 @@ MODEL = replace(QWEN, num_layers=2)
 def gemm_us(m: float, n: float, k: float) -> float:
     """Bilinear in n and k, linear in m."""
     return 2.0 + n * k * 1e-6 * (1 + m / 512)
+
+
+def sustained_us(m: float, n: float, k: float) -> float:
+    """The same where what more than one token takes runs at lower clocks."""
+    one = gemm_us(1, n, k)
+    return one + SUSTAINED * (gemm_us(m, n, k) - one)
 
 
 def write(root: Path, system: str, family: str, source: str, version: str, table: str, rows: pd.DataFrame) -> None:
@@ -100,7 +107,7 @@ def test_gemms_between_measured_sizes_are_bilinear(root: Path, n: int, k: int, m
     curve = Gemms(Database(root, "made_up")).curve("bfloat16", n, k)
     inside = min(n, SIZES[-1]), min(k, SIZES[-1])
     growth = max(1.0, n / SIZES[-1]) * max(1.0, k / SIZES[-1])  # beyond the grid in proportion
-    assert float(curve.at(m)) == pytest.approx(growth * gemm_us(m, *inside), rel=1e-6)
+    assert float(curve.at(m)) == pytest.approx(growth * sustained_us(m, *inside), rel=1e-6)
 
 
 def test_a_family_is_read_from_the_version_asked_for_or_the_newest_before_it(root: Path) -> None:
@@ -110,6 +117,16 @@ def test_a_family_is_read_from_the_version_asked_for_or_the_newest_before_it(roo
     assert times == pytest.approx([gemm_us(1, 32, 32), 3 * gemm_us(1, 32, 32)])
     newest.rows("attention", "context_attention_perf")
     assert newest.versions == {"gemm": "0.19.0", "attention": "0.9.0"}
+
+
+def test_of_another_engine_the_newest_version_with_the_table_is_read(root: Path) -> None:
+    rows = pd.DataFrame({"num_tokens": [1], "us": [5.0]})
+    write(root, "made_up", "moe", "sglang", "0.5.9", "moe_perf", rows)
+    write(root, "made_up", "moe", "sglang", "0.5.14", "moe_perf", rows.assign(us=7.0))
+    write(root, "made_up", "moe", "sglang", "0.5.16", "other_perf", rows)
+    database = Database(root, "made_up")
+    assert database.rows("moe", "moe_perf", source="sglang")["time_us"].item() == pytest.approx(7.0)
+    assert database.versions == {"moe/sglang": "0.5.14"}
 
 
 @given(st.lists(st.floats(1, 1e4), min_size=1, max_size=30), st.lists(st.integers(0, 29), max_size=3, unique=True))
@@ -148,22 +165,27 @@ def test_a_step_costs_what_the_tables_and_the_rules_say(root: Path) -> None:
     ]
     for size, work in (
         (8, StepWork((), 8, 8 * 1024, 8 * 1024**2)),
-        (512, StepWork((ChunkWork(0, 512, False),), 0, 0, 0)),
+        (512, StepWork((ChunkWork(0, 512, False),), 0, 0, 0)),  # no CUDA graph is so large
     ):
-        products = sum(gemm_us(size, *shape) for shape in shapes)
+        products = sum(sustained_us(size, *shape) for shape in shapes)
         table = profile.tables["tokens"]
         moved = np.interp(size, *table[table["operator"] == "elementwise"][["num_tokens", "time_us"]].to_numpy().T)
-        rest = profile.tables["steps"].set_index(["kind", "num_tokens"])["time_us"]
         if work.num_decodes:
-            attention, extra = 1 + 8 * 1024e-3, rest["decode", 1]
+            attention = 1 + 8 * 1024e-3
             heads_us = profile.tables["sequences"].groupby("operator").apply(
                 lambda rows: np.interp(8, rows["num_sequences"], rows["time_us"])
             ).sum()  # fmt: skip
         else:
             low, high = 1 + 128**2 * 1e-4, 1 + 1024**2 * 1e-4
-            attention, extra, heads_us = low + (512 - 128) / (1024 - 128) * (high - low), rest["prefill", 1], 0.0
-        expected = layers * (products + moved + attention) + extra + heads_us
+            attention, heads_us = low + (512 - 128) / (1024 - 128) * (high - low), 0.0
+        expected = layers * (products + moved + attention) + heads_us
+        if work.chunks:
+            expected = max(expected, layers * HOST.eager_layer_us)
         assert cost.step_ns(work) / 1e3 == pytest.approx(expected, rel=0.01)
+        waiting = ProfiledCost(profile, MODEL, 1, constants, is_async=False)
+        if work.num_decodes:
+            waited_us = HOST.synchronous_step_us + HOST.synchronous_sequence_us * work.num_decodes
+            assert (waiting.step_ns(work) - cost.step_ns(work)) / 1e3 == pytest.approx(waited_us, rel=0.01)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulator.importers.aiconfigurator.experts import KERNELS, experts
+from simulator.importers.aiconfigurator.experts import KERNELS, copying_work, experts
 from simulator.profile.profile import ProfileError
 from simulator.quantization import QUANTIZATIONS
 from tests.simulator.builders import QWEN
@@ -30,6 +30,10 @@ def work_us(tokens_per_expert: float, weights: float) -> float:
     return US_PER_WEIGHT * weights * (1 + tokens_per_expert / 8)
 
 
+def padded(size: int, multiple: int) -> int:
+    return -(-size // multiple) * multiple
+
+
 class Tables:
     """A database that knows the models of KERNELS only."""
 
@@ -38,13 +42,13 @@ class Tables:
     def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
         assert (family, table, where["moe_ep_size"]) == ("moe", "moe_perf", 1)
         shape = [where[name] for name in ("hidden_size", "inter_size", "topk", "num_experts")]
-        if (where["moe_dtype"], *shape) not in [kernel[1:6] for kernel in KERNELS.values()]:
+        if (where.get("source"), where["moe_dtype"], *shape) not in [kernel[1:7] for kernel in KERNELS.values()]:
             return pd.DataFrame(columns=["time_us"])
         hidden, width, per_token, number = shape
         rows = []
         for ranks in (1, 2, 4, 32):
             for tokens in TOKENS:
-                weights = number * hidden * width / ranks
+                weights = number * padded(hidden, 256) * padded(width // ranks, 256)
                 rows.append((ranks, tokens, FIXED_US + (ranks < 32) * work_us(tokens * per_token / number, weights)))
         return pd.DataFrame(rows, columns=["moe_tp_size", "num_tokens", "time_us"])
 
@@ -53,7 +57,7 @@ class Tables:
 def test_the_work_of_an_expert_is_taken_over_and_launches_stay(name: str, ranks: int, num_tokens: int) -> None:
     kernel = KERNELS[name]
     curve, num_dropped = experts(Tables(), GPT_OSS, ranks, name)  # type: ignore[arg-type]
-    width = -(-2880 // ranks // kernel.intermediate_multiple) * kernel.intermediate_multiple
+    width = padded(2880 // ranks, kernel.intermediate_multiple)
     weights = 128 * 3072 * width  # vLLM pads the hidden size to a multiple of 256
     expected = FIXED_US + work_us(num_tokens * 4 / 128, weights)
     assert curve.at(num_tokens) == pytest.approx(expected, rel=0.01)
@@ -80,3 +84,8 @@ def test_padding_is_what_is_read() -> None:
 def test_what_was_not_timed_is_refused_by_name(changes: dict[str, Any], ranks: int, kernel: str, message: str) -> None:
     with pytest.raises(ProfileError, match=message):
         experts(Tables(), replace(GPT_OSS, **changes), ranks, kernel)  # type: ignore[arg-type]
+
+
+def test_padded_inputs_and_outputs_are_copied_by_one_kernel_each() -> None:
+    assert copying_work(GPT_OSS, "mxfp4_mxfp8") == (2, 2 * (2880 + 3072) * 2)
+    assert copying_work(GPT_OSS, "marlin") == copying_work(GPT_OSS, "") == (0, 0)

@@ -11,6 +11,7 @@ import pytest
 
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
 from simulator.importers.aiconfigurator.gemms import Gemms
+from simulator.importers.aiconfigurator.rules import SUSTAINED
 from simulator.profile.profile import ProfileError
 from simulator.quantization import QUANTIZATIONS
 from tests.simulator.builders import QWEN
@@ -33,6 +34,8 @@ class Tables:
         self._outlier = outlier
 
     def rows(self, family: str, table: str, **where: Any) -> pd.DataFrame:
+        if table == "computescale_perf":
+            return pd.DataFrame({"m": FULL, "k": 64, "time_us": [5 + (size - 64) / 100 for size in FULL]})
         points = [(size, float(size)) for size in FULL] + [(size + 1, 1.5 * size + 128) for size in FULL[1:-1]]
         rows = pd.DataFrame(points, columns=["m", "time_us"])
         rows.loc[rows["m"] == self._outlier, "time_us"] *= 4
@@ -42,8 +45,18 @@ class Tables:
 def test_full_tiles_stay_beside_open_ones() -> None:
     gemms = Gemms(Tables())  # type: ignore[arg-type]
     curve = gemms.curve("fp8", 64, 64)
-    assert [float(curve.at(size)) for size in FULL] == [float(size) for size in FULL]
-    assert float(curve.at(257)) == 512.0 and gemms.num_dropped == 0
+    sustained = [64 + SUSTAINED * (size - 64) for size in FULL]
+    assert [float(curve.at(size)) for size in FULL] == pytest.approx(sustained)
+    assert float(curve.at(257)) == pytest.approx(64 + SUSTAINED * (512 - 64)) and gemms.num_dropped == 0
+
+
+def test_static_scales_save_the_time_of_computing_them() -> None:
+    dynamic, static = (Gemms(Tables(), static_scales=static) for static in (False, True))  # type: ignore[arg-type]
+    for k in (64, 128):  # the table of scales has 64 alone
+        saved = dynamic.curve("fp8", 64, k).at(512) - static.curve("fp8", 64, k).at(512)
+        assert saved == pytest.approx((5 + SUSTAINED * (512 - 64) / 100) * k / 64)
+    in_16_bits = [each.curve("bfloat16", 64, 64).times_us for each in (dynamic, static)]
+    np.testing.assert_array_equal(in_16_bits[0], in_16_bits[1])
 
 
 @pytest.mark.parametrize("outlier", [512, 513])

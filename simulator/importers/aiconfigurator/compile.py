@@ -7,6 +7,7 @@ The database and the version of vLLM are named by
     aiconfigurator:<folder>:h100_sxm         tables in a folder instead of the installed package
     aiconfigurator:h100_sxm+marlin           another kernel for the experts than vLLM's choice (`experts`, `deep_gemm`)
     aiconfigurator:h100_sxm+separate_norms   all-reduces that are not fused with norms, as of old servers
+    aiconfigurator:h100_sxm+static_scales    FP8 checkpoints that hold the scales of activations
 
 and the tables of the profile are made from
 
@@ -14,14 +15,14 @@ and the tables of the profile are made from
     sequences     GEMM of the LM head, NCCL's all-gather of the logits; sampler by `rules`
     attention     context and generation attention
     all_reduce    all-reduces in CUDA graphs (`communication`)
-    steps         the host's share of a step, by `rules`
+
+The host's share of a step, by `rules`, is of servers without asynchronous scheduling.
 """
 
 from __future__ import annotations
 
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,27 +34,15 @@ from simulator.importers.aiconfigurator.communication import all_gather, all_red
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
 from simulator.importers.aiconfigurator.deep_gemm import NAME as DEEP_GEMM
 from simulator.importers.aiconfigurator.deep_gemm import padded_experts
-from simulator.importers.aiconfigurator.experts import experts
+from simulator.importers.aiconfigurator.experts import copying_work, experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
-from simulator.importers.aiconfigurator.rules import HOST, NUM_NORMS, Host, elementwise_work, memory_rule, sampler_bytes
+from simulator.importers.aiconfigurator.rules import HOST, Host, elementwise_work, memory_rule, sampler_bytes
 from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
-_SEPARATE_NORMS = "separate_norms"
+_SEPARATE_NORMS, _STATIC_SCALES = "separate_norms", "static_scales"
 _GEMM_DTYPES = {"none": "bfloat16", "fp8": "fp8", "fp8_block": "fp8_block", "nvfp4": "nvfp4"}
-
-
-class Server(NamedTuple):
-    """What a server runs that the database alone does not tell.
-
-    Attributes:
-        expert_kernel: of `experts.KERNELS`; "" is vLLM's choice.
-        fused_bytes: up to which an all-reduce does the norm behind it.
-    """
-
-    expert_kernel: str
-    fused_bytes: float
 
 
 def compile_profile(
@@ -67,21 +56,20 @@ def compile_profile(
     folder, _, key = str(name).rpartition(":")
     key, *chosen = key.split("+")
     database = _open(Path(folder) if folder else None, key)
-    gemms, attention = Gemms(database), Attention(database)
-    most_fused = 0.0 if _SEPARATE_NORMS in chosen else fused_bytes(database, tensor_parallel_size)
-    server = Server("+".join(each for each in chosen if each != _SEPARATE_NORMS), most_fused)
-    operators, calls = _operators(database, gemms, model, tensor_parallel_size, server)
+    gemms, attention = Gemms(database, static_scales=_STATIC_SCALES in chosen), Attention(database)
+    expert_kernel = "+".join(each for each in chosen if each not in (_SEPARATE_NORMS, _STATIC_SCALES))
+    operators, calls = _operators(database, gemms, model, tensor_parallel_size, expert_kernel)
     sequences, sequence_calls = _sequence_operators(database, gemms, model, tensor_parallel_size)
     attention_table, kv_dtype = _attention_table(attention, model, tensor_parallel_size)
     tables = {
         "tokens": _table(operators, "num_tokens"),
         "sequences": _table(sequences, "num_sequences"),
         "attention": attention_table,
-        "steps": steps_table(),
     }
     num_dropped = gemms.num_dropped + attention.num_dropped
     if tensor_parallel_size > 1:
-        reduced, dropped = all_reduce(database, tensor_parallel_size, server.fused_bytes)
+        most_fused = 0.0 if _SEPARATE_NORMS in chosen else fused_bytes(database, tensor_parallel_size)
+        reduced, dropped = all_reduce(database, tensor_parallel_size, most_fused)
         tables["all_reduce"] = pd.DataFrame({"num_bytes": reduced.sizes, "time_us": reduced.times_us})
         num_dropped += dropped
     meta = ProfileMeta(
@@ -118,7 +106,7 @@ def _open(folder: Path | None, key: str) -> Database:
 
 
 def _operators(
-    database: Database, gemms: Gemms, model: ModelShape, ranks: int, server: Server
+    database: Database, gemms: Gemms, model: ModelShape, ranks: int, expert_kernel: str
 ) -> tuple[dict[str, MeasuredCurve], dict[str, int]]:
     """Times over tokens of one call of each operator of a layer, and its calls in a step."""
     heads, kv_heads = model.num_attention_heads // ranks, model.kv_heads_per_rank(ranks)
@@ -128,11 +116,11 @@ def _operators(
         "qkv_proj": gemms.curve(dtype, (heads + 2 * kv_heads) * model.head_dim, model.hidden_size),
         "o_proj": gemms.curve(dtype, model.hidden_size, heads * model.head_dim),
     }
-    if model.num_experts or server.expert_kernel:
-        if server.expert_kernel == DEEP_GEMM:
+    if model.num_experts or expert_kernel:
+        if expert_kernel == DEEP_GEMM:
             curves["experts"] = padded_experts(gemms, model, ranks, database.rates)
         else:
-            curves["experts"], _ = experts(database, model, ranks, server.expert_kernel)
+            curves["experts"], _ = experts(database, model, ranks, expert_kernel)
         curves["router"] = gemms.curve("bfloat16", model.num_experts, model.hidden_size)
     else:
         width = model.intermediate_size // ranks
@@ -140,12 +128,10 @@ def _operators(
         curves["down_proj"] = gemms.curve(dtype, model.hidden_size, width)
     rule = memory_rule(database.rates)
     num_kernels, num_bytes = elementwise_work(model, ranks)
-    if server.fused_bytes:
-        num_kernels -= NUM_NORMS
+    num_copies, copied_bytes = copying_work(model, expert_kernel)
     sizes = np.array([1.0, curves["qkv_proj"].sizes[-1]])
-    curves["elementwise"] = MeasuredCurve(
-        sizes, np.array([rule.time_us(num_kernels, num_bytes * size) for size in sizes])
-    )
+    times = [rule.time_us(num_kernels + num_copies, (num_bytes + copied_bytes) * size) for size in sizes]
+    curves["elementwise"] = MeasuredCurve(sizes, np.array(times))
     return curves, dict.fromkeys(curves, model.num_layers)
 
 
@@ -189,8 +175,8 @@ def _attention_with(attention: Attention, model: ModelShape, ranks: int, kv_dtyp
     )
 
 
-def steps_table(host: Host = HOST) -> pd.DataFrame:
-    """The host's share of every step."""
+def steps_table(host: Host) -> pd.DataFrame:
+    """The host's share of every step, of a server that launches attention between pieces of CUDA graphs."""
     rows = [(kind, 1, host.step_us) for kind in ("decode", "mixed", "prefill")]  # a single point holds for all sizes
     return pd.DataFrame(rows, columns=["kind", "num_tokens", "time_us"])
 

@@ -82,9 +82,10 @@ class Database:
         A column that an old table lacks is taken to have the value asked for. The result is empty if there is no table.
 
         Args:
-            source: whose kernels were timed, if not the backend's: nccl, trtllm. Their newest version is read.
+            source: whose kernels were timed, if not the backend's: nccl, trtllm, sglang. The newest version that has
+                the table is read.
         """
-        folder = self._folder(family, source)
+        folder = self._folder(family, source, table)
         if folder is None or not (path := folder / f"{table}.parquet").is_file():
             return pd.DataFrame(columns=["time_us"])
         try:
@@ -101,10 +102,12 @@ class Database:
             self.device = str(rows["device"].iloc[0])
         return rows.assign(time_us=1e3 * rows["latency"])
 
-    def _folder(self, family: str, source: str | None) -> Path | None:
+    def _folder(self, family: str, source: str | None, table: str) -> Path | None:
         """The folder of a family: of the version asked for, or else of the newest version before it, or the first."""
         parent = self._data / family / (source or self.backend)
         there = _versions(parent)
+        if source:
+            there = [name for name in there if (parent / name / f"{table}.parquet").is_file()]
         if not there:
             return None
         older = there if source else [name for name in there if _order(name) <= _order(self.version)]

@@ -2,7 +2,9 @@
 
 The database times what vLLM runs by default. A server may be told to run another kernel, such as Marlin's for the
 MXFP4 experts of gpt-oss on Hopper (VLLM_MXFP4_USE_MARLIN=1), which was timed for other models only. The name of the
-database then ends in the kernel, as in `h100_sxm+marlin`, and the times of `KERNELS` stand in:
+database then ends in the kernel, as in `h100_sxm+marlin`. FlashInfer's kernel for MXFP4 weights and 8-bit activations
+was timed for gpt-oss itself, with SGLang, which calls the same one; vLLM 0.15 pads its input and slices its output by
+two more kernels (pull request 30647). Marlin's was timed for other models, and the times of one of them stand in:
 
 - A step in which each expert gets as many tokens reads and multiplies the same share of the weights. So
   T(tokens) of this model is taken from the step of the other one with as many tokens per expert,
@@ -36,12 +38,15 @@ class ExpertKernel(NamedTuple):
 
     Attributes:
         quantization: format of the experts that it serves.
+        source: whose engine it was timed in; None is the backend's.
         dtype: of the rows, as the database calls it.
         hidden_size, intermediate_size, num_experts_per_token, num_experts: of the model that was timed.
         hidden_multiple, intermediate_multiple: to which vLLM pads the sizes of a rank.
+        num_copies: kernels beside it that copy padded inputs or outputs.
     """
 
     quantization: str
+    source: str | None
     dtype: str
     hidden_size: int
     intermediate_size: int
@@ -49,13 +54,14 @@ class ExpertKernel(NamedTuple):
     num_experts: int
     hidden_multiple: int
     intermediate_multiple: int
+    num_copies: int
 
 
-# Of the models that were timed, those whose number of experts is nearest to the 128 of gpt-oss-120b. Marlin multiplies
-# 16-bit inputs by 4-bit weights, whose element type only changes how they are unpacked.
+# Of the models that Marlin's was timed for, the one whose number of experts is nearest to the 128 of gpt-oss-120b.
+# Marlin multiplies 16-bit inputs by 4-bit weights, whose element type only changes how they are unpacked.
 KERNELS = {
-    "marlin": ExpertKernel("mxfp4", "int4_wo", 7168, 2048, 8, 384, 256, 128),
-    "mxfp4_mxfp8": ExpertKernel("mxfp4", "w4a8_mxfp4_mxfp8", 4096, 2048, 6, 256, 256, 256),
+    "marlin": ExpertKernel("mxfp4", None, "int4_wo", 7168, 2048, 8, 384, 256, 128, 0),
+    "mxfp4_mxfp8": ExpertKernel("mxfp4", "sglang", "w4a8_mxfp4_mxfp8", 2880, 2880, 4, 128, 256, 256, 2),
 }
 
 
@@ -90,21 +96,34 @@ def _taken_over(database: Database, model: ModelShape, ranks: int, name: str) ->
     if kernel is None or kernel.quantization != model.quantization.name or not model.num_experts:
         known = ", ".join(f"{each} for {KERNELS[each].quantization}" for each in KERNELS)
         raise ProfileError(f"no expert kernel {name!r} for {model.name} in {model.quantization.name} (there: {known})")
-    rows = _rows(database, kernel.dtype, kernel[2:6])
+    shape = (kernel.hidden_size, kernel.intermediate_size, kernel.num_experts_per_token, kernel.num_experts)
+    rows = _rows(database, kernel.dtype, shape, source=kernel.source)
     of_ranks = rows[rows["moe_tp_size"] == ranks] if len(rows) else rows
     if of_ranks.empty:
         raise ProfileError(f"{database.system}/{database.version} has no experts in {kernel.dtype} on {ranks} GPUs")
     timed, num_dropped = measured_curve(of_ranks, "num_tokens")
     fixed_us = float(rows["time_us"].min())
-    hidden = _padded(model.hidden_size, kernel.hidden_multiple)
-    width = _padded(model.moe_intermediate_size // ranks, kernel.intermediate_multiple)
-    weights = model.num_experts * hidden * width
-    weights_timed = kernel.num_experts * kernel.hidden_size * kernel.intermediate_size // ranks
+    weights = model.num_experts * _weights(kernel, model.hidden_size, model.moe_intermediate_size // ranks)
+    weights_timed = kernel.num_experts * _weights(kernel, kernel.hidden_size, kernel.intermediate_size // ranks)
     times = fixed_us + np.maximum(timed.times_us - fixed_us, 0.0) * weights / weights_timed
     share = model.num_experts_per_token / model.num_experts
     share_timed = kernel.num_experts_per_token / kernel.num_experts
     stretched = MeasuredCurve(timed.sizes * share_timed / share, times)
     return MeasuredCurve(timed.sizes, stretched.at(timed.sizes)), num_dropped
+
+
+def copying_work(model: ModelShape, kernel: str) -> tuple[int, int]:
+    """Kernels of a layer that copy padded inputs or outputs of its experts, and bytes per token that they move."""
+    copies = KERNELS[kernel].num_copies if kernel in KERNELS else 0
+    if not copies:
+        return 0, 0
+    padded = _padded(model.hidden_size, KERNELS[kernel].hidden_multiple)
+    return copies, copies * (model.hidden_size + padded) * model.dtype_bytes
+
+
+def _weights(kernel: ExpertKernel, hidden: int, width: int) -> int:
+    """Weights of one product of an expert, padded."""
+    return _padded(hidden, kernel.hidden_multiple) * _padded(width, kernel.intermediate_multiple)
 
 
 def _rows(database: Database, dtype: str, shape: tuple[int, ...], **where: Any) -> pd.DataFrame:

@@ -9,9 +9,10 @@ Kernels compute tiles of 128 rows or more, and a product whose last tile is not 
 on H100 an FP8 product of 257 rows takes up to 1.4 times as long as one of 512. The tables have both sides of the edges.
 Times must not fall from full tiles to more full tiles, nor from sizes that leave a tile open to larger ones.
 
-FP8 times contain the quantisation of the input. Block-scaled FP8 products were timed outside of CUDA graphs, where
-60 to 350 us of launches hide the kernel. They are taken to be `_BLOCK_SCALED` times as long as those with a scale per
-channel, the median ratio of products that take over `_CLEAR` times the launch; see `block_scaled_ratio`.
+FP8 times contain the quantisation of the input, by a scale for each token that is computed. Checkpoints with static
+scales save what the database's table computescale_perf holds. Block-scaled FP8 products were timed outside of CUDA
+graphs, where 60 to 350 us of launches hide the kernel. They are taken to be `_BLOCK_SCALED` times as long as those with
+a scale per channel, the median ratio of products that take over `_CLEAR` times the launch; see `block_scaled_ratio`.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import numpy as np
 import pandas as pd
 
 from simulator.importers.aiconfigurator.database import Database
-from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.importers.aiconfigurator.measured_curve import Floats, MeasuredCurve, measured_curve
+from simulator.importers.aiconfigurator.rules import SUSTAINED
 from simulator.profile.profile import ProfileError
 
 _CLEAR = 4.0
@@ -31,12 +33,16 @@ _SMALL_ROWS = 64  # up to which products take small tiles, and as long as their 
 class Gemms:
     """The products of one database.
 
+    Args:
+        static_scales: FP8 checkpoints hold the scales of activations.
+
     Attributes:
         num_dropped: outliers among the points that were used.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, *, static_scales: bool = False) -> None:
         self._database = database
+        self._has_static_scales = static_scales
         self._rows: dict[str, pd.DataFrame] = {}
         self._curves: dict[tuple[str, int, int], MeasuredCurve] = {}
         self.num_dropped = 0
@@ -60,8 +66,10 @@ class Gemms:
             for near_k, weight_k in _weights(rows["k"].unique(), k)
         ]
         sizes = np.unique(np.concatenate([curve.sizes for _, curve in corners]))
-        times = sum(weight * curve.at(sizes) for weight, curve in corners)
-        return MeasuredCurve(sizes, np.asarray(times))
+        times = np.asarray(sum(weight * curve.at(sizes) for weight, curve in corners))
+        if dtype == "fp8" and self._has_static_scales:
+            times = np.maximum(times - self._scales_us(k, sizes), times / 2)
+        return MeasuredCurve(sizes, times).slowed(SUSTAINED)
 
     def row_us(self, dtype: str, n: int, k: int) -> float:
         """Time of one row in the largest measured products of n outputs and k inputs, where a launch weighs least."""
@@ -80,6 +88,16 @@ class Gemms:
         if both.empty:
             return 1.0
         return float((both["time_us"] / both["time_us_plain"]).median())
+
+    def _scales_us(self, k: int, sizes: Floats) -> Floats:
+        """Time of computing a scale for each of `sizes` tokens of `k` elements."""
+        rows = self._database.rows("quantize", "computescale_perf", quant_dtype="fp8")
+        if rows.empty:
+            raise ProfileError(f"{self._database.system}/{self._database.version} has no times of FP8 scales")
+        near = min(rows["k"].unique(), key=lambda size: abs(size - k))
+        curve, dropped = measured_curve(rows[rows["k"] == near], "m")
+        self.num_dropped += dropped
+        return curve.at(sizes) * (k / near)
 
     def _of(self, dtype: str) -> pd.DataFrame:
         if dtype not in self._rows:

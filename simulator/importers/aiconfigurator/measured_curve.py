@@ -25,6 +25,10 @@ class MeasuredCurve(NamedTuple):
         times: Floats = np.interp(asked, self.sizes, self.times_us)
         return times * np.maximum(1.0, asked / self.sizes[-1])
 
+    def slowed(self, factor: float) -> MeasuredCurve:
+        """`factor` times as long in what a size takes beyond the smallest one, which is time of arithmetic."""
+        return self._replace(times_us=self.times_us + (factor - 1) * np.maximum(self.times_us - self.times_us[0], 0.0))
+
     def thinned(self) -> MeasuredCurve:
         """Without the points that linear interpolation between the others reproduces to half a percent."""
         keep = np.zeros(len(self.sizes), bool)
