@@ -47,7 +47,8 @@ def head_dim_of(cache: Tensor) -> int:
 def quantize_integers(x: Tensor, dtype: torch.dtype) -> Tensor:
     """`x [..., head_dim]` as rows of a cache of `dtype`, [..., row width]."""
     x, largest = x.float(), LARGEST[dtype]
-    scales = (x.abs().amax(-1, keepdim=True) / largest).clamp_(SMALLEST_SCALE, LARGEST_SCALE).to(torch.float16)
+    scales = (x.abs().amax(-1, keepdim=True) / largest).clamp_(SMALLEST_SCALE, LARGEST_SCALE)
+    scales = scales.to(torch.float16, memory_format=torch.contiguous_format)  # `view` asks for a last stride of 1
     codes = (x / scales.float()).round_().clamp_(-largest, largest).to(torch.int8)
     if dtype == INT4_DTYPE:
         low, high = (codes + OFFSET).view(torch.uint8).chunk(2, -1)

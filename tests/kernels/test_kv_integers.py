@@ -80,6 +80,16 @@ def test_attention_over_a_cache_of_integers(shape: Shape, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("tokens", [0, 1, 3])
+@pytest.mark.parametrize("kv_heads", [1, 2])
+def test_rows_do_not_depend_on_strides(dtype: torch.dtype, tokens: int, kv_heads: int) -> None:
+    qkv = torch.randn(tokens, kv_heads + 3, 8)
+    for x in (qkv[:, 1 : 1 + kv_heads], qkv[:1, :kv_heads], qkv[:, :kv_heads, :4], qkv.transpose(0, 1)):
+        expected = quantize_integers(x.clone(memory_format=torch.contiguous_format), dtype)
+        assert torch.equal(quantize_integers(x, dtype), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_padding_is_not_stored(dtype: torch.dtype) -> None:
     k, v = torch.randn(2, 3, 2, 8)
     caches = torch.zeros(2, 4, 2, 2, row_width(8, dtype), dtype=dtype)
@@ -87,3 +97,7 @@ def test_padding_is_not_stored(dtype: torch.dtype) -> None:
     rows = caches[0].flatten(0, 1)
     assert torch.equal(rows[[5, 0]], quantize_integers(k[[0, 2]], dtype))
     assert int(rows.any(-1).any(-1).sum()) == 2
+    before = caches.clone()
+    caches_of_one_head = (cache.view(8, 1, 1, -1) for cache in caches)
+    store_kv_reference(k[:, :1], v[:, :1], *caches_of_one_head, torch.full((3,), -1))
+    assert torch.equal(caches, before)
