@@ -6,7 +6,7 @@ Triton's software pipeline keeps `num_stages` - 1 tiles of them in flight while 
 
 from __future__ import annotations
 
-from kernels.kv_integers import load_integers
+from kernels.kv_integers import load_codes, load_scales
 from kernels.runtime import Value, constexpr, tl, triton
 
 
@@ -68,12 +68,15 @@ def attend_tile(
     `visible[i]` keys only. converted: the cache's elements are not of q's dtype.
     """
     inside = positions < end
-    slots = blocks.to(tl.int64) * block_size + positions % block_size
+    places = positions % block_size
     if bits > 0:
-        rows = slots * kv_heads + kv_head
-        k, k_scales = load_integers(k_cache_ptr, rows, dim, inside, head_dim, bits)
-        v, v_scales = load_integers(v_cache_ptr, rows, dim, inside, head_dim, bits)
+        codes_at, scales_at = places * kv_heads + kv_head, kv_head * block_size + places
+        k = load_codes(k_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, bits)
+        v = load_codes(v_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, bits)
+        k_scales = load_scales(k_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
+        v_scales = load_scales(v_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
     else:
+        slots = blocks.to(tl.int64) * block_size + places
         k = load_tile(k_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
         v = load_tile(v_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
     if converted:
