@@ -65,22 +65,22 @@ def attend_tile(
     """Add the keys at `positions`, which lie in `blocks`, to the online softmax: its new (acc, total, maximum).
 
     Keys from position `end` on do not count; `whole` says that there are none. If `causal`, row i of q sees the first
-    `visible[i]` keys only. converted: the cache's elements are not of q's dtype.
+    `visible[i]` keys only. converted: the cache has floats of another dtype than q's.
     """
     inside = positions < end
     places = positions % block_size
     if bits > 0:
         codes_at, scales_at = places * kv_heads + kv_head, kv_head * block_size + places
-        k = load_codes(k_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, bits)
-        v = load_codes(v_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, bits)
+        k = load_codes(k_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits)
         k_scales = load_scales(k_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
         v_scales = load_scales(v_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
+        k = k.to(q.dtype)
     else:
         slots = blocks.to(tl.int64) * block_size + places
         k = load_tile(k_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
         v = load_tile(v_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
-    if converted:
-        k, v = k.to(q.dtype), v.to(q.dtype)
+        if converted:
+            k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
     if bits > 0:
         scores *= k_scales[None, :]
@@ -97,5 +97,8 @@ def attend_tile(
     total = total * shrink + tl.sum(weights, axis=1)
     if bits > 0:
         weights *= v_scales[None, :]
+        v = load_codes(
+            v_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits
+        ).to(q.dtype)
     acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
     return acc, total, new_maximum

@@ -111,19 +111,24 @@ def load_codes(
     head_dim: constexpr,
     block_size: constexpr,
     block_d: constexpr,
+    whole: constexpr,
     bits: constexpr,
 ) -> Value:
-    """Integers [n, block_d] of the rows `rows` of `blocks` where `inside`; `dim` from head_dim on is padding."""
+    """Integers [n, block_d] of the rows `rows` of `blocks` where `inside`, or of all rows if `whole`.
+
+    `dim` from head_dim on is padding.
+    """
     num_bytes: constexpr = head_dim * bits // 8
     starts = cache_ptr + blocks.to(tl.int64) * (block_size * kv_heads * (num_bytes + 2)) + rows * num_bytes
-    mask = inside[:, None]
-    if head_dim != block_d:
-        mask = mask & (dim < head_dim)[None, :]
-    if bits == 8:
-        codes = tl.load(starts[:, None] + dim[None, :], mask=mask, other=0)
+    places = starts[:, None] + (dim % num_bytes)[None, :]
+    if whole and head_dim == block_d:
+        codes = tl.load(places)
+    elif head_dim == block_d:
+        codes = tl.load(places, mask=inside[:, None], other=0)
     else:
-        packed = tl.load(starts[:, None] + (dim % num_bytes)[None, :], mask=mask, other=0).to(tl.int32)
-        codes = ((packed >> (dim // num_bytes * 4)[None, :]) & 15) - 8
+        codes = tl.load(places, mask=inside[:, None] & (dim < head_dim)[None, :], other=0)
+    if bits == 4:
+        codes = ((codes >> (dim // num_bytes * 4).to(tl.uint8)[None, :]) & 15).to(tl.int8) - 8
     return codes
 
 

@@ -116,14 +116,14 @@ def prefill_kernel(
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized or bits > 0, bits,
+            qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized, bits,
         )  # fmt: skip
         blocks = next_blocks
     for first in range(shared, end, block_n):
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized or bits > 0, bits,
+            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized, bits,
         )  # fmt: skip
         blocks = next_blocks
 

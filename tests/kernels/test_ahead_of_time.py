@@ -200,13 +200,16 @@ def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, h
     assert usage.shared <= 4096, usage  # of integers, whose scale is a maximum over the warps
 
 
-@pytest.mark.parametrize(("capability", "dtype", "shift"), diagonal(ALL_CAPABILITIES, [("bf16", 16), ("fp32", 0)]))
-def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int) -> None:
+THRESHOLD_SHAPES = [("bf16", 16, keep_threshold.BLOCK), ("fp32", 0, keep_threshold.WIDE_BLOCK)]
+
+
+@pytest.mark.parametrize(("capability", "dtype", "shift", "block"), diagonal(ALL_CAPABILITIES, THRESHOLD_SHAPES))
+def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int, block: int) -> None:
     types = {"logits_ptr": f"*{dtype}", "temperature_ptr": F32, "top_k_ptr": I32, "top_p_ptr": F32, "out_ptr": F32}
     constants = {
         "vocabulary": 151936,
         "shift": shift,
-        "block": keep_threshold.BLOCK,
+        "block": block,
         "unit": float(1 << keep_threshold.MASS_BITS),
     }
     constants |= {"use_k": True, "use_p": True}
