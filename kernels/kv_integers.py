@@ -128,7 +128,7 @@ def load_codes(
     else:
         codes = tl.load(places, mask=inside[:, None] & (dim < head_dim)[None, :], other=0)
     if bits == 4:
-        codes = ((codes >> (dim // num_bytes * 4).to(tl.uint8)[None, :]) & 15).to(tl.int8) - 8
+        codes = ((codes >> (dim // num_bytes % 2 * 4).to(tl.uint8)[None, :]) & 15).to(tl.int8) - 8
     return codes
 
 
