@@ -203,6 +203,15 @@ def check_beams(running: RunningSet) -> None:
             _check_group(running, request)
 
 
+def check_suspended(waiting: abc.Iterable[Sequence]) -> None:
+    """Prove that of the waiting beams of a request all or none but the first keep what they had in common; raises
+    AssertionError."""
+    for request in {sequence.request: None for sequence in waiting}:
+        if request.num_common_blocks is not None:
+            num_kept = [len(beam.block_table) for beam in request.sequences]
+            assert not any(num_kept[1:]) or min(num_kept) >= request.num_common_blocks, "beams keep no common prefix"
+
+
 def _check_group(running: RunningSet, request: Request) -> None:
     beams = request.sequences
     is_suspended = request.num_common_blocks is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from engine.core.beams import check_beams
+from engine.core.beams import check_beams, check_suspended
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.running_set import RunningSet
@@ -36,6 +36,7 @@ def check_places(
     for lane in lanes:
         check_states(lane)
         check_beams(lane)
+    check_suspended(waiting)
     running = [sequence for lane in lanes for sequence in lane.sequences]
     assert sum(lane.num_seats for lane in lanes) <= num_seats
     assert all((s.num_computed_tokens > 0) == bool(s.host_blocks or s.block_table) for s in waiting)

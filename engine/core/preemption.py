@@ -120,6 +120,8 @@ def give_up_blocks(
         return swap_out(blocks, victim, copies)
     victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
     name_content(blocks, victim, num_known)
+    if victim.has_content:  # a step with drafts may have filled blocks that no later plan has registered
+        blocks.register(victim, num_known)
     if keeps == "prefix":
         keep_prefix(blocks, victim, num_known)
         victim.num_partial_preemptions += bool(victim.block_table)

@@ -105,13 +105,15 @@ class RunningSet:
         del self.parked[sequence]
         self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
         land(self._blocks, sequence)
+        sequence.status = SequenceStatus.PREFILLING
         if sequence.request.num_common_blocks is not None:  # the beams of a request go on together
-            sequence.status = SequenceStatus.PREFILLING
             self.gathering[sequence] = None
-        elif sequence.is_prefilled:
+            return
+        if sequence.has_content:
+            self._blocks.register(sequence, sequence.num_computed_tokens)
+        if sequence.is_prefilled:
             self.decodes.join(sequence)
         else:
-            sequence.status = SequenceStatus.PREFILLING
             self.prefilling[sequence] = None
 
     def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:

@@ -177,11 +177,6 @@ class StepPlanner(GivingWay):
         """Give a cut prompt the blocks of its next `num_tokens` tokens; they must be free."""
         self._blocks.extend(sequence, sequence.num_computed_tokens + num_tokens)
 
-    def register_before_preemption(self, sequence: Sequence) -> None:
-        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
-        if self.running.lag and sequence in self.running.decodes.findable:
-            self._blocks.register(sequence, sequence.num_tokens - self.running.lag)
-
     def _register_in_order(self, ahead: int, chunks: abc.Mapping[Sequence, int]) -> None:
         """Register what decodes and `chunks` fill, in order of admission: of equal blocks the first one is found."""
         running = self.running

@@ -8,7 +8,7 @@ from harness.config.base import ConfigModel, CustomConfig, NonNegativeFloat, Pos
 from harness.config.schema import nearest
 from simulator.quantities import MAX_TOKENS as MAX_TOKENS
 
-DEFAULT_SAMPLED_REQUESTS = 2000
+DEFAULT_SAMPLED_REQUESTS = 4000
 MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public trace has
 
 TRACE_COLUMNS = (
@@ -186,7 +186,7 @@ class ShareGptTrace(EveryTrace):
         path: JSON file with texts, or CSV file of lengths; null draws lengths.
         turns: first exchanges only (first), or whole conversations (multi).
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
-        num_requests: number of requests to draw without a path; null draws 2000, auto as many as metrics.interval
+        num_requests: number of requests to draw without a path; null draws 4000, auto as many as metrics.interval
             needs.
         limit: requests to keep, from the start; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).

@@ -37,8 +37,8 @@ def mutate(folder: Path, mutant: Mutant) -> None:
     file.write_text(changed)
 
 
-def campaign(folder: Path, num_seeds: int) -> subprocess.CompletedProcess[str]:
+def campaign(folder: Path, num_seeds: int, arguments: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run the fuzz in a copied tree: it fails with the first workload that is not sound, and prints its seed first."""
-    command = [sys.executable, "-m", "tests.engine.fuzz", "--seeds", str(num_seeds)]
+    command = [sys.executable, "-m", "tests.engine.fuzz", "--seeds", str(num_seeds), *arguments]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=1200)

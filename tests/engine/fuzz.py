@@ -6,6 +6,7 @@ import argparse
 import random
 import signal
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -50,11 +51,13 @@ def try_mutants(num_seeds: int) -> None:
         with tempfile.TemporaryDirectory() as name:
             copy_tree(Path(name))
             mutate(Path(name), mutant)
-            result = campaign(Path(name), num_seeds)
+            start = time.monotonic()
+            result = campaign(Path(name), num_seeds, mutant.arguments)
         is_caught = result.returncode != 0 and result.stdout.startswith("seed ")
         num_caught += is_caught
         reason = result.stderr.strip().splitlines()[-1] if result.stderr.strip() else ""
-        print(f"{mutant.name:{width}}  {result.stdout.strip() if is_caught else 'SURVIVED':10}  {reason}", flush=True)
+        seed = result.stdout.strip() if is_caught else "SURVIVED"
+        print(f"{mutant.name:{width}}  {seed:10} {time.monotonic() - start:6.1f} s  {reason}", flush=True)
     print(f"caught {num_caught} of {len(MUTANTS)} ({num_caught / len(MUTANTS):.0%})")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from functools import cache
+from typing import Any
 
 from engine.core.beams import missing_blocks
 from engine.core.kv.lower_tiers import match_below
@@ -17,10 +19,16 @@ from tests.engine.fuzz_workloads import APART
 from tests.engine.workload import Workload
 
 
+@cache
+def defaults_of(policy: str) -> Mapping[str, Any]:
+    """The settings that a policy has if none are given."""
+    return asdict(POLICIES[policy].options_type())
+
+
 def queue_key(workload: Workload, scheduler: Scheduler, sequence: Sequence) -> tuple[float, int]:
     """Who is next, in the policy's own words; a policy of one's own is taken by its word."""
     options, request = workload.options, sequence.request
-    own = {**asdict(POLICIES[options.policy].options_type()), **options.options}
+    own = {**defaults_of(options.policy), **options.options}
     urgency: float = request.priority if options.queue == "priority" else 0
     if options.policy == "priority":
         ageing = own["ageing_s"]
@@ -116,6 +124,18 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
         assert plan.horizon == steps, "a step is planned in which there is nothing to decide"
 
 
+def check_findable(workload: Workload, scheduler: Scheduler) -> None:
+    """All full blocks that decodes have computed are known by their content, as far as that is known."""
+    if not workload.options.enable_prefix_caching or scheduler.plans_ahead or workload.num_drafts is not None:
+        return
+    for running in (planner.running for planner in scheduler._planners if not planner.running.flights):
+        for sequence in running.decodes.findable:
+            num_full = sequence.num_computed_tokens // workload.block_size
+            if sequence.token_ids is None:
+                num_full = min(num_full, len(sequence.block_hashes or ()))
+            assert sequence.num_registered_blocks == num_full, "what a decode has computed cannot be found"
+
+
 def check_seats(workload: Workload, scheduler: Scheduler) -> None:
     """The lanes share out all seats, as evenly as can be."""
     seats = [lane.limits.max_num_seqs for lane in scheduler._planners]
@@ -134,9 +154,9 @@ def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     others = scheduler.num_running - len(plan.admitted)
     firsts = [s for s in plan.admitted if s.request.num_common_blocks is None or s is s.request.sequences[0]]
     if workload.options.allocation == "prompt" and (others or len(firsts) > 1):
-        # Those that come back from the host are admitted without a prompt, so that decodes may grow after them.
-        grown = sum(len(growth.blocks) for growth in plan.growth) if plan.parked else 0
-        free = scheduler.blocks.num_free_blocks + grown
+        # Those that come back from the host are admitted without a prompt, so that decodes may take blocks after them.
+        taken = sum(len(growth.blocks) for growth in plan.growth) + sum(t.is_within_device for t in plan.transfers)
+        free = scheduler.blocks.num_free_blocks + (taken if plan.parked else 0)
         assert free >= reserve_of(workload), "an admission went below the watermark"
 
 

@@ -26,6 +26,8 @@ def check_workload(workload: Workload, seed: int = 0) -> Trail:
             assert grouped.num_steps == stepped.num_steps
         longest = max(stepped.counts["longest plan"], grouped.counts["longest plan"])
         stepped.counts["longest plan"] = longest
+        if grouped.counts["longest plan"] == 1:  # there is nothing to group
+            break
     assert len(stepped.requests) == len(workload.cases), "a request got lost"
     if workload.num_drafts is not None and not workload.options.async_scheduling:
         unforeseen = ShadowExecutor(replace(workload, unforeseen=True), max_steps=1).run()

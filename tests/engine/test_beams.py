@@ -11,7 +11,7 @@ from engine.core.beams import in_place, suspend
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, RequestRefusedError, SequenceStatus
-from tests.engine.builders import chunks, make, step
+from tests.engine.builders import chunks, make, run, step
 
 
 def beams(num_prompt_tokens: int, max_tokens: int = 12, width: int = 3, **settings: Any) -> tuple[Scheduler, Request]:
@@ -119,6 +119,20 @@ def test_abort_takes_out_beams_that_wait_to_come_back() -> None:
     scheduler.check_integrity()
     assert {sequence.status for sequence in request.sequences} == {SequenceStatus.ABORTED}
     assert not scheduler.num_waiting and scheduler.schedule(9) is None
+
+
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_beam_that_waits_for_the_others_and_gives_way_computes_its_last_block_again(caching: bool) -> None:
+    scheduler, request = beams(8, max_tokens=20, num_blocks=20, enable_prefix_caching=caching)
+    running = scheduler._planners[0].running
+    for now in range(1, 4):
+        step(scheduler, now)
+    suspend(running, scheduler.blocks, request, "nothing")
+    assert chunks(step(scheduler, 4))[0][2] == 12 - 8 * caching and {*running.gathering} == {request.sequences[0]}
+    suspend(running, scheduler.blocks, request, "prefix")
+    scheduler.check_integrity()
+    assert [sequence.num_computed_tokens for sequence in request.sequences] == [8, 8, 8]
+    assert len(list(run(scheduler))) < 25 and request.num_output_tokens == 60
 
 
 def test_readmitted_beams_compute_their_common_blocks_once() -> None:

@@ -8,7 +8,7 @@ from engine.core.kv.tier import DEVICE, HOST, Tier
 from engine.core.plan import StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request, SequenceStatus
-from tests.engine.builders import chunks, ids, make, run
+from tests.engine.builders import chunks, generate, ids, make, run, step
 
 
 def two_that_outgrow_the_pool(num_host_blocks: int) -> tuple[Scheduler, list[Request]]:
@@ -25,6 +25,7 @@ def run_until(scheduler: Scheduler, now: int, *, swaps: bool) -> tuple[StepPlan,
     while plan := scheduler.schedule(now):
         if plan.preempted if swaps else plan.parked:
             return plan, now
+        generate(plan)
         now += 1
         scheduler.commit(plan, now)
         scheduler.check_integrity()
@@ -57,6 +58,20 @@ def test_a_swapped_sequence_goes_out_comes_back_parked_and_computes_nothing_agai
     plan = scheduler.schedule(now + 5)
     assert plan is not None and list(plan.decodes) == [victim] and victim.num_computed_tokens == num_computed
     assert victim.num_recomputed_tokens == 0 and second.num_preemptions == 1 and first.finish_time is not None
+
+
+def test_what_comes_back_from_the_host_is_found_at_once() -> None:
+    scheduler = make(num_blocks=6, num_host_blocks=4, preemption="swap")
+    prompts = [[i] * 7 for i in range(2)]
+    for i, prompt in enumerate(prompts):
+        scheduler.add(Request(i, 7, 11, token_ids=prompt.copy()))
+    plan, now = run_until(scheduler, 0, swaps=False)
+    (parked,) = plan.parked
+    scheduler.commit(plan, now + 1)
+    scheduler.ready(parked)
+    scheduler.add(Request(2, 7, 1, token_ids=prompts[parked.request_id]))
+    plan = step(scheduler, now + 1)
+    assert parked.num_tokens % 4 and chunks(plan) == [(2, 4, 3)], "a block of its prompt, before it fills the next one"
 
 
 def test_without_room_on_the_host_the_kv_is_computed_again() -> None:

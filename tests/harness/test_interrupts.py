@@ -84,7 +84,7 @@ def test_noted_signals_call_once_and_held_ones_wait() -> None:
 def test_an_interrupt_of_a_start_is_one_line(tmp_path: Path) -> None:
     delays = (0.0, 0.2, 0.5, 1.0)
     processes = [
-        start(STARTED, "trace.num_requests=100000", "plots=false", f"hydra.run.dir={tmp_path / str(delay)}")
+        start(STARTED, "trace.num_requests=400000", "plots=false", f"hydra.run.dir={tmp_path / str(delay)}")
         for delay in delays
     ]
     for i, (delay, process) in enumerate(zip(delays, processes, strict=True)):

@@ -195,7 +195,7 @@ class BlockPool:
         assert all(count == 1 for count in free.values()), "a block is free twice"
         assert len(free) == self.num_free, "the free blocks are miscounted"
         assert not free.keys() & references.keys(), "a block is free and referenced"
-        assert free.keys() | references.keys() == set(range(self.num_blocks)), "a block is lost"
+        assert len(free) + len(references) == self.num_blocks, "a block is lost"
         assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
         assert self.num_extra_references == sum(self._shared.values()), "extra references are miscounted"
         assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"

@@ -19,14 +19,16 @@ def check_blocks(pool: Pool, index: PrefixIndex, block_size: int, sequences: lis
     references = Counter(block for sequence in sequences for block in sequence.block_table)
     hash_of = pool.check_integrity(references)
     assert all(len(set(s.block_table)) == len(s.block_table) for s in sequences), "a block twice in one table"
+    registered: set[tuple[int, int]] = set()
     for sequence in sequences:
         hashes = (sequence.block_hashes or [])[: sequence.num_registered_blocks]
-        for block, block_hash in zip(sequence.block_table, hashes, strict=False):
-            assert hash_of.setdefault(block, block_hash) == block_hash, "two holders disagree on a block's content"
+        registered.update(zip(sequence.block_table, hashes, strict=False))
         index.check_registered(hashes)
+    hash_of.update(registered)
+    assert registered <= hash_of.items(), "two holders disagree on a block's content"
     for sequence in sequences:
         private = sequence.block_table[sequence.num_registered_blocks :]
-        assert not hash_of.keys() & private, "a private block is findable"
+        assert hash_of.keys().isdisjoint(private), "a private block is findable"
     index.check_integrity(hash_of, block_size)
     if isinstance(pool, RankedPool):
         assert {*pool.parents()} <= {*hash_of.values()}, "a cached block outlives its prefix"

@@ -29,11 +29,11 @@ def name_content(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> N
 def keep_prefix(blocks: BlockManager, sequence: Sequence, num_tokens: int) -> None:
     """Release all but the full blocks among the first `num_tokens` tokens, whose content is known and computed.
 
-    The prefix cache finds what is kept, so that it knows where a match goes on when `sequence` is admitted again.
+    The prefix cache must know what is kept, so that a match goes on there when `sequence` is admitted again. The block
+    with its last token is not kept, of a beam that was computed to its end and waits for the others: a readmitted
+    sequence computes at least that token.
     """
-    if sequence.has_content:
-        blocks.register(sequence, num_tokens)
-    blocks.release_tail(sequence, num_tokens // blocks.block_size)
+    blocks.release_tail(sequence, min(num_tokens, sequence.num_tokens - 1) // blocks.block_size)
     sequence.set_computed(len(sequence.block_table) * blocks.block_size)
 
 

@@ -179,7 +179,7 @@ def test_whole_numbers_are_accepted_where_fractions_are() -> None:
 
 
 def test_the_sampler_gets_its_number_of_requests_and_a_file_none() -> None:
-    assert parse(composed()).trace.num_requests == 2000  # type: ignore[union-attr]
+    assert parse(composed()).trace.num_requests == 4000  # type: ignore[union-attr]
     assert parse(composed("trace.num_requests=7")).trace.num_requests == 7  # type: ignore[union-attr]
     assert parse(composed("trace.path=x")).trace.num_requests is None  # type: ignore[union-attr]
 

@@ -15,7 +15,16 @@ torch = pytest.importorskip("torch")
 from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
-from tests.harness.runs.twins import BLOCK_BYTES, OPTIONS, assert_equal, make_trace, run_real, run_twin  # noqa: E402
+from tests.harness.runs.twins import (  # noqa: E402
+    BLOCK_BYTES,
+    OPTIONS,
+    assert_equal,
+    make_intake,
+    make_trace,
+    run_paced,
+    run_real,
+    run_twin,
+)
 
 TOKENS: dict[int, list[int]] = {}  # of each request, generated in the first run
 # With "auto", a block takes as long, out and back, as 3 of its 4 tokens.
@@ -127,3 +136,13 @@ def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int
     drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
     assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
     assert measured.steps["num_accepted_tokens"].sum() > 50
+
+
+def test_a_preempted_sequence_finds_the_block_that_its_last_drafts_filled() -> None:
+    """No plan has registered that block yet; here all requests come at once, and one is preempted in that moment."""
+    torch.set_num_threads(1)
+    trace, options = make_trace(), OPTIONS["mixed"]
+    intake, real = make_intake(trace, options, 50, 1, speculation=NgramOptions(3, 1, 3))
+    run_paced(intake, real, np.zeros(24, np.int64), [2_000_000] * 400)
+    measured = assert_equal(real, run_twin(real, options, 50, 1, num_drafts=3), trace, "num_accepted_tokens")
+    assert measured.steps["num_preempted"].sum() > 0
