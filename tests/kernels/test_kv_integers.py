@@ -117,6 +117,6 @@ def test_padding_is_not_stored(dtype: torch.dtype) -> None:
         assert torch.equal(rows[[5, 0]], new)
         assert int(rows.any(-1).any(-1).sum()) == 2
     before = caches.clone()
-    caches_of_one_head = (cache.view(16, 1, 1, -1) for cache in caches)
-    store_kv_reference(k[:, :1], v[:, :1], *caches_of_one_head, torch.full((3,), -1))
+    k_cache, v_cache = (cache.view(16, 1, 1, -1) for cache in caches)
+    store_kv_reference(k[:, :1], v[:, :1], k_cache, v_cache, torch.full((3,), -1))
     assert torch.equal(caches, before)
