@@ -49,13 +49,13 @@ _ROWS = {80: 80, 86: 89, 87: 80, 89: 89, 90: 90, 100: 100, 120: 89}
 _DECODE_SMALL: dict[Elements, DecodeConfig] = {
     "half": DecodeConfig(32, 4, 3, 2),
     "float8": DecodeConfig(32, 4, 3, 4),
-    "integers": DecodeConfig(32, 4, 3, 3),
+    "integers": DecodeConfig(32, 4, 3, 2),
     "float32": DecodeConfig(16, 4, 3, 1),
 }
 _DECODE_LARGE: dict[Elements, DecodeConfig] = {
     "half": DecodeConfig(32, 4, 3, 6),
     "float8": DecodeConfig(32, 4, 4, 5),
-    "integers": DecodeConfig(32, 4, 3, 3),
+    "integers": DecodeConfig(32, 4, 3, 4),
     "float32": DecodeConfig(16, 4, 3, 2),
 }
 _DECODE: dict[int, dict[Elements, DecodeConfig]] = {
@@ -114,8 +114,9 @@ def prefill_config(
     """As `decode_config`; rows: tokens of the longest chunk times the query heads of a KV head."""
     elements = elements_of(element_size, cache_dtype)
     chosen = _override.prefill or _prefill_config(capability, head_dim, elements)
-    # Small tiles of float32 and float8 may spill registers, as may 64 rows of integers in 4 warps.
-    largest = {"half": chosen.block_m // 2, "integers": min(chosen.block_m // 2, 32)}.get(elements, 0)
+    largest = chosen.block_m // 2 if elements == "half" else 0  # small tiles of other elements may spill registers
+    if elements == "integers" and chosen.block_m == 128:
+        largest = 32
     if rows > largest:
         return chosen
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)

@@ -74,7 +74,8 @@ def attend_tile(
         k = load_codes(k_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits)
         k_scales = load_scales(k_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
         v_scales = load_scales(v_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
-        k = k.to(q.dtype)
+        v = load_codes(v_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits)
+        k, v = k.to(q.dtype), v.to(q.dtype)
     else:
         slots = blocks.to(tl.int64) * block_size + places
         k = load_tile(k_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
@@ -97,8 +98,5 @@ def attend_tile(
     total = total * shrink + tl.sum(weights, axis=1)
     if bits > 0:
         weights *= v_scales[None, :]
-        v = load_codes(
-            v_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits
-        ).to(q.dtype)
     acc = tl.dot(weights.to(v.dtype), v, acc=acc * shrink[:, None], input_precision="tf32x3")
     return acc, total, new_maximum
