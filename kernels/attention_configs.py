@@ -166,7 +166,7 @@ def _decode_config(capability: int, head_dim: int, elements: Elements) -> Decode
 def _prefill_config(capability: int, head_dim: int, elements: Elements) -> PrefillConfig:
     chosen = _PREFILL[_row(capability)][elements]
     if head_dim > 128 and elements == "integers":
-        return PrefillConfig(32, 16, 8, chosen.num_stages, 1)
+        return PrefillConfig(32, 16, 8, chosen.num_stages, 2)
     if head_dim > 128:
         warps = 8 if elements == "float32" else 4
         # A tile of the products of sm_100 takes half of the tensor memory, or all of it if the heads are wide.
