@@ -40,7 +40,7 @@ def test_in_interpreter(modules: list[str], loops: bool, marked: str) -> None:
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     # Without this variable the inner pytest does not take itself for a worker of pytest-xdist.
     environment.pop("PYTEST_XDIST_WORKER", None)
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
     report = run.stdout[-4000:] + run.stderr[-2000:]
     assert run.returncode == 0, report
     assert " passed" in report and "skipped" not in report, report
