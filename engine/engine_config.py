@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections import abc
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
 from engine.core.kv.contiguous import FORESEEING, Contiguous
@@ -74,6 +74,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
             channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are quantised as they are
             loaded, each rank by the scales of its own part.
         block_size: tokens of a KV block; None takes `default_block_size`.
+        chooses_block_size: whether `block_size` was None, so that another attention backend may take another size.
         num_blocks: size of the KV pool; None fills the free memory.
         host_kv_gib: host memory for KV blocks that leave the device, in GiB, of all ranks together; 0 for none.
         offload: blocks that leave the device's prefix cache go to host memory, and hits come back from there.
@@ -109,6 +110,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     speculation: NgramOptions | None = None
     load_format: Literal["auto", "random"] = "auto"
     seed: int = 0
+    chooses_block_size: bool = field(init=False, repr=False, compare=False)
 
     @property
     def tokens_per_decode(self) -> int:
@@ -116,6 +118,7 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         return 1 if self.speculation is None else 1 + self.speculation.num_speculative_tokens
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "chooses_block_size", self.block_size is None)
         if self.block_size is None:
             object.__setattr__(self, "block_size", default_block_size(self.attention_backend))
         SchedulerOptions.__post_init__(self)
@@ -205,9 +208,9 @@ def override(config: EngineConfig, settings: abc.Mapping[str, Any]) -> EngineCon
     if changes.get("dtype") is not None:
         name = str(changes["dtype"]).removeprefix("torch.")
         changes["dtype"] = _DTYPE_NAMES.get(name, name)
-    if config.block_size == default_block_size(config.attention_backend):
+    if config.chooses_block_size:
         changes.setdefault("block_size", None)  # again that of the backend, which may change
-    names = [field.name for field in fields(EngineConfig)]
+    names = [each.name for each in fields(EngineConfig) if each.init]
     for name in changes:
         if name not in names:
             close = difflib.get_close_matches(name, names, n=1)

@@ -49,13 +49,13 @@ _ROWS = {80: 80, 86: 89, 87: 80, 89: 89, 90: 90, 100: 100, 120: 89}
 _DECODE_SMALL: dict[Elements, DecodeConfig] = {
     "half": DecodeConfig(32, 4, 3, 2),
     "float8": DecodeConfig(32, 4, 3, 4),
-    "integers": DecodeConfig(32, 4, 3, 3),
+    "integers": DecodeConfig(32, 4, 3, 2),
     "float32": DecodeConfig(16, 4, 3, 1),
 }
 _DECODE_LARGE: dict[Elements, DecodeConfig] = {
     "half": DecodeConfig(32, 4, 3, 6),
     "float8": DecodeConfig(32, 4, 4, 5),
-    "integers": DecodeConfig(32, 4, 3, 3),
+    "integers": DecodeConfig(32, 4, 3, 4),
     "float32": DecodeConfig(16, 4, 3, 2),
 }
 _DECODE: dict[int, dict[Elements, DecodeConfig]] = {
@@ -67,14 +67,19 @@ _DECODE: dict[int, dict[Elements, DecodeConfig]] = {
 _PREFILL_SMALL: dict[Elements, PrefillConfig] = {
     "half": PrefillConfig(64, 16, 4, 3, 2),
     "float8": PrefillConfig(64, 32, 4, 3, 2),
-    "integers": PrefillConfig(64, 32, 4, 3, 2),
+    "integers": PrefillConfig(128, 32, 8, 3, 1),  # 64 rows in 4 warps spill registers
     "float32": PrefillConfig(32, 16, 8, 3, 1),
+}
+_PREFILL_LARGE: dict[Elements, PrefillConfig] = {
+    **_PREFILL_SMALL,
+    "half": PrefillConfig(128, 32, 8, 3, 2),
+    "integers": PrefillConfig(64, 32, 4, 3, 2),
 }
 _PREFILL: dict[int, dict[Elements, PrefillConfig]] = {
     80: {**_PREFILL_SMALL, "half": PrefillConfig(64, 32, 4, 3, 2)},
     89: _PREFILL_SMALL,
-    90: {**_PREFILL_SMALL, "half": PrefillConfig(128, 32, 8, 3, 2)},
-    100: {**_PREFILL_SMALL, "half": PrefillConfig(128, 32, 4, 3, 2)},
+    90: _PREFILL_LARGE,
+    100: {**_PREFILL_LARGE, "half": PrefillConfig(128, 32, 4, 3, 2)},
 }
 
 
@@ -109,7 +114,10 @@ def prefill_config(
     """As `decode_config`; rows: tokens of the longest chunk times the query heads of a KV head."""
     elements = elements_of(element_size, cache_dtype)
     chosen = _override.prefill or _prefill_config(capability, head_dim, elements)
-    if rows > chosen.block_m // 2 or elements != "half":  # small tiles of other elements may spill registers
+    largest = chosen.block_m // 2 if elements == "half" else 0  # small tiles of other elements may spill registers
+    if elements == "integers" and chosen.block_m == 128:
+        largest = 32
+    if rows > largest:
         return chosen
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)
 
@@ -157,6 +165,8 @@ def _decode_config(capability: int, head_dim: int, elements: Elements) -> Decode
 @lru_cache(maxsize=64)
 def _prefill_config(capability: int, head_dim: int, elements: Elements) -> PrefillConfig:
     chosen = _PREFILL[_row(capability)][elements]
+    if head_dim > 128 and elements == "integers":
+        return PrefillConfig(32, 16, 8, chosen.num_stages, 2)
     if head_dim > 128:
         warps = 8 if elements == "float32" else 4
         # A tile of the products of sm_100 takes half of the tensor memory, or all of it if the heads are wide.

@@ -6,7 +6,7 @@ Triton's software pipeline keeps `num_stages` - 1 tiles of them in flight while 
 
 from __future__ import annotations
 
-from kernels.kv_integers import load_integers
+from kernels.kv_integers import load_codes, load_scales
 from kernels.runtime import Value, constexpr, tl, triton
 
 
@@ -65,19 +65,23 @@ def attend_tile(
     """Add the keys at `positions`, which lie in `blocks`, to the online softmax: its new (acc, total, maximum).
 
     Keys from position `end` on do not count; `whole` says that there are none. If `causal`, row i of q sees the first
-    `visible[i]` keys only. converted: the cache's elements are not of q's dtype.
+    `visible[i]` keys only. converted: the cache has floats of another dtype than q's.
     """
     inside = positions < end
-    slots = blocks.to(tl.int64) * block_size + positions % block_size
+    places = positions % block_size
     if bits > 0:
-        rows = slots * kv_heads + kv_head
-        k, k_scales = load_integers(k_cache_ptr, rows, dim, inside, head_dim, bits)
-        v, v_scales = load_integers(v_cache_ptr, rows, dim, inside, head_dim, bits)
+        codes_at, scales_at = places * kv_heads + kv_head, kv_head * block_size + places
+        k = load_codes(k_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits)
+        k_scales = load_scales(k_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
+        v_scales = load_scales(v_cache_ptr, blocks, scales_at, inside, kv_heads, head_dim, block_size, bits)
+        v = load_codes(v_cache_ptr, blocks, codes_at, inside, dim, kv_heads, head_dim, block_size, block_d, whole, bits)
+        k, v = k.to(q.dtype), v.to(q.dtype)
     else:
+        slots = blocks.to(tl.int64) * block_size + places
         k = load_tile(k_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
         v = load_tile(v_cache_ptr, slots, inside, kv_head, dim, kv_heads, head_dim, block_d, whole)
-    if converted:
-        k, v = k.to(q.dtype), v.to(q.dtype)
+        if converted:
+            k, v = k.to(q.dtype), v.to(q.dtype)
     scores = tl.dot(q, tl.trans(k), input_precision="tf32x3") * qk_scale
     if bits > 0:
         scores *= k_scales[None, :]

@@ -84,7 +84,7 @@ def decode_kernel(
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, end, kv_head, dim, qk_scale,
-            kv_heads, head_dim, block_size, block_d, False, False, interpreted or quantized or bits > 0, bits,
+            kv_heads, head_dim, block_size, block_d, False, False, interpreted or quantized, bits,
         )  # fmt: skip
         blocks = next_blocks
 

@@ -18,7 +18,8 @@ from torch import Tensor
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 
-BLOCK = 1024
+# Tokens looked at at once: the keys of float32 take more registers than those of bfloat16.
+BLOCK, WIDE_BLOCK = 1024, 512
 MASS_BITS = 42  # 2^42 times a vocabulary of 2^20 tokens fits into 63 bits
 
 
@@ -142,6 +143,7 @@ def keep_threshold_triton(
     out = torch.empty(rows, dtype=torch.float32, device=logits.device)
     if rows == 0:
         return out
+    shift, block = (16, BLOCK) if logits.dtype == torch.bfloat16 else (0, WIDE_BLOCK)
     launch_keep_threshold(
         (rows,),
         logits,
@@ -151,8 +153,8 @@ def keep_threshold_triton(
         out,
         logits.stride(0),
         vocabulary=vocabulary,
-        shift=16 if logits.dtype == torch.bfloat16 else 0,
-        block=min(next_power_of_2(vocabulary), BLOCK),
+        shift=shift,
+        block=min(next_power_of_2(vocabulary), block),
         unit=float(1 << MASS_BITS),
         use_k=top_k is not None,
         use_p=top_p is not None,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.kv_integers import LARGEST, dequantize_integers, quantize_integers, store_integers_triton
+from kernels.kv_integers import LARGEST, dequantize_blocks, store_integers_reference, store_integers_triton
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
@@ -50,7 +50,7 @@ def store_kv_reference(
     for i, (new, cache) in enumerate(((k, k_cache), (v, v_cache))):
         rows = cache.view(-1, cache.shape[2], cache.shape[3])
         if cache.dtype in LARGEST:
-            rows.index_copy_(0, slot_mapping, quantize_integers(new, cache.dtype))
+            store_integers_reference(new, cache, slot_mapping)
         elif kv_scales is None:
             rows.index_copy_(0, slot_mapping, new.to(cache.dtype))
         else:  # as bytes: torch has no index_copy_ for float8 on the CPU
@@ -67,11 +67,14 @@ def dequantize(x: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     return (x.float() * scales.unsqueeze(-1)).to(dtype)
 
 
-def read_rows(rows: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Rows of a cache, [..., kv_heads, row width], as keys or values in `dtype`; the same tensor if they are those."""
-    if rows.dtype in LARGEST:
-        return dequantize_integers(rows, dtype)
-    return rows if scales is None else dequantize(rows, scales, dtype)
+def read_blocks(blocks: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Blocks of a cache, [n, block_size, kv_heads, row width], as keys or values [n, block_size, kv_heads, head_dim].
+
+    Parts of blocks may stand for blocks, but for integers. The same tensor if it holds keys or values of `dtype`.
+    """
+    if blocks.dtype in LARGEST:
+        return dequantize_blocks(blocks, dtype)
+    return blocks if scales is None else dequantize(blocks, scales, dtype)
 
 
 @triton.jit

@@ -21,7 +21,7 @@ from kernels.attention_configs import device_limits, prefill_config
 from kernels.attention_splits import MIN_SPLIT_TOKENS, empty_partials, join_splits, prefill_splits, split_range
 from kernels.attention_tile import attend_tile, find_blocks
 from kernels.kv_integers import BITS
-from kernels.kv_store import read_rows
+from kernels.kv_store import read_blocks
 from kernels.launch import Launcher
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
 
@@ -116,14 +116,14 @@ def prefill_kernel(
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized or bits > 0, bits,
+            qk_scale, kv_heads, head_dim, block_size, block_d, False, True, interpreted or quantized, bits,
         )  # fmt: skip
         blocks = next_blocks
     for first in range(shared, end, block_n):
         next_blocks = find_blocks(table_ptr, first + block_n + lanes, end, block_size)
         acc, total, maximum = attend_tile(
             q, acc, total, maximum, k_cache_ptr, v_cache_ptr, blocks, first + lanes, end, visible, kv_head, dim,
-            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized or bits > 0, bits,
+            qk_scale, kv_heads, head_dim, block_size, block_d, True, False, interpreted or quantized, bits,
         )  # fmt: skip
         blocks = next_blocks
 
@@ -237,7 +237,7 @@ def prefill_attention_reference(
     kv_scales: Tensor | None = None,
 ) -> None:
     """PyTorch version of `prefill_attention`, one sequence after the other."""
-    block_size, kv_heads, row_width = k_cache.shape[1:]
+    block_size, kv_heads = k_cache.shape[1:3]
     group_size, head_dim = q.shape[1] // kv_heads, q.shape[2]
     scales_of_both = (None, None) if kv_scales is None else kv_scales
     bounds = cu_seqlens_q.tolist()
@@ -248,7 +248,7 @@ def prefill_attention_reference(
             continue
         blocks = block_tables[row, : ceil_div(context, block_size)].long()
         keys, values = (
-            read_rows(cache.index_select(0, blocks).view(-1, kv_heads, row_width)[:context], scales, q.dtype)
+            read_blocks(cache.index_select(0, blocks), scales, q.dtype).view(-1, kv_heads, head_dim)[:context]
             for cache, scales in zip((k_cache, v_cache), scales_of_both, strict=True)
         )
         # `expand` repeats each KV head for its query heads without copying it.

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.kv_integers import BITS, LARGEST, LARGEST_SCALE, SMALLEST_SCALE, round_to_integers
+from kernels.kv_integers import BITS, LARGEST, LARGEST_SCALE, SMALLEST_SCALE, find_row, round_to_integers
 from kernels.kv_store import FP8_MAX, store_kv_reference
 from kernels.launch import Launcher
 from kernels.norm import rms_norm_reference
@@ -86,10 +86,13 @@ def store_head(
     low: Value,
     high: Value,
     cache_ptr: Value,
-    row: Value,
+    slot: Value,
+    kv_head: Value,
     scale_ptr: Value,
+    kv_heads: constexpr,
     half: constexpr,
     block_d: constexpr,
+    block_size: constexpr,
     quantized: constexpr,
     fp8_max: constexpr,
     bits: constexpr,
@@ -103,7 +106,7 @@ def store_head(
     element_ty = cache_ptr.dtype.element_ty
     if bits > 0:
         num_bytes: constexpr = half * bits // 4
-        row_ptr = cache_ptr + row * (num_bytes + 2)
+        row_ptr, row_scale_ptr = find_row(cache_ptr, slot, kv_head, kv_heads, num_bytes, block_size)
         top = tl.maximum(tl.max(tl.max(tl.abs(low), axis=1), axis=0), tl.max(tl.max(tl.abs(high), axis=1), axis=0))
         rounded = tl.minimum(tl.maximum(top / largest, smallest_scale), largest_scale).to(tl.float16)
         scale = rounded.to(tl.float32)
@@ -114,13 +117,13 @@ def store_head(
         else:
             tl.store(row_ptr + dim, low_codes.to(element_ty), mask=mask)
             tl.store(row_ptr + half + dim, high_codes.to(element_ty), mask=mask)
-        tl.store((row_ptr + num_bytes).to(tl.pointer_type(tl.float16)), rounded)
+        tl.store(row_scale_ptr, rounded)
     else:
         if quantized:
             scale = tl.load(scale_ptr)
             low = tl.minimum(tl.maximum(low / scale, -fp8_max), fp8_max)
             high = tl.minimum(tl.maximum(high / scale, -fp8_max), fp8_max)
-        row_ptr = cache_ptr + row * (2 * half) + dim
+        row_ptr = cache_ptr + (slot * kv_heads + kv_head) * (2 * half) + dim
         tl.store(row_ptr, low.to(element_ty), mask=mask)
         tl.store(row_ptr + half, high.to(element_ty), mask=mask)
 
@@ -144,6 +147,7 @@ def rotary_store_kernel(
     half: constexpr,
     block_g: constexpr,
     block_d: constexpr,
+    block_size: constexpr,
     normed: constexpr,
     quantized: constexpr,
     fp8_max: constexpr,
@@ -172,19 +176,18 @@ def rotary_store_kernel(
     tl.store(out_ptr + half, q_high.to(q_out_ptr.dtype.element_ty), mask=mask)
     slot = tl.load(slots_ptr + token)
     if slot >= 0:
-        row = slot * kv_heads + kv_head
         k_ptr = token_ptr + (heads + kv_head) * head_dim
         k_low, k_high = rotated_heads(k_ptr, k_weight_ptr, cos, sin, eps, 1, half, 1, block_d, normed)
         store_head(
-            k_low, k_high, k_cache_ptr, row, kv_scales_ptr + kv_head, half, block_d, quantized, fp8_max, bits, largest,
-            smallest_scale, largest_scale,
+            k_low, k_high, k_cache_ptr, slot, kv_head, kv_scales_ptr + kv_head, kv_heads, half, block_d, block_size,
+            quantized, fp8_max, bits, largest, smallest_scale, largest_scale,
         )  # fmt: skip
         v_ptr = k_ptr + kv_heads * head_dim + dim
         v_low = tl.load(v_ptr, mask=dim < half, other=0.0).to(tl.float32)
         v_high = tl.load(v_ptr + half, mask=dim < half, other=0.0).to(tl.float32)
         store_head(
-            v_low, v_high, v_cache_ptr, row, kv_scales_ptr + kv_heads + kv_head, half, block_d, quantized, fp8_max,
-            bits, largest, smallest_scale, largest_scale,
+            v_low, v_high, v_cache_ptr, slot, kv_head, kv_scales_ptr + kv_heads + kv_head, kv_heads, half, block_d,
+            block_size, quantized, fp8_max, bits, largest, smallest_scale, largest_scale,
         )  # fmt: skip
 
 
@@ -241,6 +244,7 @@ def rotary_store(
         half=half,
         block_g=block_g,
         block_d=block_d,
+        block_size=k_cache.shape[1],
         normed=norms is not None,
         quantized=kv_scales is not None,
         fp8_max=FP8_MAX,

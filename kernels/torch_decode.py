@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.kv_store import read_rows
+from kernels.kv_integers import LARGEST
+from kernels.kv_store import read_blocks
 from kernels.runtime import ceil_div
 
 MAX_TILE_BYTES = 3 << 20
@@ -36,8 +37,8 @@ class Scratch:
 class DecodeGroup:
     """Sequences with contexts of similar length: their keys and values are gathered into one tensor for one call.
 
-    The unit of gathering is a piece: a block or an equal part of one. Every context is padded to the longest of the
-    group.
+    The unit of gathering is a piece: a block or, but for integers, an equal part of one. Every context is padded to the
+    longest of the group.
     """
 
     rows: Tensor
@@ -74,7 +75,8 @@ def plan_decode(
     contexts at most.
     """
     block_size = k_cache.shape[1]
-    piece_tokens = max(n for n in range(1, min(block_size, MAX_PIECE_TOKENS) + 1) if block_size % n == 0)
+    longest = block_size if k_cache.dtype in LARGEST else min(block_size, MAX_PIECE_TOKENS)
+    piece_tokens = max(n for n in range(1, longest + 1) if block_size % n == 0)
     row_bytes = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     ordered, order = context_lens.sort(descending=True)
     lens = ordered.tolist()
@@ -168,6 +170,6 @@ def _gather(
     pieces = cache.view(-1, piece_tokens * kv_heads * row_width)
     buffer = scratch.get(name, group.pieces.shape[0] * pieces.shape[1], cache)
     torch.index_select(pieces, 0, group.pieces, out=buffer.view(-1, pieces.shape[1]))
-    rows = read_rows(buffer.view(-1, kv_heads, row_width), scales, dtype)
-    rows.index_fill_(0, group.stale, 0.0)
-    return rows.view(-1, group.length, kv_heads, rows.shape[2]).transpose(1, 2)
+    gathered = read_blocks(buffer.view(-1, piece_tokens, kv_heads, row_width), scales, dtype)
+    gathered.view(-1, *gathered.shape[2:]).index_fill_(0, group.stale, 0.0)
+    return gathered.view(-1, group.length, kv_heads, gathered.shape[3]).transpose(1, 2)

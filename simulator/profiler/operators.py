@@ -15,7 +15,7 @@ from engine.models.blocks import CausalLM, GatedMLP
 from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
 from kernels.attention import AttentionMetadata
-from kernels.kv_integers import LARGEST, head_dim_of, quantize_integers
+from kernels.kv_integers import LARGEST, head_dim_of, quantize_blocks
 from kernels.kv_store import store_kv
 from kernels.moe import fused_moe
 from kernels.sampler import sample
@@ -246,7 +246,7 @@ def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:
     shape = (min(_PATTERN_BLOCKS, num_blocks), *kv_cache.shape[3:-1], head_dim_of(kv_cache))
     pattern = torch.randn(shape, generator=generator).to(kv_cache.device)
     dtype = kv_cache.dtype
-    pattern = quantize_integers(pattern, dtype) if dtype in LARGEST else pattern.to(dtype)
+    pattern = quantize_blocks(pattern, dtype) if dtype in LARGEST else pattern.to(dtype)
     for blocks in torch.arange(num_blocks).split(pattern.shape[0]):
         first, count = int(blocks[0]), len(blocks)
         kv_cache[:, :, first : first + count] = pattern[:count]

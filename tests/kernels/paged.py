@@ -8,7 +8,13 @@ import torch
 from torch import Tensor
 
 from kernels.attention import AttentionMetadata
-from kernels.kv_integers import dequantize_integers, quantize_integers
+from kernels.kv_integers import (
+    block_parts,
+    dequantize_blocks,
+    dequantize_integers,
+    quantize_blocks,
+    quantize_integers,
+)
 from kernels.kv_store import dequantize, quantize
 
 
@@ -135,13 +141,14 @@ def in_integers(case: Case, dtype: torch.dtype) -> tuple[Case, Tensor]:
 
     Unwritten slots hold a scale that is not a number.
     """
-    tensors = (case.k_cache, case.v_cache, case.k, case.v)
-    rows = [quantize_integers(x.nan_to_num(0.0), dtype) for x in tensors]
-    k_cache, v_cache, k, v = (dequantize_integers(x, torch.float32) for x in rows)
+    k, v = (dequantize_integers(*quantize_integers(x, dtype), torch.float32) for x in (case.k, case.v))
+    caches = [quantize_blocks(x.nan_to_num(0.0), dtype) for x in (case.k_cache, case.v_cache)]
+    k_cache, v_cache = (dequantize_blocks(x, torch.float32) for x in caches)
     expected = naive_attention(replace(case, k=k, v=v, k_cache=k_cache, v_cache=v_cache))
-    for cache in rows[:2]:
-        cache.view(torch.uint8)[case.k_cache[..., 0].isnan()] = 0x7F
-    return replace(case, k_cache=rows[0], v_cache=rows[1]), expected
+    for cache in caches:
+        for part in block_parts(cache):
+            part.view(torch.uint8)[case.k_cache[..., 0].isnan()] = 0x7F
+    return replace(case, k_cache=caches[0], v_cache=caches[1]), expected
 
 
 def tolerance(dtype: torch.dtype) -> float:

@@ -60,7 +60,13 @@ SMALL_KERNELS: dict[str, tuple[Any, dict[str, str], dict[str, Any]]] = {
             dict.fromkeys(("k_ptr", "v_ptr"), BF16)
             | dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}")
             | {"slots_ptr": I64, "k_stride": "i32", "v_stride": "i32"},
-            {"head_dim": 128, "bits": bits, "block": 16 * bits, "largest": 127.0 if bits == 8 else 7.0}
+            {
+                "head_dim": 128,
+                "block_size": 16,
+                "bits": bits,
+                "block": 16 * bits,
+                "largest": 127.0 if bits == 8 else 7.0,
+            }
             | {"smallest_scale": kv_integers.SMALLEST_SCALE, "largest_scale": kv_integers.LARGEST_SCALE},
         )
         for cache, bits in BITS.items()
@@ -180,7 +186,7 @@ def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, h
     types |= dict.fromkeys(("k_cache_ptr", "v_cache_ptr"), f"*{cache}") | {"cos_sin_ptr": F32, "kv_scales_ptr": F32}
     types |= {"positions_ptr": I64, "slots_ptr": I64, "qkv_stride": "i32", "eps": "fp32"}
     constants: dict[str, Any] = {"kv_heads": 8, "group_size": group, "half": head_dim // 2, "normed": normed}
-    constants |= {"block_g": group, "block_d": head_dim // 2, "bits": BITS.get(cache, 0)}
+    constants |= {"block_g": group, "block_d": head_dim // 2, "block_size": 16, "bits": BITS.get(cache, 0)}
     constants |= {
         "quantized": cache == "fp8e4nv",
         "fp8_max": kv_store.FP8_MAX,
@@ -194,13 +200,16 @@ def test_rotary_store(tmp_path: Path, capability: int, cache: str, group: int, h
     assert usage.shared <= 4096, usage  # of integers, whose scale is a maximum over the warps
 
 
-@pytest.mark.parametrize(("capability", "dtype", "shift"), diagonal(ALL_CAPABILITIES, [("bf16", 16), ("fp32", 0)]))
-def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int) -> None:
+THRESHOLD_SHAPES = [("bf16", 16, keep_threshold.BLOCK), ("fp32", 0, keep_threshold.WIDE_BLOCK)]
+
+
+@pytest.mark.parametrize(("capability", "dtype", "shift", "block"), diagonal(ALL_CAPABILITIES, THRESHOLD_SHAPES))
+def test_keep_threshold(tmp_path: Path, capability: int, dtype: str, shift: int, block: int) -> None:
     types = {"logits_ptr": f"*{dtype}", "temperature_ptr": F32, "top_k_ptr": I32, "top_p_ptr": F32, "out_ptr": F32}
     constants = {
         "vocabulary": 151936,
         "shift": shift,
-        "block": keep_threshold.BLOCK,
+        "block": block,
         "unit": float(1 << keep_threshold.MASS_BITS),
     }
     constants |= {"use_k": True, "use_p": True}

@@ -44,7 +44,7 @@ SHAPES = [
     for head_dim, group, cache in [
         (128, 2, HALF), (64, 1, HALF), (80, 5, HALF), (96, 7, HALF), (128, 16, HALF), (256, 4, HALF),
         (64, 4, FP8_DTYPE), (128, 2, FP8_DTYPE), (256, 8, FP8_DTYPE), (128, 4, torch.int8), (128, 4, torch.uint8),
-        (128, 2, F32), (256, 1, F32),
+        (256, 8, torch.int8), (128, 2, F32), (256, 1, F32),
     ]
     if capability >= 89 or cache != FP8_DTYPE
 ]  # fmt: skip
@@ -59,7 +59,7 @@ def test_decode(capability: int, head_dim: int, group: int, cache: torch.dtype) 
     assert usage.spilled_bytes == 0 and join.spilled_bytes == 0, (usage, join)
     assert usage.shared_bytes <= (LIMITS[capability][2] - 1) * 1024, usage
     assert usage.programs_per_sm >= decode_config(capability, head_dim, dtype.itemsize, cache).programs_per_sm, usage
-    assert cache in (torch.int8, torch.uint8) or min(usage.waits, default=0) >= 2, usage
+    assert min(usage.waits, default=0) >= 2, usage
 
 
 @pytest.mark.parametrize("tokens", [8192, pytest.param(3, marks=pytest.mark.slow)])
@@ -77,7 +77,7 @@ def test_prefill(capability: int, head_dim: int, group: int, cache: torch.dtype,
     assert usage.shared_bytes <= (LIMITS[capability][2] - 1) * 1024, usage
     assert usage.programs_per_sm >= config.programs_per_sm, usage
     assert capability not in (90, 100) or cache == F32 or head_dim == 256 or usage.programs_per_sm >= 2, usage
-    assert cache in (torch.int8, torch.uint8) or min(usage.waits, default=2) >= 2, usage
+    assert min(usage.waits, default=2) >= 2, usage
 
 
 def test_the_table_of_results_has_no_spills() -> None:

@@ -140,5 +140,12 @@ def test_blocks_are_pages_of_flash_attn_unless_others_are_asked_for() -> None:
     assert EngineConfig().block_size == 16 and EngineConfig(attention_backend="flash").block_size == 256
     assert override(EngineConfig(), {"attention_backend": "flash"}).block_size == 256
     assert override(EngineConfig(), {"attention_backend": "flash", "block_size": 512}).block_size == 512
-    with pytest.raises(ValueError, match=r"^block_size=16: must be a multiple of 256 with attention_backend=flash"):
-        override(EngineConfig(), {"attention_backend": "flash", "block_size": 16})
+    chosen = EngineConfig(attention_backend="flash", block_size=256)
+    assert override(chosen, {"attention_backend": "triton"}).block_size == 256
+    settings = {"attention_backend": "flash"}
+    assert override(override(EngineConfig(), settings), {"attention_backend": "auto"}) == EngineConfig()
+    for config, more in ((EngineConfig(), {"block_size": 16}), (EngineConfig(block_size=16), {})):
+        with pytest.raises(ValueError, match=r"^block_size=16: must be a multiple of 256 with attention_backend=flash"):
+            override(config, settings | more)
+    with pytest.raises(ValueError, match=r"^unknown setting chooses_block_size"):
+        override(EngineConfig(), {"chooses_block_size": True})

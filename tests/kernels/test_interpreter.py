@@ -18,27 +18,29 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("modules", "loops"),
+    ("modules", "loops", "marked"),
     [
         (
             ["test_triton_kernels", "test_triton_fp8", "test_rotary_store", "test_keep_threshold", "test_moe_routing"],
             False,
+            "not slow",
         ),
-        (["test_triton_attention", "test_triton_engine"], True),
+        (["test_triton_attention", "test_triton_engine"], True, "not slow"),
+        pytest.param(["test_random_attention"], True, "slow", marks=pytest.mark.slow),
     ],
-    ids=["kernels", "attention"],
+    ids=["kernels", "attention", "random attention"],
 )
-def test_in_interpreter(modules: list[str], loops: bool) -> None:
+def test_in_interpreter(modules: list[str], loops: bool, marked: str) -> None:
     old = tuple(map(int, triton.__version__.split(".")[:2])) <= (3, 6)
     if loops and old and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of triton 3.6 cannot loop to a bound known at run time with numpy 2.4")
     files = [f"tests/kernels/{module}.py" for module in modules]
     alone = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--confcutdir=tests/kernels"]  # imports less
-    command = [sys.executable, "-m", "pytest", "-q", "-x", *alone, *files]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *alone, "-m", marked, *files]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     # Without this variable the inner pytest does not take itself for a worker of pytest-xdist.
     environment.pop("PYTEST_XDIST_WORKER", None)
-    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1200)
     report = run.stdout[-4000:] + run.stderr[-2000:]
     assert run.returncode == 0, report
     assert " passed" in report and "skipped" not in report, report

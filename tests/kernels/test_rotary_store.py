@@ -109,7 +109,7 @@ def test_a_cache_of_integers(
     got, expected, ours, theirs = both(inputs, cache)
     close(got, expected)
     for mine, reference in zip(ours, theirs, strict=True):
-        numbers, wanted = (kv_integers.dequantize_integers(x, torch.float32) for x in (mine, reference))
+        numbers, wanted = (kv_integers.dequantize_blocks(x, torch.float32) for x in (mine, reference))
         step = wanted.abs().amax(-1, keepdim=True) / kv_integers.LARGEST[stored]
         # An integer next to the middle of two may be either, as may the last bit of a scale.
         assert bool(((numbers - wanted).abs() <= step * 1.01).all())

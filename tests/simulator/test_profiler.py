@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 from engine.engine_config import EngineConfig, KVDtype  # noqa: E402
 from engine.runner.executor import Rank  # noqa: E402
 from kernels.attention import AttentionMetadata  # noqa: E402
-from kernels.kv_integers import dequantize_integers  # noqa: E402
+from kernels.kv_integers import dequantize_blocks  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
 from simulator.profile.files import load_profile  # noqa: E402
 from simulator.profiler import families  # noqa: E402
@@ -236,7 +236,7 @@ def test_a_cache_of_integers_is_filled_with_normal_numbers(dtype: KVDtype) -> No
     rank = Rank(replace(ENGINE, kv_cache_dtype=dtype), small_model(), None)
     cache = rank.allocate(64).kv_cache
     Operators(rank.model, cache, 16, 4, temperature=0.0, seed=0)
-    numbers = dequantize_integers(cache, torch.float32)
+    numbers = dequantize_blocks(cache.flatten(0, 2), torch.float32)
     assert float(numbers.std()) == pytest.approx(1, abs=0.05) and bool(numbers.any(-1).all())
 
 
