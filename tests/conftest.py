@@ -1,8 +1,10 @@
 """What every test starts from."""
 
+import gc
 import logging
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
@@ -46,3 +48,29 @@ def one_thread() -> None:
     """A run of the real engine in this process may have given PyTorch more."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.set_num_threads(1)
+
+
+_freeze, _unfreeze = gc.freeze, gc.unfreeze
+
+
+def pytest_collection_finish() -> None:
+    """Exempts what exists by now from garbage collection for good. An engine that is closed looks for garbage, which
+    takes half a second where the modules of all tests are searched."""
+    gc.collect()
+    gc.freeze()
+    gc.freeze = gc.unfreeze = lambda: None
+
+
+def pytest_unconfigure() -> None:
+    """Ends the exemption, as libraries in C++ complain of objects that are never freed."""
+    _unfreeze()
+
+
+@pytest.fixture
+def garbage_collection(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Nothing is exempt from garbage collection but what the test exempts."""
+    monkeypatch.setattr(gc, "freeze", _freeze)
+    monkeypatch.setattr(gc, "unfreeze", _unfreeze)
+    gc.unfreeze()
+    yield
+    gc.freeze()

@@ -2,10 +2,11 @@
 
     process "engine"     thread "steps": one slice per step; an instant where a step preempts; counters of running and
                          waiting requests and of the KV pool
-    process "requests"   one asynchronous slice per request, from its arrival on, with parts: queued, prefill, decode
+    process "requests"   one asynchronous slice per request, from its arrival on, with its parts: waiting, parked,
+                         prefill, decode, preempted and swapped, as `harness.runs.span_log` has them. Each further
+                         sample or beam of a request has a slice of its own, from the first token on
 
-Times are microseconds since the start of the run. A request's parts are told by its first admission, its first token
-and its end: when it was preempted and admitted again is not in the tables, only how often.
+Times are microseconds since the start of the run.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from harness.results.tables import RunResult
 TRACE = "trace.json.gz"
 MOST_EVENTS = 400_000  # about 60 MB of JSON; the page takes seconds to load them
 _ENGINE, _REQUESTS, _STEPS = 1, 2, 1  # process and thread ids
-_EVENTS_OF_A_STEP, _EVENTS_OF_A_REQUEST = 4, 8
+_EVENTS_OF_A_STEP, _EVENTS_OF_A_SPAN = 4, 2
 _STEP_ARGS = ("num_decode_seqs", "num_prefill_seqs", "num_prefill_tokens", "num_context_tokens")
 _REQUEST_ARGS = (
     "request_id", "num_prompt_tokens", "num_output_tokens", "num_cached_tokens", "num_preemptions", "status"
@@ -33,16 +34,17 @@ _REQUEST_ARGS = (
 Event = dict[str, Any]
 
 
-def write_trace(result: RunResult, folder: Path, window: tuple[float, ...] | None = None) -> Path:
+def write_trace(result: RunResult, spans: pd.DataFrame, folder: Path, window: tuple[float, ...] | None = None) -> Path:
     """Write trace.json.gz; returns its path.
 
     Args:
+        spans: what each sequence did when: `RunResult.spans`.
         window: from and to in seconds of the run; None is all of it, from the start on as far as MOST_EVENTS go.
     """
     start, end = window or (0.0, np.inf)
-    end = min(end, _end_of_events(result, start))
+    end = min(end, _end_of_events(result, spans, start))
     document = {
-        "traceEvents": trace_events(result, start, end),
+        "traceEvents": trace_events(result, spans, start, end),
         "displayTimeUnit": "ms",
         "otherData": {"model": result.meta.get("model"), "device": result.meta.get("device"), "until_s": _finite(end)},
     }
@@ -51,17 +53,20 @@ def write_trace(result: RunResult, folder: Path, window: tuple[float, ...] | Non
     return path
 
 
-def trace_events(result: RunResult, start: float, end: float) -> list[Event]:
+def trace_events(result: RunResult, spans: pd.DataFrame, start: float, end: float) -> list[Event]:
     """The events between two times of the run, in order of time; slices are cut at the borders."""
-    events = [*_step_events(result, start, end), *_request_events(result.requests, start, end, _last(result))]
+    spans = spans.fillna({"end": max(_last(result), spans["start"].max())})
+    events = [*_step_events(result, start, end), *_request_events(result.requests, spans, start, end)]
     events.sort(key=lambda event: event["ts"])  # stable: of one time, an end stays before what begins
     return [*_names(), *events]
 
 
-def _end_of_events(result: RunResult, start: float) -> float:
+def _end_of_events(result: RunResult, spans: pd.DataFrame, start: float) -> float:
     """The time up to which MOST_EVENTS suffice, from `start` on."""
-    times = np.concatenate([result.steps["start_time"], result.requests["arrival_time"]])
-    costs = np.repeat([_EVENTS_OF_A_STEP, _EVENTS_OF_A_REQUEST], [len(result.steps), len(result.requests)])
+    outer = spans.drop_duplicates(["request_id", "sequence"])
+    times = np.concatenate([result.steps["start_time"], spans["start"], outer["start"]])
+    counts = [len(result.steps), len(spans), len(outer)]
+    costs = np.repeat([_EVENTS_OF_A_STEP, _EVENTS_OF_A_SPAN, _EVENTS_OF_A_SPAN], counts)
     order = np.argsort(times, kind="stable")
     order = order[times[order] >= start]
     beyond = np.flatnonzero(np.cumsum(costs[order]) > MOST_EVENTS)
@@ -100,28 +105,26 @@ def _step_events(result: RunResult, start: float, end: float) -> Iterator[Event]
         yield {"ph": "C", "name": "KV pool, %", "args": {"used": share}} | at
 
 
-def _request_events(requests: pd.DataFrame, start: float, end: float, last: float) -> Iterator[Event]:
-    for row in requests.to_dict("records"):
-        arrival, finish = row["arrival_time"], row["finish_time"]
-        stop = finish if finish == finish else arrival if row["status"] == "rejected" else max(last, arrival)
-        if stop < start or arrival >= end:
+def _request_events(requests: pd.DataFrame, spans: pd.DataFrame, start: float, end: float) -> Iterator[Event]:
+    rows = {row["request_id"]: row for row in requests.to_dict("records")}
+    for _, parts in spans.groupby(["request_id", "sequence"], sort=False):
+        request, sequence = parts["request_id"].iloc[0], parts["sequence"].iloc[0]
+        begins, ends = parts["start"].to_numpy(), parts["end"].to_numpy()
+        if ends[-1] < start or begins[0] >= end:
             continue
-        args = {name: row[name] for name in _REQUEST_ARGS}
-        yield _edge("b", "request", row["request_id"], max(arrival, start)) | {"args": args}
-        times = [arrival, row["first_scheduled_time"], row["first_token_time"], stop]
-        for name, begin, until in zip(("queued", "prefill", "decode"), times, times[1:], strict=False):
-            if begin != begin:
-                break
-            until = stop if until != until else until
+        args = {name: rows[request][name] for name in _REQUEST_ARGS} | {"sequence": int(sequence)}
+        track = f"{request}.{sequence}" if sequence else str(request)
+        yield _edge("b", "request", track, max(begins[0], start)) | {"args": args}
+        for name, begin, until in zip(parts["state"], begins, ends, strict=True):
             if until >= start and begin < end:
-                yield _edge("b", name, row["request_id"], max(begin, start))
-                yield _edge("e", name, row["request_id"], min(until, end))
-        yield _edge("e", "request", row["request_id"], min(stop, end))
+                yield _edge("b", name, track, max(begin, start))
+                yield _edge("e", name, track, min(until, end))
+        yield _edge("e", "request", track, min(ends[-1], end))
 
 
-def _edge(phase: str, name: str, request: int, time_s: float) -> Event:
+def _edge(phase: str, name: str, track: str, time_s: float) -> Event:
     return {
-        "ph": phase, "cat": "request", "name": name, "id": request, "pid": _REQUESTS, "tid": 0, "ts": _us(time_s)
+        "ph": phase, "cat": "request", "name": name, "id": track, "pid": _REQUESTS, "tid": 0, "ts": _us(time_s)
     }  # fmt: skip
 
 

@@ -114,7 +114,8 @@ class RunResult:
     requests: one row per request; times and latencies in s, NaN where a thing never happened; status is finished,
     rejected, aborted or unfinished. steps: one row per engine step, in time order, times in s. num_blocks: size of the
     KV block pool. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
-    says why the run ended before all was served, None for a complete one.
+    says why the run ended before all was served, None for a complete one. spans: what each sequence did when, as
+    `harness.runs.span_log` has it; only of a run with perfetto=true, and not stored with the tables.
     """
 
     requests: pd.DataFrame
@@ -124,6 +125,7 @@ class RunResult:
     block_size: int
     complete: bool
     meta: dict[str, Any]
+    spans: pd.DataFrame | None = None
 
 
 def slot_uses(result: RunResult) -> dict[str, Ints] | None:

@@ -22,6 +22,7 @@ from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
 from harness.runs.latencies import NS, UNSET, seconds, token_gaps, with_latencies
+from harness.runs.span_log import SpanLog
 from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
@@ -47,11 +48,12 @@ STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 @dataclass(frozen=True)
 class RecordedRun:
-    """The tables of a run; columns as documented in `harness.results.tables`."""
+    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for."""
 
     requests: pd.DataFrame
     steps: pd.DataFrame
     gaps: Gaps
+    spans: pd.DataFrame | None
 
 
 class Recorder:
@@ -77,6 +79,11 @@ class Recorder:
         self._errors: dict[int, str] = {}
         self._lags: dict[int, int] = {}
         self._times = array("q")
+        self._spans: SpanLog | None = None
+
+    def record_spans(self) -> None:
+        """Also record what each sequence does when; to be called before the run."""
+        self._spans = SpanLog()
 
     @property
     def now_ns(self) -> int:
@@ -114,6 +121,8 @@ class Recorder:
             self._single_gaps.append(first_end - time)  # type: ignore[operator]
         if plan.parked or self._transfers.parked:
             self._transfers.note_parked(plan, start_ns)
+        if self._spans is not None:
+            self._spans.add(plan, start_ns, first_end)
         prefill_tokens = 0
         for _, _, num_tokens, _ in prefills:
             prefill_tokens += num_tokens
@@ -141,6 +150,8 @@ class Recorder:
             end = len(self._durations)
             steps = np.arange(end - len(self._contexts), end)
             self._drafts.frombytes(np.stack([steps, self._contexts, *outcome.drafts], axis=1).tobytes())
+        if self._spans is not None:
+            self._spans.note_ended(self.now_ns)
         for request in outcome.finished:
             self._add_request(request, 0)
             self.num_done += 1
@@ -163,22 +174,15 @@ class Recorder:
         self.on_commit(report.outcome)
 
     def _add_request(self, request: Request, status: int) -> None:
-        first_scheduled, first_token = request.first_scheduled_time, request.first_token_time
         finish, sequences = request.finish_time, request.sequences
+        if self._spans is not None:
+            self._spans.close(request, request.arrival_time if STATUSES[status] == "rejected" else finish)
         counts = _counts(sequences[0])
         if len(sequences) > 1:
             counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
-        self._requests.frombytes(
-            _PACK_REQUEST(
-                request.request_id,
-                status,
-                request.arrival_time,
-                UNSET if first_scheduled is None else first_scheduled,
-                UNSET if first_token is None else first_token,
-                UNSET if finish is None else finish,
-                *counts,
-            )
-        )
+        reached = request.first_scheduled_time, request.first_token_time, finish
+        times = [UNSET if time is None else time for time in reached]
+        self._requests.frombytes(_PACK_REQUEST(request.request_id, status, request.arrival_time, *times, *counts))
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
@@ -193,6 +197,7 @@ class Recorder:
             self._request_table(trace),
             self._step_table(plans, durations),
             token_gaps(plans, durations, self._single_gaps),
+            None if self._spans is None else self._spans.table(trace.table["request_id"].to_numpy()),
         )
 
     def _drop_half_recorded(self) -> None:

@@ -158,6 +158,8 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     """
     check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
+    if config.perfetto:
+        engine.recorder.record_spans()
     simulated = config.engine.kind == "sim"
     bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
@@ -221,8 +223,8 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
     """Write tables, summary and, of a complete run, plots; returns the summary."""
     summary = summarize(result, config.metrics)
     write_results(result, summary, output_dir)
-    if config.perfetto:
-        write_trace(result, output_dir, config.perfetto_window)
+    if result.spans is not None:
+        write_trace(result, result.spans, output_dir, config.perfetto_window)
     _draw(config, result, summary, output_dir)
     return summary
 
@@ -275,8 +277,9 @@ def collect(
         "environment": _environment(),
     }
     return RunResult(
-        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta
-    )
+        recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta,
+        recorded.spans,
+    )  # fmt: skip
 
 
 @cache

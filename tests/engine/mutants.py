@@ -107,6 +107,6 @@ FOR_A_COMMIT = (
     "a second holder is not counted",
     "growth comes one step late",
     "an ended one keeps its blocks",
-    "recomputed tokens are counted from the start",
+    "one seat too many",
 )
 """Mutants that a short campaign catches."""

@@ -22,8 +22,8 @@ from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
 
 
+@pytest.mark.usefixtures("garbage_collection")
 def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_closes() -> None:
-    gc.unfreeze()
     llm = LLM(MODEL, **SETTINGS)
     assert gc.get_freeze_count() > 1000
     llm.close()

@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def ranks(request: pytest.FixtureRequest, root: Path) -> list[dict]:
     """The logits that each rank of a group computed, as `run_rank` saves them."""
     size = request.param
-    multiprocessing.spawn(run_rank, args=(size, root, prompts()), nprocs=size)
+    multiprocessing.start_processes(run_rank, args=(size, root, prompts()), nprocs=size, start_method="forkserver")
     return [torch.load(root / f"size{size}-rank{rank}.pt") for rank in range(size)]
 
 

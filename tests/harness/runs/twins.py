@@ -63,6 +63,7 @@ class LoggingRecorder(Recorder):
 
     def __init__(self, *, reserves: bool = False) -> None:
         super().__init__(reserves=reserves)
+        self.record_spans()
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
@@ -193,6 +194,8 @@ def assert_equal(real: LoggingRecorder, twin: Recorder, trace: Trace, *columns: 
     pd.testing.assert_frame_equal(measured.steps[steps], simulated.steps[steps], check_exact=True)
     others = [c for c in measured.requests if c != "replay_lag"]
     pd.testing.assert_frame_equal(measured.requests[others], simulated.requests[others], check_exact=True)
+    assert measured.spans is not None and simulated.spans is not None
+    pd.testing.assert_frame_equal(measured.spans, simulated.spans, check_exact=True)
     gaps = [np.sort(np.repeat(each.gaps.values, each.gaps.weights)) for each in (measured, simulated)]
     np.testing.assert_array_equal(gaps[0], gaps[1])
     return measured
@@ -240,6 +243,7 @@ def run_twin(
         return real.parents[request.request_id].pop(0)
 
     recorder = Recorder(reserves=contiguous is not None)
+    recorder.record_spans()
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
     router = RoundRobin(arrivals, make)
