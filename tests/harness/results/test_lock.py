@@ -12,6 +12,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from harness import cli
 from harness.results import files
 from harness.results.files import read_results
 from harness.results.lock import FolderInUseError, locked
@@ -27,7 +28,10 @@ with locked(Path(sys.argv[1])):
 """
 
 
-def test_a_folder_has_one_writer_and_is_free_again_after_its_death(tmp_path: Path) -> None:
+def test_a_folder_has_one_writer_and_is_free_again_after_its_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "0")
     holder = subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert holder.stdout is not None and holder.stdout.readline() == "held\n"
@@ -35,11 +39,11 @@ def test_a_folder_has_one_writer_and_is_free_again_after_its_death(tmp_path: Pat
         with pytest.raises(FolderInUseError, match="another run is writing to this folder"), locked(tmp_path):
             pass
         assert (tmp_path / ".summary.1234.json").exists()
-        run = [sys.executable, "run.py"]
-        for argument in ([f"hydra.run.dir={tmp_path}"], ["-m", f"hydra.sweep.dir={tmp_path}"]):
-            refused = subprocess.run([*run, *argument], cwd=ROOT, capture_output=True, text=True, check=False)
-            assert (refused.returncode, refused.stdout) == (2, "")
-            assert refused.stderr == f"error: {tmp_path}: another run is writing to this folder; choose another one\n"
+        for arguments in ([f"hydra.run.dir={tmp_path}"], ["-m", f"hydra.sweep.dir={tmp_path}"]):
+            monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+            assert cli.main() == 2
+            error = f"error: {tmp_path}: another run is writing to this folder; choose another one\n"
+            assert capsys.readouterr() == ("", error)
         assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", ".summary.1234.json"]
     finally:
         holder.send_signal(signal.SIGKILL)
