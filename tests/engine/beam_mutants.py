@@ -54,8 +54,6 @@ _MUTANTS = [
            "        if False:\n            blocks.extend"),
     Mutant("beams that are back are not all known", "beams.py",
            "            blocks.register(beam, beam.num_computed_tokens)", "            pass"),
-    Mutant("a beam that waits for others keeps all", "kv/kept_blocks.py", "min(num_tokens, sequence.num_tokens - 1) //",
-           "num_tokens //"),
     Mutant("kept beams get the common blocks twice", "beams.py",
            "(each for each in others if each in running.gathering and not each.num_computed_tokens)", "others"),
     Mutant("what beams keep is not counted", "waiting_queue.py",
