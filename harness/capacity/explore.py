@@ -43,7 +43,7 @@ from harness.results.summary import number
 CAPACITY_PER_GPU = "capacity_per_gpu"
 _GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
 _STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
-_MOST_ASKS = 10  # for a configuration that was not tried yet, before one is drawn
+_MOST_ASKS = 3  # for a configuration that was not tried yet, before one is drawn
 _SPACE = "space"
 Job = Callable[[], Any]
 Jobs = Generator[Job, Any, float | None]

@@ -47,7 +47,7 @@ def _panels(profile: Profile) -> list[tuple[str, str, str, _Curves]]:
     return [
         ("Operators by tokens", "tokens in the step", "num_tokens", _by(tables["tokens"], "operator", str)),
         (
-            "Prefill attention, by context before", "tokens of the chunk", "prefill_tokens",
+            "Prefill attention, by context", "tokens of the chunk", "prefill_tokens",
             _by(prefill, "prefill_context", lambda value: f"after {number(value)}"),
         ),
         (

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.report.page import Page
-from harness.results.files import CAPACITY, REPORT, SUMMARY, VALIDATION
+from harness.results.files import CAPACITY, REPORT, SEARCH, SUMMARY, VALIDATION
 
 
 def write_page(folder: Path, out_folder: Path | None = None) -> Path | None:
@@ -42,6 +42,10 @@ def _page_of(folder: Path) -> Page | None:
         from harness.report.capacity_page import capacity_page
 
         return capacity_page(folder)
+    if (folder / SEARCH).exists():
+        from harness.report.search_page import search_page
+
+        return search_page(folder)
     if (folder / VALIDATION).exists():
         from harness.report.validation_page import validation_page
 

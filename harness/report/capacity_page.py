@@ -12,8 +12,9 @@ from harness.report.elements import Cell, Markup, Tone, code, figures, folded, s
 from harness.report.figure import Axis, Figure, Limit, Series
 from harness.report.page import Page
 from harness.report.reproduction import read_document, reproduction, settings_of
+from harness.report.search_page import trials
 from harness.report.words import LATENCIES, count, interval_text, is_known, number_cell, numeric, value_text
-from harness.results.files import CAPACITY, SUMMARY
+from harness.results.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
 
 _COLORS = 8
@@ -60,6 +61,7 @@ def capacity_page(folder: Path) -> Page:
                 _table(rows, keys, unit),
             ),
             section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
+            trials(read_document(folder / SEARCH)) if (folder / SEARCH).exists() else Markup(""),
             reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
         ],
     )

@@ -10,6 +10,12 @@ window.drawFigures = (() => {
   const colorOf = number => css(`--color-${number % COLORS}`);
   // Bokeh reads $$...$$, \(...\) and \[...\] as formulas and would load a library for them
   const plain = text => text.replaceAll("$$", "$\u200b$").replaceAll("\\", "\\\u200b");
+  // the fewest characters from `most` on, up to 34, with which shortened names still differ
+  const lengthOf = (names, most) => {
+    const count = new Set(names).size;
+    while (most < 34 && new Set(names.map(name => short(name, most))).size < count) most += 1;
+    return most;
+  };
   const short = (text, most) => text.length > most ? `${text.slice(0, most - 1)}…` : text;
   const floats = values => Float64Array.from(values, value => value ?? NaN);
 
@@ -71,7 +77,7 @@ window.drawFigures = (() => {
       axis.formatter = formatOf(described);
       if (described.log) axis.ticker.get_ticks_no_defaults = logTicks;
       if (!described.names) continue;
-      const most = innerWidth < 600 ? 16 : 34;
+      const most = lengthOf(described.names, innerWidth < 600 ? 16 : 34);
       axis.ticker = new Bokeh.FixedTicker({ticks: described.names.map((_, place) => place)});
       axis.major_label_overrides = new Map(described.names.map((name, place) => [place, plain(short(name, most))]));
       axis.major_label_text_color = ink;

@@ -17,8 +17,14 @@
     chosen = root.dataset.theme === "dark" ? "light" : "dark";
     show(chosen);
   });
-  addEventListener("beforeprint", () => show("light"));
-  addEventListener("afterprint", () => show(wanted()));
+  // On paper figures are drawn anew, as wide as the paper: they would keep the width of the screen, and be cut off.
+  function print(onPaper) {
+    root.classList.toggle("paper", onPaper);
+    root.dataset.theme = onPaper ? "light" : wanted();
+    if (window.drawFigures) window.drawFigures();
+  }
+  addEventListener("beforeprint", () => print(true));
+  addEventListener("afterprint", () => print(false));
 
   function sortBy(table, column, head) {
     const falling = head.getAttribute("aria-sort") === "ascending";

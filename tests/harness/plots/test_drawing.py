@@ -31,7 +31,7 @@ def test_a_profile_is_drawn_by_the_shapes_of_its_operators() -> None:
         titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
         assert titles[:3] == [
             "Operators by tokens",
-            "Prefill attention, by context before",
+            "Prefill attention, by context",
             "Decode attention, by sequences",
         ]
         operators = profile.tables["tokens"]["operator"].unique()

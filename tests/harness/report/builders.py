@@ -92,6 +92,34 @@ def capacity_page(folder: Path) -> Path:
     return written(write_page(folder))
 
 
+def search_document() -> dict[str, Any]:
+    rows: list[dict[str, Any]] = [
+        {
+            "label": f"scheduler={HOSTILE} max_num_seqs={seats}",
+            "overrides": {"scheduler": HOSTILE, "max_num_seqs": str(seats)},
+            "value": None if seats == 32 else seats / 10,
+            "given_up": f"fails at once {HOSTILE}" if seats == 32 else None,
+            "folder": f"trials/{seats}",
+        }
+        for seats in (64, 32, 128, 16)
+    ]
+    return {
+        "question": f"maximize request_goodput over {HOSTILE}",
+        "objective": "request_goodput",
+        "direction": "maximize",
+        "rows": rows,
+        "best": 2,
+        "sentence": f"Best of 4 trials: {HOSTILE}",
+        "command": f"vllm serve '{HOSTILE}'",
+    }
+
+
+def search_page(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "search.json").write_text(json.dumps(search_document()))
+    return written(write_page(folder))
+
+
 def validation_document() -> dict[str, Any]:
     errors: list[dict[str, Any]] = [
         {"metric": metric, "statistic": statistic, "unit": "ms", "measured": 100.0, "simulated": 100.0 + error,
@@ -130,4 +158,5 @@ PAGES: dict[str, Callable[[Path], Path]] = {
     "sweep": sweep_page,
     "capacity": capacity_page,
     "validation": validation_page,
+    "search": search_page,
 }

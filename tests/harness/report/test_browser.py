@@ -59,6 +59,19 @@ const pause = () => new Promise(resolve => setTimeout(resolve, 1500));
 })();
 </script></body>"""
 
+_ON_PAPER = """<script>
+const inner = node => [node, ...[...(node.shadowRoot?.children ?? []), ...node.children].flatMap(inner)];
+const pause = () => new Promise(resolve => setTimeout(resolve, 1500));
+(async () => {
+  await pause();
+  dispatchEvent(new Event("beforeprint"));
+  await pause();
+  const drawings = [...document.querySelectorAll(".plot")].flatMap(inner).filter(node => node.tagName === "svg");
+  console.log("WIDTHS " + JSON.stringify(drawings.map(drawing => drawing.getBoundingClientRect().width)));
+})();
+</script></body>"""
+_PAPER_PX = 688  # A4 without its margins
+
 
 def opened(page: Path, *flags: str) -> list[str]:
     """The lines of the console after the page was shown for some seconds of its own clock."""
@@ -125,3 +138,12 @@ def test_a_page_can_be_printed(tmp_path: Path) -> None:
     page = PAGES["run"](tmp_path / "result")
     assert opened(page, f"--print-to-pdf={tmp_path / 'page.pdf'}", _DARK) == []
     assert (tmp_path / "page.pdf").read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.slow
+def test_figures_are_as_wide_as_the_paper(tmp_path: Path) -> None:
+    page = PAGES["run"](tmp_path / "result")
+    page.write_text(page.read_text(encoding="utf-8").replace("</body>", _ON_PAPER), encoding="utf-8")
+    (line,) = [line for line in opened(page) if line.startswith("WIDTHS ")]
+    widths = json.loads(line.removeprefix("WIDTHS "))
+    assert len(widths) > 3 and all(_PAPER_PX / 2 < width <= _PAPER_PX for width in widths)

@@ -22,7 +22,15 @@ from harness.report.run_figures import request_figures, timeline_figures
 from harness.report.thinning import MOST_POINTS, tail_shares, thinned
 from harness.results.files import read_results
 from tests.harness.builders import ROOT
-from tests.harness.report.builders import HOSTILE, PAGES, capacity_document, validation_document, write_run, written
+from tests.harness.report.builders import (
+    HOSTILE,
+    PAGES,
+    capacity_document,
+    search_document,
+    validation_document,
+    write_run,
+    written,
+)
 
 _TAGS = {
     "html", "head", "meta", "title", "style", "body", "header", "div", "h1", "h2", "h3", "span", "button", "main", "p",
@@ -179,6 +187,18 @@ def test_the_page_of_a_sweep_names_failed_jobs_and_differences(pages: dict[str, 
     assert "difference from" in page.text and "+0.0" in page.text
     assert all(len(series["x"]) == 3 for series in page.figures[0]["series"]), "three rates on each curve"
     assert len(page.figures[0]["series"]) == 2
+
+
+def test_the_page_of_a_search_has_its_trials_also_those_given_up(tmp_path: Path) -> None:
+    for name, has_capacities in (("a", False), ("b", True)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "search.json").write_text(json.dumps(search_document()))
+        if has_capacities:
+            (folder / "capacity.json").write_text(json.dumps(capacity_document()))
+        page = Parsed(written(write_page(folder)))
+        assert "Trials" in page.text and f"fails at once {HOSTILE}" in page.text
+        assert "CAPACITY" in page.text if has_capacities else "SEARCH" in page.text
 
 
 def test_the_page_of_a_search_has_each_configuration_and_its_probes(pages: dict[str, Path]) -> None:
