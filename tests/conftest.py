@@ -33,6 +33,7 @@ def _share_what_is_merged(composer: Composer, config_search_path: ConfigSearchPa
 
 Composer.__init__ = _share_what_is_merged  # type: ignore[method-assign, assignment]
 compose_once()
+gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
 # A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.
 settings.register_profile("commit", deadline=None, max_examples=50)
@@ -80,6 +81,7 @@ def pytest_collection_finish() -> None:
     takes half a second where the modules of all tests are searched."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.freeze = gc.unfreeze = lambda: None
 
 
