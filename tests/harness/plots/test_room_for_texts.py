@@ -29,7 +29,7 @@ from tests.harness.builders import ROOT
 from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
 from tests.harness.plots.builders import RATES, curves_of, summary_of, table_of
 
-_DRAWN_ELSEWHERE = ("metrics", "frontier", "distributions", "profile")  # in other tests, for what they show
+_QUICK = ("timeline", "cache", "calibration", "validation levels", "validation latencies")  # and with most text
 Draw = Callable[[PlotConfig], Figure | None]
 _FROM = "MEASURED: TwinServe engine=cpu on a processor with a long name, 1 thread · SIMULATED: qwen3-8b, cost roofline"
 
@@ -128,7 +128,7 @@ def cut_off(figure: Figure) -> list[str]:
 
 @pytest.mark.parametrize("width", ["column", pytest.param("page", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=[pytest.mark.slow] if kind in _DRAWN_ELSEWHERE else []) for kind in KINDS]
+    "kind", [pytest.param(kind, marks=[] if kind in _QUICK else [pytest.mark.slow]) for kind in KINDS]
 )
 def test_no_text_is_cut_off(kind: str, width: Any, result: RunResult) -> None:
     with styled():

@@ -116,7 +116,6 @@ def check_spans(result: RunResult) -> pd.Series[int]:
     ("overrides", "states"),
     [
         (("scheduler.async_scheduling=true", *SWAP), "swapped parked"),
-        (("trace.beam_width=3", "num_blocks=400", *SWAP), "swapped parked"),
         *[
             pytest.param(overrides, states, marks=pytest.mark.slow)
             for overrides, states in (
@@ -124,6 +123,7 @@ def check_spans(result: RunResult) -> pd.Series[int]:
                 (("scheduler.async_scheduling=true",), "preempted"),
                 (("scheduler=vllm_v0", "trace.n=3"), "preempted"),
                 (("trace.beam_width=3", "num_blocks=400"), "preempted"),
+                (("trace.beam_width=3", "num_blocks=400", *SWAP), "swapped parked"),
                 (("scheduler=static",), "preempted"),
                 (("trace=shared_prefix", "tiers=host_disk", "tiers.host.gib=0.05"), "parked"),
             )
