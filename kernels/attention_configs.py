@@ -116,7 +116,7 @@ def prefill_config(
     chosen = _override.prefill or _prefill_config(capability, head_dim, elements)
     largest = chosen.block_m // 2 if elements == "half" else 0  # small tiles of other elements may spill registers
     if elements == "integers" and chosen.block_m == 128:
-        largest = 32
+        largest = 16
     if rows > largest:
         return chosen
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)

@@ -41,8 +41,8 @@ def test_few_tokens_take_a_small_tile() -> None:
     assert prefill_config(90, 128, 2, 2, BF16).block_m == 16
     assert prefill_config(90, 128, 33, 2, BF16).block_m == 64
     assert prefill_config(90, 128, 4096, 2, BF16).block_m == 128
-    assert prefill_config(80, 128, 20, 2, torch.int8).block_m == 32
-    assert prefill_config(80, 128, 33, 2, torch.int8) == prefill_config(80, 128, 4096, 2, torch.int8)
+    assert prefill_config(80, 128, 9, 2, torch.int8).block_m == 16
+    assert prefill_config(80, 128, 17, 2, torch.int8) == prefill_config(80, 128, 4096, 2, torch.int8)
 
 
 def test_unknown_architectures_take_the_one_before() -> None:
