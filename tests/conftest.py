@@ -2,9 +2,11 @@
 
 import gc
 import logging
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator
+from multiprocessing.context import BaseContext
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
@@ -43,6 +45,18 @@ def notes_are_heard() -> None:
     logging.getLogger("harness").setLevel(logging.NOTSET)
 
 
+def _forked(method: str | None = None) -> BaseContext:
+    return _get_context("forkserver" if method == "spawn" else method)
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are forks of one process that has imported what a rank needs. A process of its own takes two seconds of the
+    processor for that."""
+    multiprocessing.set_forkserver_preload(["engine.runner.worker", "tests.engine.models.tp_worker"])
+    monkeypatch.setattr(multiprocessing, "get_context", _forked)
+
+
 @pytest.fixture(autouse=True)
 def one_thread() -> None:
     """A run of the real engine in this process may have given PyTorch more."""
@@ -51,6 +65,7 @@ def one_thread() -> None:
 
 
 _freeze, _unfreeze = gc.freeze, gc.unfreeze
+_get_context = multiprocessing.get_context
 
 
 def pytest_collection_finish() -> None:

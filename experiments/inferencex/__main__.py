@@ -29,6 +29,7 @@ from experiments.inferencex.cases import CASES, Case
 from experiments.inferencex.fit import fit_host
 from experiments.inferencex.scores import contradicted, scores
 from experiments.inferencex.simulation import CaseRows
+from harness.config.plotting import AS_USUAL
 from harness.plots.closed_loops import draw_rows
 from harness.plots.style import save
 from simulator.importers.aiconfigurator.rules import HOST
@@ -72,7 +73,7 @@ def main() -> None:
     folder = FIDELITY / "inferencex"
     folder.mkdir(parents=True, exist_ok=True)
     subtitle = "MEASURED: silicon_sample.csv, vLLM · SIMULATED: operator times of aiconfigurator-core"
-    save(draw_rows(sound, subtitle, by="case", title="model, GPU"), folder / "rows.png")
+    save(draw_rows(sound, subtitle, AS_USUAL, by="case", title="model, GPU"), folder / "rows.png")
 
 
 def _scored(case: Case, rows: CaseRows) -> pd.DataFrame:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,10 @@ from rich.text import Text
 
 from harness.capacity.capacity import make_document, run_probes, search
 from harness.capacity.keys import searched_key, with_load
+from harness.capacity.pool import ended_on_failure, num_workers, submit
 from harness.capacity.probe import run_quietly
 from harness.capacity.row import room_of, row_of
-from harness.capacity.search import SCOUT_SHARE, Ask
+from harness.capacity.search import SCOUT_SHARE, Ask, Capacity
 from harness.capacity.space import configuration, space_of, text
 from harness.capacity.sweep import best_of, best_sentence
 from harness.capacity.table import print_table, write_document
@@ -40,6 +43,8 @@ CAPACITY_PER_GPU = "capacity_per_gpu"
 _GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
 _STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
 _SPACE = "space"
+Job = Callable[[], Any]
+Jobs = Generator[Job, Any, float | None]
 
 
 def explore(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -51,12 +56,7 @@ def explore(config: RunConfig, folder: Path) -> dict[str, Any]:
     """
     console = Console()
     study = _study(config, folder)
-    space, began = space_of(config.search), time.monotonic()
-    while len(_finished(study)) < config.search.trials:
-        if config.search.time_s is not None and time.monotonic() - began > config.search.time_s:
-            break
-        trial = study.ask(space)
-        _try(study, trial, config, folder, console)
+    _run_trials(study, config, folder, console)
     document = _document(study, config)
     content = json.dumps(json_ready(document), indent=2, allow_nan=False) + "\n"
     write_whole(folder / SEARCH, lambda path: path.write_text(content, encoding="utf-8"))
@@ -85,7 +85,9 @@ def _study(config: RunConfig, folder: Path) -> optuna.Study:
         study.tell(trial.number, state=TrialState.FAIL)
         study.enqueue_trial(trial.params)
     num_random = max(1, min(_STARTING, settings.trials // 3))
-    study.sampler = optuna.samplers.TPESampler(seed=config.seed + len(study.trials), n_startup_trials=num_random)
+    seed = config.seed + len(study.trials)
+    several = settings.workers > 1  # then trials under way count as bad ones, so that others look elsewhere
+    study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=num_random, constant_liar=several)
     return study
 
 
@@ -93,56 +95,114 @@ def _finished(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
 
-def _try(study: optuna.Study, trial: Trial, config: RunConfig, folder: Path, console: Console) -> None:
-    """Run a trial and tell its outcome to the study. A configuration that contradicts itself is a pruned trial."""
-    label = " ".join(f"{key}={text(value)}" for key, value in trial.params.items())
-    trial.set_user_attr("label", label)
-    try:
-        value = _evaluate(study, trial, configuration(config, trial.params), folder / "trials" / str(trial.number))
-    except (ConfigError, HydraException) as error:
-        trial.set_user_attr("given_up", str(error))
-        value = None
-    study.tell(trial, value, state=TrialState.PRUNED if value is None else TrialState.COMPLETE)
-    shown = trial.user_attrs.get("given_up") if value is None else number(value)
-    console.print(Text(f"{len(_finished(study))}/{config.search.trials}  {label}  {shown}"), soft_wrap=True)
+def _run_trials(study: optuna.Study, config: RunConfig, folder: Path, console: Console) -> None:
+    """Run trials until there are as many as asked for, `search.workers` of them at a time. Only this process tells the
+    study anything; the others run probes and searches."""
+    settings, space, began = config.search, space_of(config.search), time.monotonic()
+    workers = num_workers([config], settings.workers)
+    under_way: dict[Future[Any], _TrialUnderWay] = {}
+
+    def begins_another() -> bool:
+        in_time = settings.time_s is None or time.monotonic() - began <= settings.time_s
+        return in_time and len(_finished(study)) + len(under_way) < settings.trials
+
+    def go_on(current: _TrialUnderWay, result: Future[Any] | None) -> None:
+        if (job := current.next_job(result)) is not None:
+            under_way[submit(workers, job)] = current
+        else:
+            console.print(Text(f"{len(_finished(study))}/{settings.trials}  {current.text()}"), soft_wrap=True)
+
+    with ended_on_failure(workers):
+        while under_way or begins_another():
+            while len(under_way) < workers and begins_another():
+                go_on(_TrialUnderWay(study, study.ask(space), config, folder), None)
+            done, _ = wait(under_way, return_when=FIRST_COMPLETED)
+            for future in done:
+                go_on(under_way.pop(future), future)
 
 
-def _evaluate(study: optuna.Study, trial: Trial, config: RunConfig, folder: Path) -> float | None:
-    """The objective of a configuration; None where it is given up."""
-    if config.search.objective != CAPACITY_PER_GPU:
-        return _run(trial, config, folder)
-    num_gpus = config.tensor_parallel_size
-    done = [each.value for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if each.value]
-    if done and _fails_at(trial, config, max(done) * num_gpus, folder):
-        trial.set_user_attr("given_up", "fails at once at the best capacity so far")
+class _TrialUnderWay:
+    """A trial as a row of jobs. Its outcome is told to the study when the last one has ended.
+
+    A configuration that contradicts itself is a pruned trial.
+    """
+
+    def __init__(self, study: optuna.Study, trial: Trial, config: RunConfig, folder: Path) -> None:
+        self._study = study
+        self._trial = trial
+        self._jobs = _evaluate(study, trial, config, folder / "trials" / str(trial.number))
+        trial.set_user_attr("label", " ".join(f"{key}={text(value)}" for key, value in trial.params.items()))
+
+    def next_job(self, result: Future[Any] | None) -> Job | None:
+        """The job that follows after the result of the one before; None after the last one."""
+        value: float | None = None
+        try:
+            return self._jobs.send(None if result is None else result.result())
+        except StopIteration as end:
+            value = end.value
+        except (ConfigError, HydraException) as error:
+            self._trial.set_user_attr("given_up", str(error))
+        state = TrialState.PRUNED if value is None else TrialState.COMPLETE
+        self._study.tell(self._trial, value, state=state)
         return None
-    if done:
-        config = with_load(config, searched_key(config), max(done) * num_gpus)
-    found = search(config, folder, Console(quiet=True))
-    row = row_of(config, found, trial.user_attrs["label"], {key: text(value) for key, value in trial.params.items()})
+
+    def text(self) -> str:
+        """The configuration and its value, or why it has none."""
+        told = self._study.trials[self._trial.number]
+        value = _value(told)
+        return f"{told.user_attrs['label']}  {told.user_attrs.get('given_up') if value is None else number(value)}"
+
+
+def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) -> Jobs:
+    """Find the objective of a configuration; None where it is given up. Yields jobs and receives their results."""
+    config = configuration(base, trial.params)
+    if config.search.objective != CAPACITY_PER_GPU:
+        plain = config.model_copy(update={"task": "run", "progress": False, "plots": False, "search": SearchConfig()})
+        summary = yield partial(_run, plain, folder)
+        return _objective(trial, config, summary)
+    num_gpus, key = config.tensor_parallel_size, searched_key(config)
+    if best := _best_capacity(study):
+        ask = Ask(best * num_gpus, 0, max(1, config.capacity.num_requests // SCOUT_SHARE))
+        (probe,) = yield partial(run_probes, config, key, folder, [ask])
+        trial.report(-1.0 if probe.overloaded else -probe.share, 0)
+        if trial.should_prune():
+            trial.set_user_attr("given_up", "fails at once at the best capacity so far")
+            return None
+        config = with_load(config, key, best * num_gpus)
+    found = yield partial(_search, config, folder)
+    overrides = {key: text(value) for key, value in trial.params.items()}
+    row = row_of(config, found, trial.user_attrs["label"], overrides)
     trial.set_user_attr("row", json_ready({**row, "trial": trial.number}))
     trial.set_user_attr("command", serve_command(config))
     return row["per_gpu"] or 0.0
 
 
-def _fails_at(trial: Trial, config: RunConfig, load: float, folder: Path) -> bool:
-    """Whether a short run at this load misses the SLO by far, in the words of Optuna's pruner."""
-    key = searched_key(config)
-    ask = Ask(load, 0, max(1, config.capacity.num_requests // SCOUT_SHARE))
-    (probe,) = run_probes(config, key, folder, [ask])
-    trial.report(-1.0 if probe.overloaded else -probe.share, 0)
-    return trial.should_prune()
+def _best_capacity(study: optuna.Study) -> float | None:
+    """Per GPU, of all trials so far."""
+    values = [each.value for each in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)) if each.value]
+    return max(values, default=None)
 
 
-def _run(trial: Trial, config: RunConfig, folder: Path) -> float:
-    """The number of the summary that is the objective, from one run of the configuration."""
-    plain = config.model_copy(update={"task": "run", "progress": False, "plots": False, "search": SearchConfig()})
-    summary = run_quietly(plain, folder).summary
+def _search(config: RunConfig, folder: Path) -> Capacity:
+    return search(config, folder, Console(quiet=True))
+
+
+def _run(config: RunConfig, folder: Path) -> dict[str, Any]:
+    return run_quietly(config, folder).summary
+
+
+def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> float:
+    """The number of the summary of a run that is the objective."""
     value = summary.get(config.search.objective)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")
     trial.set_user_attr("command", serve_command(config))
     return float(value)
+
+
+def _value(trial: FrozenTrial) -> float | None:
+    """The objective; None of a trial that was given up, for which Optuna tells what was last reported."""
+    return trial.value if trial.state == TrialState.COMPLETE else None
 
 
 def _document(study: optuna.Study, config: RunConfig) -> dict[str, Any]:
@@ -161,7 +221,7 @@ def _document(study: optuna.Study, config: RunConfig) -> dict[str, Any]:
         {
             "label": trial.user_attrs["label"],
             "overrides": {key: text(value) for key, value in trial.params.items()},
-            "value": trial.value,
+            "value": _value(trial),
             "given_up": trial.user_attrs.get("given_up"),
             "folder": f"trials/{trial.number}",
         }

@@ -1,4 +1,4 @@
-"""Runs probes in processes of their own, which stay for all searches of this process."""
+"""Runs probes and trials in processes of their own, which stay for all searches of this process."""
 
 from __future__ import annotations
 
@@ -6,40 +6,68 @@ import logging
 import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import cache
+from contextlib import contextmanager
+from functools import cache, partial
 from pathlib import Path
+from typing import TypeVar
 
 from harness.capacity.probe import Probe, run_probe
 from harness.config import RunConfig
 from harness.errors import TwinServeError
 
+T = TypeVar("T")
+
 
 def run_all(jobs: Sequence[tuple[RunConfig, str, Path]], workers: int | None) -> list[Probe]:
-    """`run_probe` of each job, on `workers` processes: one per core where it is None, and one for a real engine, which
-    has the machine to itself, or inside a worker of a parallel sweep.
+    """`run_probe` of each job, on as many processes as `num_workers` says.
 
     Raises:
         TwinServeError: as `run_probe`, or a process was killed.
         KeyboardInterrupt: the search was interrupted; probes under way are not kept.
     """
-    is_worker = multiprocessing.parent_process() is not None
-    alone = is_worker or any(config.engine.kind != "sim" for config, _, _ in jobs)
-    workers = 1 if alone else workers or os.cpu_count() or 1
-    if workers == 1:
-        return [run_probe(*job) for job in jobs]
-    try:
-        futures = [_pool(workers).submit(run_probe, *job) for job in jobs]
+    workers = num_workers([config for config, _, _ in jobs], workers)
+    with ended_on_failure(workers):
+        futures = [submit(workers, partial(run_probe, *job)) for job in jobs]
         return [future.result() for future in futures]
+
+
+def num_workers(configs: Iterable[RunConfig], workers: int | None) -> int:
+    """Processes to use where `workers` is asked for: one per core where it is None, and one for a real engine, which
+    has the machine to itself, or inside a worker of a parallel sweep."""
+    is_worker = multiprocessing.parent_process() is not None
+    alone = is_worker or any(config.engine.kind != "sim" for config in configs)
+    return 1 if alone else workers or os.cpu_count() or 1
+
+
+def submit(workers: int, job: Callable[[], T]) -> Future[T]:
+    """Run a job on one of `workers` processes; with one, in this process, before the call returns."""
+    if workers > 1:
+        return _pool(workers).submit(job)
+    future: Future[T] = Future()
+    try:
+        future.set_result(job())
+    except Exception as error:
+        future.set_exception(error)
+    return future
+
+
+@contextmanager
+def ended_on_failure(workers: int) -> Iterator[None]:
+    """Where the block raises, the processes end; raises TwinServeError where one of them was killed."""
+    try:
+        yield
     except BrokenProcessPool:
         _pool.cache_clear()
         raise TwinServeError(
-            "a process of the search was killed, perhaps for want of memory; set capacity.workers=1"
+            "a process of the search was killed, perhaps for want of memory; use fewer: capacity.workers=1, "
+            "search.workers=1"
         ) from None
     except BaseException:
-        _end(workers)
+        if workers > 1:
+            _end(workers)
         raise
 
 

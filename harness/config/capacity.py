@@ -43,6 +43,7 @@ class SearchConfig(ConfigModel):
         direction: of the objective.
         trials: configurations to try, those of an earlier search in the folder included.
         time_s: begin no further trial after this many seconds; null sets no limit.
+        workers: trials at a time, each in a process of its own. With one, a trial runs its probes in parallel.
     """
 
     space: dict[str, str | Choices] | None = None
@@ -50,3 +51,4 @@ class SearchConfig(ConfigModel):
     direction: Direction = "maximize"
     trials: Annotated[int, Field(ge=1, le=100_000)] = 30
     time_s: PositiveFloat | None = None
+    workers: PositiveInt = 1

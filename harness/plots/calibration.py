@@ -33,11 +33,11 @@ def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
         "A calibration of the cost model", " · ".join(facts), rows, columns, (WIDTHS_IN[plot.width], tall), **options
     )
     left, right = grid.flat
-    _draw_constants(left, constants)
-    _draw_errors(right, errors)
+    _draw_constants(left, constants, plot)
+    _draw_errors(right, errors, plot)
     whole = f"{objective.get('before', np.nan):.2%} before, {objective.get('after', np.nan):.2%} after"
     head(left, "Constants", "before → after")
-    head(right, "Errors", f"{whole} {objective.get('evaluations', '')} evaluations")
+    head(right, "Errors", f"{whole}\n{objective.get('evaluations', 'unknown')} evaluations")
     return figure
 
 
@@ -56,7 +56,7 @@ def _errors(objective: Mapping[str, Any]) -> dict[str, tuple[float, float]]:
     return found or {"all": (objective.get("before", np.nan), objective.get("after", np.nan))}
 
 
-def _draw_constants(axes: Axes, constants: Mapping[str, tuple[float, float, float, float]]) -> None:
+def _draw_constants(axes: Axes, constants: Mapping[str, tuple[float, float, float, float]], plot: PlotConfig) -> None:
     """Each constant on an axis of its own, from its low to its high limit, or from 0 to its value."""
     labels = []
     for place, (name, (before, after, low, high)) in enumerate(constants.items()):
@@ -67,7 +67,8 @@ def _draw_constants(axes: Axes, constants: Mapping[str, tuple[float, float, floa
         for share, style in zip(at, (_BEFORE, _AFTER), strict=True):
             axes.plot([share], [place], "o", markersize=5, clip_on=False, zorder=3, **style)
         start = f"{before:.3g} → " if np.isfinite(before) else ""
-        labels.append(f"{name.replace('_', ' ')}\n{start}{after:.3g}")
+        shown = plot.name(name) if plot.name(name) != name else name.replace("_", " ")
+        labels.append(f"{shown}\n{start}{after:.3g}")
     axes.set_yticks(range(len(labels)), labels, size=6.5, color=INK)
     axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_xlim(-0.03, 1.03)
@@ -75,13 +76,13 @@ def _draw_constants(axes: Axes, constants: Mapping[str, tuple[float, float, floa
     axes.grid(False)
 
 
-def _draw_errors(axes: Axes, errors: Mapping[str, tuple[float, float]]) -> None:
+def _draw_errors(axes: Axes, errors: Mapping[str, tuple[float, float]], plot: PlotConfig) -> None:
     for place, (before, after) in enumerate(errors.values()):
         axes.plot([100 * before, 100 * after], [place, place], color=GREY, linewidth=0.8)
         for value, style in ((before, _BEFORE), (after, _AFTER)):
             axes.plot([100 * value], [place], "o", markersize=5, zorder=3, **style)
     axes.axvline(0, color=GREY, linewidth=0.8)
-    axes.set_yticks(range(len(errors)), list(errors), size=6.5, color=INK)
+    axes.set_yticks(range(len(errors)), [plot.name(name) for name in errors], size=6.5, color=INK)
     axes.set_ylim(len(errors) - 0.4, -0.6)
     axes.set_xlabel("error, %")
     axes.xaxis.set_major_formatter(lambda value, _: number(value))

@@ -8,28 +8,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.plots.style import COLORS, GREY, LIGHT, head, legend, log_axis, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, GREY, LIGHT, fitting, head, legend, log_axis
 
 _BAND = 0.1
 _MARKERS = "o^sD"  # the next one when all colours are taken
-_LABEL_INCHES = 0.09  # of a character of the legend beyond the first few
+_PANEL_IN = 2.6
 
 
-def draw_rows(table: pd.DataFrame, subtitle: str, by: str = "tensor_parallel_size", title: str = "GPUs") -> Figure:
+def draw_rows(
+    table: pd.DataFrame, subtitle: str, plot: PlotConfig, by: str = "tensor_parallel_size", title: str = "GPUs"
+) -> Figure:
     """A panel each for TTFT and TPOT: simulated over measured, a colour for each value of the column `by`.
 
     `table` has a row per benchmark with ttft_ms, tpot_ms, simulated_ttft_ms, simulated_tpot_ms.
     """
     values = sorted(table[by].unique())
-    width = 7.6 + _LABEL_INCHES * max(0, max(len(str(value)) for value in values) - 4)
-    figure, grid = panels("Public measurements, simulated", subtitle, 1, 2, (width, 3.6))
-    for axes, name in zip(grid[0], ("tpot", "ttft"), strict=True):
+    figure, grid = fitting("Public measurements, simulated", subtitle, 2, plot, _PANEL_IN)
+    for axes, name in zip(grid, ("tpot", "ttft"), strict=True):
         _draw(axes, table, name, by, values)
+        head(axes, plot.name(f"Mean {name.upper()}"), _facts(table, name))
     handles = [
-        Line2D([], [], marker=_marker(i), linestyle="", color=COLORS[i % len(COLORS)], label=str(value))
+        Line2D([], [], marker=_marker(i), linestyle="", color=COLORS[i % len(COLORS)], label=plot.name(str(value)))
         for i, value in enumerate(values)
     ]
-    legend(figure, handles, title)
+    legend(figure, handles, title, plot)
     return figure
 
 
@@ -50,9 +53,11 @@ def _draw(axes: Axes, table: pd.DataFrame, name: str, by: str, values: list[obje
     axes.set_ylim(low, high)
     axes.set_xlabel(f"measured {name.upper()}, ms")
     axes.set_ylabel("simulated, ms")
-    errors = np.abs(simulated / measured - 1)
-    facts = f"error: median {np.median(errors):.1%}, p90 {np.quantile(errors, 0.9):.1%}; grey: ±10 %"
-    head(axes, f"Mean {name.upper()}", facts)
+
+
+def _facts(table: pd.DataFrame, name: str) -> str:
+    errors = np.abs(table[f"simulated_{name}_ms"] / table[f"{name}_ms"] - 1)
+    return f"error: median {errors.median():.1%}, p90 {errors.quantile(0.9):.1%}; grey: ±10 %"
 
 
 def _marker(i: int) -> str:

@@ -59,7 +59,8 @@ def draw_latency(result: RunResult, summary: Mapping[str, Any], plot: PlotConfig
     title = "Latency distributions, and their tails"
     figure, grid = _pairs(title, run_subtitle(summary), len(names), plot)
     for (whole, tail), name in zip(grid, names, strict=True):
-        _draw_pair(whole, tail, name, pooled[name], _limit_s(summary, name))
+        facts = _draw_pair(whole, tail, name, pooled[name], _limit_s(summary, name))
+        head(whole, _short_name(name, plot), facts)
     _name_rows(grid, plot)
     return figure
 
@@ -100,7 +101,7 @@ def draw_distributions(
             slo_line(axes, "x", limit and limit * scale, unit if axes is whole else "")
         share_axis(whole)
         tail_axis(tail, _LEAST_TAIL * 10)
-        head(whole, NAMES[name].partition("(")[2].rstrip(")"))
+        head(whole, _short_name(name, plot))
     _name_rows(grid, plot)
     tails = {label: next(iter(found.values()))[_P99] for label, found in drawn.items()}
     ordered = sorted(drawn, key=lambda label: -tails[label])  # as their tails are, from top to bottom
@@ -177,7 +178,7 @@ def _pairs(title: str, subtitle: str, count: int, plot: PlotConfig) -> tuple[Fig
     if plot.width == "page":
         figure, grid = panels(title, subtitle, 2, count, (width, _CDF_IN + _TAIL_IN), sharex="col")
         return figure, [(grid[0, column], grid[1, column]) for column in range(count)]
-    figure, grid = panels(title, subtitle, count, 2, (width, 1.5 * count))
+    figure, grid = panels(title, subtitle, count, 2, (width, 1.75 * count))
     for axes in grid.flat:
         axes.tick_params(labelsize=6.5)
     return figure, [(grid[row, 0], grid[row, 1]) for row in range(count)]
@@ -194,7 +195,12 @@ def _name_rows(grid: Sequence[tuple[Axes, Axes]], plot: PlotConfig) -> None:
             head(tail, "share beyond")
 
 
-def _draw_pair(whole: Axes, tail: Axes, name: str, values: Gaps, limit_s: float | None) -> None:
+def _short_name(name: str, plot: PlotConfig) -> str:
+    return plot.name(NAMES[name].partition("(")[2].rstrip(")"))
+
+
+def _draw_pair(whole: Axes, tail: Axes, name: str, values: Gaps, limit_s: float | None) -> str:
+    """Draws the distribution and the tail of a latency; returns its percentiles and how many values are within it."""
     *points, p50, p99 = values.percentiles([*CURVE_PERCENTILES, 50, 99]).tolist()
     curve = np.array(points)
     marked = [np.array([limit_s])] if limit_s is not None else []
@@ -205,18 +211,17 @@ def _draw_pair(whole: Axes, tail: Axes, name: str, values: Gaps, limit_s: float 
     for label, share, value in (("p50", 0.5, p50), ("p99", 0.99, p99)):
         for axes, at in ((whole, share), (tail, 1 - share)):
             axes.plot([value * scale], [at], "o", color=COLORS[1], markersize=4, zorder=3, clip_on=False)
-        # below and to the right of a point on a rising curve, above and to the right on a falling one, is room
+        # below and to the right of a point on a rising curve, and to the right on a falling one, is room
         for axes, at, below in ((whole, share, True), (tail, 1 - share, False)):
             axes.annotate(
-                label, (value * scale, at), (5, -3 if below else 2), textcoords="offset points",
-                va="top" if below else "bottom", color=COLORS[1], size=7,
+                label, (value * scale, at), (5, -3 if below else 0), textcoords="offset points",
+                va="top" if below else "center", color=COLORS[1], size=7,
             )  # fmt: skip
     share_axis(whole)
     tail_axis(tail, max(min(0.5 / values.count, 0.005), _LEAST_TAIL / 10))
     counted = f"{values.count:,} " + ("gap" if name == "itl" else "request") + ("" if values.count == 1 else "s")
     within = "" if limit_s is None else f"{_share_within(values, limit_s):.1%} within SLO {duration_label(limit_s)}"
-    short = NAMES[name].partition("(")[2].rstrip(")")
-    head(whole, short, f"p50 {duration_label(p50)}, p99 {duration_label(p99)}\n{within or counted}")
+    return f"p50 {duration_label(p50)}, p99 {duration_label(p99)}\n{within or counted}"
 
 
 def _share_within(values: Gaps, limit_s: float) -> float:

@@ -31,7 +31,7 @@ def draw_profile(profile: Profile, plot: PlotConfig) -> Figure:
         "median times of one call",
     ]
     figure, axes = fitting("Operator times of a profile", " · ".join(facts), len(panels), plot, _PANEL_IN[plot.width])
-    drawn = [_draw(panel, *content) for panel, content in zip(axes, panels, strict=True)]
+    drawn = [_draw(panel, plot, *content) for panel, content in zip(axes, panels, strict=True)]
     figure.draw_without_rendering()  # places the axes, on which the names depend
     for panel, names in zip(axes, drawn, strict=True):
         name_ends(panel, names, size=6.5)
@@ -78,7 +78,7 @@ def _one(table: pd.DataFrame | None) -> _Curves:
     return [] if table is None or table.empty else [("", table)]
 
 
-def _draw(axes: Axes, title: str, x_label: str, x: str, curves: _Curves) -> list[Name]:
+def _draw(axes: Axes, plot: PlotConfig, title: str, x_label: str, x: str, curves: _Curves) -> list[Name]:
     """Draws the curves and returns their names with their ends."""
     names = []
     for place, (name, rows) in enumerate(curves):
@@ -87,11 +87,11 @@ def _draw(axes: Axes, title: str, x_label: str, x: str, curves: _Curves) -> list
         dashes = "-" if place < len(COLORS) else "--"
         axes.plot(known[x], known["time_us"], dashes, marker=".", markersize=3, linewidth=1, color=color)
         if name and len(known):
-            names.append(Name(float(known[x].iloc[-1]), float(known["time_us"].iloc[-1]), name, color))
+            names.append(Name(float(known[x].iloc[-1]), float(known["time_us"].iloc[-1]), plot.name(name), color))
     _log_limits(axes)
     axes.set_xlabel(x_label)
     axes.set_ylabel("µs")
-    head(axes, title)
+    head(axes, plot.name(title))
     return names
 
 

@@ -114,9 +114,15 @@ def head(axes: Axes, title: str, facts: str = "") -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Write the figure in the format of the path's suffix, whole or not at all; returns the path."""
+    """Write the figure in the format of the path's suffix, whole or not at all; returns the path.
+
+    The axes are placed once for all formats, before the figure is drawn: matplotlib would draw it twice for that.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context(_STYLE):
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
+            figure.set_layout_engine(None)
         write_whole(path, figure.savefig)
     return path
 
@@ -211,11 +217,15 @@ def spread_is_wide(values: npt.NDArray[Any]) -> bool:
     return bool(len(finite)) and finite.min() > 0 and finite.max() > LOG_SPREAD * finite.min()
 
 
-def legend(figure: Figure, handles: Sequence[Line2D], title: str) -> None:
-    """Beside the grid of axes; a long title is broken between its words."""
-    place = figure.legend(handles=handles, title=wrapped(title), loc="outside right center", fontsize=8)
-    place.set_frame_on(False)
-    place.get_title().set_fontsize(8)
+def legend(figure: Figure, handles: Sequence[Line2D], title: str, plot: PlotConfig) -> None:
+    """Right of the panels on a page, below them in a column; a long title is broken between its words."""
+    below = plot.width == "column"
+    columns = _legend_columns([str(handle.get_label()) for handle in handles]) if below else 1
+    place = figure.legend(
+        handles=handles, title=wrapped(title), loc="outside lower center" if below else "outside right center",
+        fontsize=7, frameon=False, ncols=columns,
+    )  # fmt: skip
+    place.get_title().set_fontsize(7)
     place.get_title().set_color(GREY)
 
 
@@ -225,11 +235,15 @@ def color_legend(figure: Figure, colors: Mapping[str, Any], plot: PlotConfig) ->
         return
     handles = [Line2D([], [], color=color, linewidth=2, label=wrapped(name)) for name, color in colors.items()]
     below = plot.width == "column"
-    columns = max(1, min(3, _LEGEND_CHARACTERS // (max(map(len, colors)) + 4)))
     figure.legend(
         handles=handles, loc="outside lower center" if below else "outside right center", fontsize=7,
-        labelcolor="linecolor", handlelength=1, frameon=False, ncols=columns if below else 1,
+        labelcolor="linecolor", handlelength=1, frameon=False, ncols=_legend_columns(list(colors)) if below else 1,
     )  # fmt: skip
+
+
+def _legend_columns(names: Sequence[str]) -> int:
+    """How many names fit beside one another in a column of a paper."""
+    return max(1, min(3, _LEGEND_CHARACTERS // (max(map(len, names)) + 4)))
 
 
 def wrapped(text: str) -> str:

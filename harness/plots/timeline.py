@@ -56,7 +56,8 @@ class _Bins:
 @dataclass(frozen=True)
 class _Panel:
     """One panel. absent: the text that replaces it where all values are zero. limit: what the values cannot exceed,
-    drawn where they come near it; `peak` is their highest value in a step."""
+    drawn where they come near it; `peak` is their highest value in a step. note: stands in brackets after the title;
+    facts: a line under it."""
 
     title: str
     unit: str
@@ -65,6 +66,7 @@ class _Panel:
     absent: str = ""
     limit: float | None = None
     peak: float = 0.0
+    note: str = ""
     facts: str = ""
 
     @property
@@ -95,7 +97,7 @@ def draw_timeline(result: RunResult, summary: Mapping[str, Any], plot: PlotConfi
     for axes, panel in zip(grid[:, 0], contents, strict=True):
         axes.stairs(panel.values, bins.edges, color=panel.color, fill=True, alpha=0.18)
         axes.stairs(panel.values, bins.edges, color=panel.color, linewidth=1.1, baseline=None)
-        head(axes, panel.title, panel.facts)
+        head(axes, plot.name(panel.title) + (f" ({panel.note})" if panel.note else ""), panel.facts)
         axes.set_ylabel(panel.unit)
         axes.set_ylim(0, panel.top)
         axes.locator_params(axis="y", nbins=3)
@@ -131,18 +133,19 @@ def draw_cache(result: RunResult, summary: Mapping[str, Any], plot: PlotConfig) 
         return None
     cached, prompt = bins.total(cached_per_step), bins.total(_column(result, "num_first_admitted_tokens"))
     cumulative = _share(np.cumsum(cached), np.cumsum(prompt))
-    size = (WIDTHS_IN[plot.width], 3.4)
+    size = (WIDTHS_IN[plot.width], 3.6)
     figure, grid = panels("Prefix cache", run_subtitle(summary), 2, 1, size, sharex=True)
     rate, tokens = grid[:, 0]
     rate.stairs(100 * _share(cached, prompt), bins.edges, color=LIGHT, baseline=None)
     rate.stairs(100 * cumulative, bins.edges, color=COLORS[0], baseline=None, linewidth=1.8)
-    head(rate, f"Hit rate: {cumulative[-1]:.1%} since the start (blue), per bin (grey)")
+    head(rate, plot.name("Hit rate"), f"{cumulative[-1]:.1%} since the start (blue), per bin (grey)")
     rate.set_ylabel("% of prompt")
     rate.set_ylim(0, 102)
     computed = prompt - cached
     tokens.stairs(prompt / bins.width, bins.edges, baseline=cached / bins.width, fill=True, color=COLORS[1], alpha=0.55)
     tokens.stairs(cached / bins.width, bins.edges, fill=True, color=COLORS[0], alpha=0.75)
-    head(tokens, f"Prompt: {_short(cached.sum())} cached (blue), {_short(computed.sum())} computed tokens (orange)")
+    facts = f"{_short(cached.sum())} cached (blue), {_short(computed.sum())} computed (orange)"
+    head(tokens, plot.name("Prompt tokens"), facts)
     tokens.set_ylabel("tok/s")
     tokens.set_ylim(0, None)
     plain_numbers(tokens, "y")
@@ -182,17 +185,24 @@ def _engine_state(result: RunResult, summary: Mapping[str, Any], bins: _Bins) ->
     used, preempted = _column(result, "num_used_blocks") / result.num_blocks, _column(result, "num_preempted")
     seats = (result.meta.get("config") or {}).get("max_num_seqs")
     of_seats = "" if seats is None else f" of {seats:,} seats"
-    pool = f"KV cache in use (peak {used.max():.1%} of the pool)"
-    queue, events = f"Waiting (peak {waiting.max():,})", f"Preemptions ({preempted.sum():,} in all)"
     return [
         _Panel(
-            f"Running (peak {running.max():,}{of_seats})", "requests", bins.mean(running), COLORS[2],
-            limit=seats, peak=float(running.max()),
+            "Running", "requests", bins.mean(running), COLORS[2], limit=seats, peak=float(running.max()),
+            note=f"peak {running.max():,}{of_seats}",
         ),
-        _Panel(queue, "requests", bins.mean(waiting), COLORS[1], absent="no waiting requests"),
-        _Panel(pool, "% of blocks", 100 * bins.mean(used), COLORS[3], limit=100.0, peak=100 * float(used.max())),
+        _Panel(
+            "Waiting", "requests", bins.mean(waiting), COLORS[1], absent="no waiting requests",
+            note=f"peak {waiting.max():,}",
+        ),
+        _Panel(
+            "KV cache in use", "% of blocks", 100 * bins.mean(used), COLORS[3], limit=100.0,
+            peak=100 * float(used.max()), note=f"peak {used.max():.1%}",
+        ),
         *_waste(result, summary, bins),
-        _Panel(events, "per s", bins.total(preempted) / bins.width, COLORS[7], absent="no preemptions"),
+        _Panel(
+            "Preemptions", "per s", bins.total(preempted) / bins.width, COLORS[7], absent="no preemptions",
+            note=f"{preempted.sum():,} in all",
+        ),
     ]  # fmt: skip
 
 

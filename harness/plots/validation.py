@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -11,11 +10,13 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
+from harness.config.plotting import PlotConfig
 from harness.measured.names import NAMES
 from harness.plots.latency import CURVE_PERCENTILES, seconds_axis, share_axis
 from harness.plots.latency import NAMES as LATENCY_NAMES
-from harness.plots.style import COLORS, GREY, head, log_axis, panels, plain_numbers, save
+from harness.plots.style import COLORS, GREY, WIDTHS_IN, fitting, head, log_axis, panels, plain_numbers
 from harness.results.latencies import LATENCIES
 from harness.results.tables import Floats
 
@@ -26,11 +27,9 @@ _LINES: dict[str, dict[str, Any]] = {
 }
 _TITLES = {name: LATENCY_NAMES.get(name, NAMES[name]) for name in LATENCIES}
 _MAX_POINTS = 4000  # of a scatter plot
-
-
-def write_figures(figures: Mapping[str, Figure | None], folder: Path) -> list[Path]:
-    """Write the figures for which there was data; keys are file names."""
-    return [save(figure, folder / name) for name, figure in figures.items() if figure is not None]
+_PANEL_IN = {"column": 1.6, "page": 2.2}
+_TITLE_ROW_IN = 0.18  # from the top of a panel, over its line of facts
+_SQUARE_IN = {"column": 2.9, "page": 2.6}  # of panels whose axes are about as high as wide
 
 
 def draw_latencies(
@@ -39,6 +38,7 @@ def draw_latencies(
     repeats: Sequence[pd.DataFrame],
     errors: pd.DataFrame,
     subtitle: str,
+    plot: PlotConfig,
 ) -> Figure | None:
     """Cumulative distributions over requests, a panel for each measured latency; repeats in grey.
 
@@ -51,18 +51,24 @@ def draw_latencies(
             curves[name] = [np.percentile(each, CURVE_PERCENTILES) for each in values]
     if not curves:
         return None
-    size = (3.1 * len(curves), 2.9)
-    figure, grid = panels("Latencies, measured and simulated", subtitle, 1, len(curves), size)
-    for axes, (name, drawn) in zip(grid[0], curves.items(), strict=True):
+    per_row = len(curves) if len(curves) < 4 else 2
+    title = "Latencies, measured and simulated"
+    figure, grid = fitting(title, subtitle, len(curves), plot, _PANEL_IN[plot.width], per_row)
+    for axes, (name, drawn) in zip(grid, curves.items(), strict=True):
         _draw_curves(axes, *drawn)
-        head(axes, _TITLES[name], _error_facts(errors, name))
-    grid[0][0].set_ylabel("share of requests")
-    _legend(grid[0][-1], "lower right")
+        head(axes, plot.name(_TITLES[name]), _error_facts(errors, name))
+        if _begins_row(axes):
+            axes.set_ylabel("share of requests")
+    _legend(grid[-1], "inside")
     return figure
 
 
 def draw_levels(
-    measured: pd.DataFrame, simulated: pd.DataFrame, levels: Mapping[str, Mapping[str, float]], subtitle: str
+    measured: pd.DataFrame,
+    simulated: pd.DataFrame,
+    levels: Mapping[str, Mapping[str, float]],
+    subtitle: str,
+    plot: PlotConfig,
 ) -> Figure | None:
     """Running, waiting and KV use over time, a panel for each of `levels`, which has its mean absolute difference.
 
@@ -71,7 +77,7 @@ def draw_levels(
     if not levels:
         return None
     times = measured["time"].to_numpy()
-    size = (9.0, 1.35 * len(levels) + 0.3)
+    size = (WIDTHS_IN[plot.width], 1.25 * len(levels) + 0.3)
     title = "The run over time, measured and simulated"
     figure, grid = panels(title, subtitle, len(levels), 1, size, sharex=True)
     for axes, (name, level) in zip(grid[:, 0], levels.items(), strict=True):
@@ -80,22 +86,26 @@ def draw_levels(
             axes.plot(times, table[name] * scale, drawstyle="steps-post", **style)
         difference = level["mean_abs_difference"] * scale
         unit = "% of blocks" if scale == 100 else "requests"
-        head(axes, f"{NAMES[name]}: mean absolute difference {difference:.3g} {unit}")
+        head(axes, plot.name(NAMES[name]), f"mean absolute difference {difference:.3g} {unit}")
         axes.set_ylabel(unit)
         highest = max(float(table[name].max()) for table in (measured, simulated)) * scale
-        axes.set_ylim(0, 1.3 * highest or 1.0)  # room for the legend
+        axes.set_ylim(0, 1.1 * highest or 1.0)
         axes.locator_params(axis="y", nbins=3)
         plain_numbers(axes, "y")
     grid[-1, 0].set_xlim(float(times.min()), float(times.max()))
     grid[-1, 0].set_xlabel("time since the first arrival, s")
     plain_numbers(grid[-1, 0], "x")
     figure.align_ylabels()
-    _legend(grid[0, 0], "upper right")
+    _legend(grid[0, 0], "above")
     return figure
 
 
 def draw_steps(
-    steps: pd.DataFrame, errors: Mapping[str, Mapping[str, float]], num_executions: int, subtitle: str
+    steps: pd.DataFrame,
+    errors: Mapping[str, Mapping[str, float]],
+    num_executions: int,
+    subtitle: str,
+    plot: PlotConfig,
 ) -> Figure | None:
     """Predicted over measured step times, a panel per kind of step; None without steps.
 
@@ -104,18 +114,24 @@ def draw_steps(
     kinds = [kind for kind in errors if kind != "all"]
     if not kinds:
         return None
-    size = (max(8.0, 3.2 * len(kinds)), 3.5)
-    figure, grid = panels("Step times of the measured plans, predicted and measured", subtitle, 1, len(kinds), size)
-    for axes, kind in zip(grid[0], kinds, strict=True):
+    title = "Step times of the measured plans, predicted and measured"
+    figure, grid = fitting(title, subtitle, len(kinds), plot, _SQUARE_IN[plot.width], per_row=3)
+    for axes, kind in zip(grid, kinds, strict=True):
         _draw_scatter(axes, *_points(steps[steps["kind"] == kind]))
         more = f", median of {num_executions}" if num_executions > 1 else ""
         axes.set_xlabel(f"measured{more}, ms")
         found = errors[kind]
         counted = f"{found['count']:,} step" + ("" if found["count"] == 1 else "s")
-        facts = f"{counted}   MAPE {found['mape_pct']:.1f}%   bias {found['bias_pct']:+.1f}%"
-        head(axes, f"{kind.capitalize()} steps", facts)
-    grid[0][0].set_ylabel("predicted, ms")
+        facts = f"{counted}\nMAPE {found['mape_pct']:.1f}%   bias {found['bias_pct']:+.1f}%"
+        head(axes, plot.name(f"{kind.capitalize()} steps"), facts)
+        if _begins_row(axes):
+            axes.set_ylabel("predicted, ms")
     return figure
+
+
+def _begins_row(axes: Axes) -> bool:
+    place = axes.get_subplotspec()
+    return place is not None and place.is_first_col()
 
 
 def _draw_curves(axes: Axes, measured: Floats, simulated: Floats, *repeats: Floats) -> None:
@@ -142,7 +158,6 @@ def _draw_scatter(axes: Axes, measured: Floats, predicted: Floats) -> None:
         log_axis(axes, which, low, high, num_ticks=7)
     axes.set_xlim(low, high)
     axes.set_ylim(low, high)
-    axes.set_aspect("equal")
 
 
 def _error_facts(errors: pd.DataFrame, name: str) -> str:
@@ -151,6 +166,12 @@ def _error_facts(errors: pd.DataFrame, name: str) -> str:
     return "   ".join(f"{label} {rows[key]:+.1f}%" for key, label in shown.items() if not np.isnan(rows[key]))
 
 
-def _legend(axes: Axes, place: Literal["lower right", "upper right"]) -> None:
+def _legend(axes: Axes, place: Literal["inside", "above"]) -> None:
+    """Inside below the curves of a distribution, or beside the title of a panel."""
     handles = [Line2D([], [], label=label, **style) for label, style in _LINES.items()]
-    axes.legend(handles=handles, loc=place, fontsize=8, frameon=False, ncols=1 if place == "lower right" else 2)
+    options: dict[str, Any] = {"loc": "lower right"}
+    if place == "above":
+        raised = ScaledTranslation(0, _TITLE_ROW_IN, axes.figure.dpi_scale_trans)
+        options |= {"bbox_to_anchor": (1.0, 1.0), "bbox_transform": axes.transAxes + raised, "borderaxespad": 0.0}
+        options |= {"ncols": 2}
+    axes.legend(handles=handles, fontsize=7, frameon=False, **options).set_in_layout(False)

@@ -30,7 +30,7 @@ from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
 
 KIND = "inferencex"
-_FIGURE = "validation_rows.png"
+_FIGURE = "validation_rows"
 
 
 def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict[str, Any]:
@@ -53,9 +53,10 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     write_whole(output_dir / VALIDATION, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     if config.plots:
         from harness.plots.closed_loops import draw_rows  # imported late, as it brings matplotlib
-        from harness.plots.style import save
+        from harness.plots.style import styled, write_figures
 
-        save(draw_rows(table, _subtitle(config, path)), output_dir / _FIGURE)
+        with styled():
+            write_figures({_FIGURE: draw_rows(table, _subtitle(config, path), config.plot)}, output_dir, config.plot)
     _print(document, table, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     return document

@@ -36,13 +36,16 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
 
     For another engine's run it is `config` with the measured arrivals, and with the KV pool that the record tells
     unless `num_blocks` is configured. For a run of our own engine it is the configuration and KV pool of that run, with
-    the cost model and device of `config`.
+    the cost model, device and figures of `config`.
     """
     if run.own is None:
         told = None if run.kv_tokens is None else max(1, run.kv_tokens // config.block_size)
         num_blocks = config.num_blocks if config.num_blocks is not None else told
         return config.model_copy(update={"arrival": TraceArrival(), "num_blocks": num_blocks})
-    taken = ("task", "engine", "cost", "device", "validation", "calibration", "progress", "plots")
+    taken = (
+        "task", "engine", "cost", "device", "validation", "calibration", "progress", "plots", "plot", "figures",
+        "perfetto", "perfetto_window",
+    )  # fmt: skip
     update = {name: getattr(config, name) for name in taken}
     update |= {"arrival": TraceArrival(), "num_blocks": run.own.result.num_blocks}
     assert config.engine.kind == "sim"

@@ -78,24 +78,28 @@ def _replays(config: RunConfig, runs: list[MeasuredRun], priced: CostModel) -> l
 
 def _draw(validation: Validation, folder: Path) -> None:
     from harness.plots import validation as plots  # imported late, as it brings matplotlib
+    from harness.plots.style import styled, write_figures
 
+    plot = validation.config.plot
     subtitle = shown_in_grey = validation.subtitle()
     if validation.config.validation.step_times == "median":
         shown_in_grey += " · steps at the median of their executions, grey: of half of the executions"
     elif validation.repeats:
-        shown_in_grey += f" · grey: {len(validation.repeats)} repeats, errors from the median of all"
+        count = len(validation.repeats)
+        shown_in_grey += f" · grey: {count} repeat{'s' if count > 1 else ''}, errors from the median of all"
     tables = validation.measured, validation.simulated, validation.repeats
-    figures = {
-        "validation_latency.png": plots.draw_latencies(*tables, validation.errors, shown_in_grey),
-        "validation_levels.png": plots.draw_levels(
-            validation.measured_levels, validation.simulated_levels, validation.levels, subtitle
-        ),
-    }
-    if validation.steps:
-        replay = validation.steps[0]
-        errors = replay.summary()["errors"]
-        figures["validation_steps.png"] = plots.draw_steps(replay.steps, errors, replay.num_executions, subtitle)
-    plots.write_figures(figures, folder)
+    levels = validation.measured_levels, validation.simulated_levels, validation.levels
+    with styled():
+        figures = {
+            "validation_latency": plots.draw_latencies(*tables, validation.errors, shown_in_grey, plot),
+            "validation_levels": plots.draw_levels(*levels, subtitle, plot),
+        }
+        if validation.steps:
+            replay = validation.steps[0]
+            errors = replay.summary()["errors"]
+            found = plots.draw_steps(replay.steps, errors, replay.num_executions, subtitle, plot)
+            figures["validation_steps"] = found
+        write_figures(figures, folder, plot)
 
 
 def _profile_warnings(run: MeasuredRun, priced: CostModel | None) -> list[str]:

@@ -14,6 +14,12 @@ ROOT = Path(__file__).resolve().parents[2]
 CONF = ROOT / "conf"
 TRACES = ROOT.parent / "shared" / "traces"
 GROUND_TRUTH = ROOT.parent / "shared" / "ground_truth"
+# A model for runs of the real engine of which the decisions are looked at.
+SMALLEST = (
+    "engine=cpu", "engine.num_threads=1", "model=tiny", "model.num_layers=1", "model.hidden_size=64",
+    "model.num_attention_heads=2", "model.num_kv_heads=1", "model.head_dim=32", "model.intermediate_size=96",
+    "model.vocab_size=512",
+)  # fmt: skip
 
 
 def composed(*overrides: str) -> DictConfig:

@@ -33,7 +33,8 @@ def test_in_interpreter(modules: list[str], loops: bool) -> None:
     if loops and old and np.lib.NumpyVersion(np.__version__) >= "2.4.0":
         pytest.skip("the interpreter of triton 3.6 cannot loop to a bound known at run time with numpy 2.4")
     files = [f"tests/kernels/{module}.py" for module in modules]
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *files]
+    alone = ["-p", "no:cacheprovider", "-p", "no:hypothesispytest", "--confcutdir=tests/kernels"]  # imports less
+    command = [sys.executable, "-m", "pytest", "-q", "-x", *alone, *files]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     # Without this variable the inner pytest does not take itself for a worker of pytest-xdist.
     environment.pop("PYTEST_XDIST_WORKER", None)

@@ -38,9 +38,16 @@ def decode(case: Case, splits: int | None) -> torch.Tensor:
     return out.cpu().float()
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("splits", [1, 3])
-def test_decode(triton_device: str, shape: Shape, splits: int) -> None:
+@pytest.mark.parametrize(
+    ("splits", "shape"),
+    [
+        pytest.param(splits, shape, marks=[pytest.mark.slow] if (i + splits // 2) % 2 else [])
+        for splits in (1, 3)
+        for i, shape in enumerate(SHAPES)
+    ],
+    ids=str,
+)
+def test_decode(triton_device: str, splits: int, shape: Shape) -> None:
     edge = shape.block_size if shape.block_size <= 64 else 64
     case = make_case(shape, [], [0, 1, edge - 1, edge, edge + 1, 129], triton_device)
     expected = naive_attention(case)
@@ -109,7 +116,7 @@ def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
-@pytest.mark.parametrize(("group", "splits"), [(1, 3), (5, 3), (16, 2)])
+@pytest.mark.parametrize(("group", "splits"), [pytest.param(1, 3, marks=pytest.mark.slow), (5, 3), (16, 2)])
 def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits: int) -> None:
     """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
     case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)

@@ -169,10 +169,10 @@ def test_decode_step(triton_device: str, rows: int, block_size: int) -> None:
 )
 def test_sample(triton_device: str, dtype: torch.dtype, use_k: bool, use_p: bool) -> None:
     """The same tokens as the reference, for a vocabulary of several blocks, in greedy and in sampled rows."""
-    rows, vocabulary = 7, 4200
+    rows, vocabulary = 4, 4200
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(rows, vocabulary, generator=generator) * 3).to(triton_device, dtype)
-    temperature = (torch.arange(rows) % 4 * 0.4).to(triton_device)
+    temperature = (torch.arange(rows) * 0.4).to(triton_device)
     top_k = torch.arange(rows, dtype=torch.int32, device=triton_device) * 5 if use_k else None
     top_p = torch.linspace(0.0, 1.0, rows, device=triton_device) if use_p else None
     seeds = torch.randint(-(2**63), 2**63 - 1, (rows,), generator=generator).to(triton_device)

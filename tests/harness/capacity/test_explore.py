@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +20,7 @@ from tests.harness.builders import config, execute_in
 from tests.harness.capacity.worlds import ROOM, World
 
 optuna = pytest.importorskip("optuna")
-from harness.capacity import explore, space  # noqa: E402
+from harness.capacity import explore, pool, space  # noqa: E402
 
 TINY = (
     "task=search", "model=tiny", "device=laptop-cpu", "trace.num_requests=60", "arrival.rate=4",
@@ -61,7 +65,9 @@ def test_the_best_of_a_space_is_found_and_losers_are_given_up(made_up: list[int]
     assert int(best["overrides"]["max_num_seqs"]) >= 36
     given_up = [row for row in rows if row["given_up"]]
     assert given_up and len(made_up) == 12 - len(given_up) == len(table["rows"])
+    assert "the last -" not in search["sentence"]
     for row in given_up:  # all of them have clearly less than the best
+        assert row["value"] is None
         assert int(row["overrides"]["max_num_seqs"]) < 40
     assert table["rows"][table["best"]]["label"] == best["label"]
     assert (
@@ -90,6 +96,70 @@ def test_a_trial_that_was_interrupted_is_run_again(
     (left,) = study.trials
     execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=1"))
     assert made_up == [left.params["max_num_seqs"]]
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Threads in place of processes, which see what a test replaces."""
+    with ThreadPoolExecutor(4) as executor:
+        monkeypatch.setattr(pool, "_pool", lambda workers: executor)
+        monkeypatch.setattr(pool, "_end", lambda workers: None)
+        yield
+
+
+@pytest.mark.usefixtures("threads")
+def test_trials_at_a_time_are_all_told_to_one_study(
+    made_up: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    barrier, counts = threading.Barrier(4), itertools.count()
+    search = explore.search
+
+    def together(*arguments: Any) -> Any:
+        if next(counts) < 4:  # passes only if four trials are under way at once
+            barrier.wait(timeout=30)
+        return search(*arguments)
+
+    monkeypatch.setattr(explore, "search", together)
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=10", "search.workers=4"))
+    found, table = documents(tmp_path)
+    assert len(found["rows"]) == 10
+    done = [row for row in found["rows"] if row["value"] is not None]
+    assert len(done) == len(table["rows"]) == len(made_up) >= 4
+    for row in done:
+        assert row["value"] == pytest.approx(min(int(row["overrides"]["max_num_seqs"]), 40), rel=0.1)
+    assert found["rows"][found["best"]]["value"] == max(row["value"] for row in done)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("threads")
+def test_trials_that_were_interrupted_together_are_run_again(
+    made_up: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(explore, "search", interrupted)
+        execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=6", "search.workers=3"))
+    study = optuna.load_study(study_name="search", storage=f"sqlite:///{tmp_path / 'optuna.db'}")
+    left = sorted(trial.params["max_num_seqs"] for trial in study.trials)
+    assert len(left) == 3
+    execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=3", "search.workers=3"))
+    assert sorted(int(row["overrides"]["max_num_seqs"]) for row in documents(tmp_path)[0]["rows"]) == left
+
+
+@pytest.mark.slow
+def test_processes_find_what_one_finds(tmp_path: Path) -> None:
+    values = {}
+    for workers in (1, 2):
+        folder = tmp_path / str(workers)
+        given = ("search.objective=p99_e2el_ms", "search.direction=minimize", f"search.workers={workers}")
+        execute_in(folder, config(*TINY, *given, "search.space={max_num_seqs:[1,8,64]}", "search.trials=8"))
+        rows = json.loads((folder / "search.json").read_text())["rows"]
+        assert len(rows) == 8
+        values[workers] = {row["overrides"]["max_num_seqs"]: row["value"] for row in rows}
+    shared = values[1].keys() & values[2].keys()
+    assert shared and all(values[1][seats] == values[2][seats] for seats in shared)
 
 
 def test_another_space_in_the_folder_is_an_error(made_up: list[int], tmp_path: Path) -> None:

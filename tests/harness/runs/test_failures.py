@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import multiprocessing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,30 +16,15 @@ from harness.errors import EngineError  # noqa: E402
 from harness.results.files import read_results  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
 from harness.runs.run import run  # noqa: E402
-from tests.harness.builders import ROOT, config  # noqa: E402
+from tests.harness.builders import SMALLEST, config  # noqa: E402
 
 NUM_REQUESTS = 30
 SETTINGS = (
-    "engine=cpu", "model=tiny", "num_blocks=200", "engine.num_threads=1", "engine.warm_up=false", "plots=false",
-    "max_num_seqs=4", "arrival=all_at_once", "trace=synthetic", f"trace.num_requests={NUM_REQUESTS}",
+    *SMALLEST, "num_blocks=200", "engine.warm_up=false", "plots=false", "max_num_seqs=4", "arrival=all_at_once",
+    "trace=synthetic", f"trace.num_requests={NUM_REQUESTS}",
     "trace/lengths@trace.prompt=constant", "trace/lengths@trace.output=constant", "trace.prompt.value=20",
     "trace.output.value=8",
 )  # fmt: skip
-# Kills a worker when the fifth request has finished.
-KILLED_WORKER = """
-import multiprocessing, runpy
-from harness.runs.recorder import Recorder
-
-on_commit = Recorder.on_commit
-
-def kill_then_commit(self, outcome):
-    on_commit(self, outcome)
-    if self.num_done >= 5:
-        multiprocessing.active_children()[0].kill()
-
-Recorder.on_commit = kill_then_commit
-runpy.run_path("run.py", run_name="__main__")
-"""
 
 
 def check_results(folder: Path, cause: str) -> None:
@@ -99,9 +84,20 @@ def test_a_failing_warm_up_ends_in_one_line(tmp_path: Path, monkeypatch: pytest.
         run(config(*SETTINGS, "engine.warm_up=true"), tmp_path)
 
 
-def test_a_killed_worker_costs_no_finished_request(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", KILLED_WORKER, *SETTINGS, "tensor_parallel_size=2", f"hydra.run.dir={tmp_path}"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stderr.startswith("error: engine=cpu: rank ") and ended.stderr.count("\n") == 1
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_killed_worker_costs_no_finished_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    commit = Recorder.on_commit
+
+    def commit_and_kill(self: Recorder, outcome: Any) -> None:
+        commit(self, outcome)
+        if self.num_done >= 5:
+            for worker in multiprocessing.active_children()[:1]:
+                worker.kill()
+
+    monkeypatch.setattr(Recorder, "on_commit", commit_and_kill)
+    with pytest.raises(EngineError, match="^engine=cpu: rank ") as caught:
+        run(config(*SETTINGS, "tensor_parallel_size=2"), tmp_path)
+    assert "\n" not in str(caught.value) and capfd.readouterr().err == ""
     check_results(tmp_path, "exit code -9")

@@ -25,9 +25,9 @@ from harness.runs.run import run  # noqa: E402
 from harness.workload.arrivals import ClosedLoop, OpenLoop  # noqa: E402
 from harness.workload.prompts import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402
-from tests.harness.builders import config  # noqa: E402
+from tests.harness.builders import SMALLEST, config  # noqa: E402
 
-TINY = ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=800", "max_num_batched_tokens=256"]
+TINY = [*SMALLEST, "num_blocks=800", "max_num_batched_tokens=256"]
 
 
 def test_a_replay_leaves_the_tables_of_a_simulation(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_reserved_blocks_are_fewer_than_the_memory_has_room_for(tmp_path: Path) 
 
 
 def test_weights_of_another_model_are_neither_run_nor_profiled(tmp_path: Path) -> None:
-    shape = config("model=tiny").model.model_dump() | {"num_layers": 2}
+    shape = config(*TINY).model.model_dump() | {"num_layers": 2}
     settings = [*TINY, weights_folder(tmp_path / "weights", **shape)]
     with pytest.raises(ConfigError, match="set model.name=... model.num_layers=2$"):
         run(config(*settings), tmp_path / "out")

@@ -84,9 +84,16 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     assert measured.requests["replay_lag"].between(0, 1).all()
 
 
-@pytest.mark.parametrize("rule", [Contiguous(), Contiguous("requested", "best", 60)], ids=lambda rule: rule.reserve)
-@pytest.mark.parametrize("lookahead", [1, 8])
-def test_the_simulator_repeats_the_reservations_of_a_real_run(rule: Contiguous, lookahead: int) -> None:
+@pytest.mark.parametrize(
+    ("lookahead", "rule"),
+    [
+        (8, Contiguous()),
+        (1, Contiguous("requested", "best", 60)),
+        pytest.param(1, Contiguous(), marks=pytest.mark.slow),
+        pytest.param(8, Contiguous("requested", "best", 60), marks=pytest.mark.slow),
+    ],
+)
+def test_the_simulator_repeats_the_reservations_of_a_real_run(lookahead: int, rule: Contiguous) -> None:
     torch.set_num_threads(1)
     trace, options = make_trace(), SchedulerOptions(enable_prefix_caching=False)
     real = run_real(trace, options, 130, lookahead, contiguous=rule)

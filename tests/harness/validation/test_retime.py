@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 from harness.errors import ConfigError, MeasuredRunError  # noqa: E402
 from harness.results.files import read_results  # noqa: E402
 from harness.runs.replay import replay_paced  # noqa: E402
-from tests.harness.builders import config, execute_in  # noqa: E402
+from tests.harness.builders import SMALLEST, config, execute_in  # noqa: E402
 from tests.harness.measured_builders import change_summary, made_up, write_distserve  # noqa: E402
 from tests.harness.validation.test_secrets import SECRET, assert_no_secret, refer_to_secret  # noqa: E402
 
@@ -24,8 +24,8 @@ PREFIXES = [
     "trace=shared_prefix", "trace.num_prefixes=2", "trace.prefix_tokens=64", "trace.suffix.low=4",
     "trace.suffix.high=40", "trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=40",
 ]  # fmt: skip
-ENGINE = ["engine=cpu", "model=tiny", "engine.num_threads=1", "max_num_batched_tokens=64", "max_num_seqs=8"]
-STARVED = ["arrival=all_at_once", "num_blocks=20", "trace.num_requests=10"]
+ENGINE = [*SMALLEST, "max_num_batched_tokens=64", "max_num_seqs=8", "engine.warm_up=false", "num_blocks=400"]
+STARVED = ["arrival=all_at_once", "num_blocks=20", "trace.num_requests=10", "engine.warm_up=true"]
 
 
 def measure(folder: Path, *overrides: str) -> Path:

@@ -14,7 +14,7 @@ from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import load_measured
 from harness.results.files import read_results
 from harness.validation.validate import validate
-from tests.harness.builders import config, execute_in
+from tests.harness.builders import SMALLEST, config, execute_in
 from tests.harness.measured_builders import (
     STARVED,
     change_summary,
@@ -265,7 +265,7 @@ def test_settings_that_make_no_sense_are_refused(overrides: list[str], message: 
 def test_a_run_of_the_real_engine_is_replayed_exactly(lookahead: int, tmp_path: Path) -> None:
     pytest.importorskip("torch")
     overrides = [f"engine.max_lookahead_steps={lookahead}"]
-    overrides += ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=30", "max_num_batched_tokens=64"]
+    overrides += [*SMALLEST, "engine.warm_up=false", "num_blocks=30", "max_num_batched_tokens=64"]
     overrides += ["trace=shared_prefix", "trace.num_requests=16", "trace.num_prefixes=2", "trace.prefix_tokens=64"]
     overrides += ["trace.suffix.low=4", "trace.suffix.high=40", "arrival=all_at_once", "max_num_seqs=8"]
     overrides += ["trace/lengths@trace.output=uniform", "trace.output.low=1", "trace.output.high=60"]
