@@ -132,10 +132,8 @@ def resume_together(running: RunningSet, blocks: BlockManager, request: Request)
         running.beams[request] = None
 
 
-def without_readmitted(running: RunningSet, sequences: dict[Sequence, None]) -> dict[Sequence, None]:
+def without_readmitted(sequences: dict[Sequence, None]) -> dict[Sequence, None]:
     """Those of `sequences` that can give way alone: of readmitted beams, one may be in the planned step already."""
-    if not running.gathering:
-        return sequences
     return {sequence: None for sequence in sequences if sequence.request.num_common_blocks is None}
 
 

@@ -228,7 +228,7 @@ class StepPlanner(GivingWay):
         while num_missing > self._blocks.num_free_blocks:
             if self.reclaim(num_missing - self._blocks.num_free_blocks):
                 continue
-            victim = self._preempt_one(draft, beams.without_readmitted(self.running, unplanned))
+            victim = self._preempt_one(draft, beams.without_readmitted(unplanned))
             del unplanned[victim]
             if victim is sequence:
                 return False

@@ -54,6 +54,7 @@ _MUTANTS = [
            "        if False:\n            blocks.extend"),
     Mutant("beams that are back are not all known", "beams.py",
            "            blocks.register(beam, beam.num_computed_tokens)", "            pass"),
+    Mutant("a readmitted beam gives way alone", "step_planner.py", "beams.without_readmitted(unplanned)", "unplanned"),
     Mutant("kept beams get the common blocks twice", "beams.py",
            "(each for each in others if each in running.gathering and not each.num_computed_tokens)", "others"),
     Mutant("what beams keep is not counted", "waiting_queue.py",

@@ -135,6 +135,17 @@ def test_a_beam_that_waits_for_the_others_and_gives_way_computes_its_last_block_
     assert len(list(run(scheduler))) < 25 and request.num_output_tokens == 60
 
 
+def test_readmitted_beams_that_all_compute_do_not_give_way_to_a_prompt_of_the_same_step() -> None:
+    scheduler = make(
+        num_blocks=26, block_size=2, preemption="partial", allocation="chunk", victim="last",
+        long_prefill_token_threshold=1, enable_prefix_caching=False,
+    )  # fmt: skip
+    for i, (num_prompt_tokens, max_tokens) in enumerate([(10, 10), (27, 24), (18, 16)]):
+        scheduler.add(Request(i, num_prompt_tokens, max_tokens, num_sequences=2, is_beam_search=True))
+    scheduler.add(Request(3, 12, 3))
+    assert all(run(scheduler)) and not scheduler.unfinished
+
+
 def test_readmitted_beams_compute_their_common_blocks_once() -> None:
     scheduler, request = beams(8, max_tokens=20, num_blocks=20, enable_prefix_caching=False)
     for now in range(1, 6):
