@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -65,6 +66,17 @@ def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str]) -> N
         time.sleep(0.02)
 
 
+def seconds_used(session: int) -> dict[int, float]:
+    """Seconds of the processor that each process of a session has used, which grow as its work does on any machine."""
+    used = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[3]) == session:
+                used[int(path.parent.name)] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return used
+
+
 def test_noted_signals_call_once_and_held_ones_wait() -> None:
     calls: list[str] = []
     with interrupts.raised():
@@ -114,12 +126,13 @@ def test_the_second_interrupt_does_not_disturb_the_writing_and_the_third_ends_it
 def test_jobs_in_worker_processes_write_what_they_have(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
     process = start(
-        STARTED, "-m", "seed=1,2,3", "trace.num_requests=300000", "plots=false", f"hydra.sweep.dir={tmp_path}",
+        STARTED, "-m", "seed=1,2,3", "trace.num_requests=150000", "plots=false", f"hydra.sweep.dir={tmp_path}",
         "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
     )  # fmt: skip
     try:
         wait_for(lambda: len(list(tmp_path.glob("*/inputs.json"))) == 2, process)
-        time.sleep(2)
+        before = seconds_used(process.pid)
+        wait_for(lambda: sum(s > before.get(pid, 0) + 2 for pid, s in seconds_used(process.pid).items()) == 2, process)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate(timeout=90)
     finally:
