@@ -35,7 +35,7 @@ def test_the_committed_result_reaches_the_bar() -> None:
 
 def test_the_experiment_writes_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verdict, "LONG_RUN", 1500)
-    monkeypatch.setattr(verdict, "capacity", lambda case: 22.0)
+    monkeypatch.setattr(verdict, "capacity", lambda case: 24.0)
     out = tmp_path / "verdict.json"
     monkeypatch.setattr(
         sys, "argv", ["verdict", "--runs", "1", "--requests", "500", "--cases", "256 seats", "--out", str(out)]
