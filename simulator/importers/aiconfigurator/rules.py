@@ -49,7 +49,7 @@ class Host(NamedTuple):
     synchronous_sequence_us: float
 
 
-HOST = Host(step_us=900.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=38.0)
+HOST = Host(step_us=800.0, eager_layer_us=700.0, synchronous_step_us=0.0, synchronous_sequence_us=38.0)
 
 
 class MemoryRule(NamedTuple):
