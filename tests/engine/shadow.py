@@ -139,6 +139,8 @@ class ShadowExecutor:
         if plan is None:
             return None
         self._check_plan(plan)
+        if plan.preempted:  # who gives way and is admitted again in the same plan holds its blocks anew
+            holders = {block: [s for s in owners if s not in plan.preempted] for block, owners in holders.items()}
         return plan, step, holders
 
     def _check_losses(self, before: dict[Sequence, tuple[int, int]]) -> None:
