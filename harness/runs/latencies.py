@@ -42,21 +42,20 @@ def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: a
 
     Tokens that a step brings together have no gap between them.
     """
-    plans = plans.assign(first=np.cumsum(plans["num_steps"]) - plans["num_steps"])
-    decoding = plans[plans["num_decode_seqs"] > 0]
-    first, num_steps = decoding["first"].to_numpy(), decoding["num_steps"].to_numpy()
+    all_starts, all_steps, all_decodes = (
+        plans[name].to_numpy() for name in ("start_ns", "num_steps", "num_decode_seqs")
+    )
+    all_firsts = np.cumsum(all_steps) - all_steps
+    decoding = all_decodes > 0
+    starts, first, num_steps = all_starts[decoding], all_firsts[decoding], all_steps[decoding]
     ended = np.concatenate([[0], np.cumsum(durations)])
-    ends = decoding["start_ns"].to_numpy() + ended[first + num_steps] - ended[first]
-    first_ends = decoding["start_ns"].to_numpy() + durations[first]
+    ends = starts + ended[first + num_steps] - ended[first]
+    first_ends = starts + durations[first]
     shared = first_ends - np.concatenate([[0], ends])[:-1]  # since the decode step before, whichever plan it was in
-    weights = (decoding["num_decode_seqs"] - decoding["num_fresh"]).to_numpy()
-    plan = np.repeat(np.arange(len(plans)), plans["num_steps"].to_numpy())
-    later = np.arange(len(durations)) > plans["first"].to_numpy()[plan]
+    weights = (all_decodes - plans["num_fresh"].to_numpy())[decoding]
+    plan = np.repeat(np.arange(len(plans)), all_steps)
+    later = np.arange(len(durations)) > all_firsts[plan]
     single = np.frombuffer(single_gaps, dtype=np.int64)
     values = np.concatenate([single, shared[weights > 0], durations[later]])
-    counts = [
-        np.ones(len(single), np.int64),
-        weights[weights > 0],
-        plans["num_decode_seqs"].to_numpy()[plan][later],
-    ]
+    counts = [np.ones(len(single), np.int64), weights[weights > 0], all_decodes[plan][later]]
     return Gaps(values * NS, np.concatenate(counts))

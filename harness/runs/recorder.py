@@ -191,7 +191,7 @@ class Recorder:
         self._drop_half_recorded()
         for request in unfinished:
             self._add_request(request, STATUSES.index("unfinished"))
-        plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS))
+        plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
         durations = np.frombuffer(self._durations, dtype=np.int64)
         return RecordedRun(
             self._request_table(trace),
@@ -217,12 +217,12 @@ class Recorder:
             del self._drafts[-4:]
 
     def _request_table(self, trace: Trace) -> pd.DataFrame:
-        recorded = pd.DataFrame(_matrix(self._requests, len(_REQUEST_COLUMNS)), columns=list(_REQUEST_COLUMNS))
-        recorded = recorded.set_index("row").reindex(np.arange(len(trace.table)))
-        never_issued = recorded["status"].isna()
-        recorded = recorded.fillna({name: UNSET if name.endswith("_ns") else 0 for name in _REQUEST_COLUMNS[1:]})
-        recorded = recorded.astype(np.int64)
-        recorded.loc[never_issued, "status"] = STATUSES.index("unfinished")
+        unfinished = {"status": STATUSES.index("unfinished")}
+        never_issued = [unfinished.get(name, UNSET if name.endswith("_ns") else 0) for name in _REQUEST_COLUMNS]
+        values = np.tile(np.array(never_issued), (len(trace.table), 1))
+        done = _matrix(self._requests, len(_REQUEST_COLUMNS))
+        values[done[:, 0]] = done
+        recorded = pd.DataFrame(values, columns=list(_REQUEST_COLUMNS), copy=False)
         source = trace.table
         table = pd.DataFrame({"request_id": source["request_id"].to_numpy()})
         for column in ("session_id", "turn", *CLASS_COLUMNS):
