@@ -58,7 +58,7 @@ def _hand_over(blocks: BlockManager, sequence: Sequence, row: Sequence) -> None:
 
 def end_batch(running: RunningSet) -> None:
     """Release all padding if nobody else is left."""
-    if running.padding and len(running.padding) + len(running.ending) == len(running.sequences):
+    if len(running.padding) + len(running.ending) == len(running.sequences):
         for row in [*running.padding]:
             drop(running, row)
 

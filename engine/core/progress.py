@@ -62,7 +62,8 @@ class Progress:
                 if sequence in running.parked:
                     self.ready(sequence)
             running.returning.clear()
-        end_batch(running)
+        if running.padding:
+            end_batch(running)
 
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there: it takes part in the next plan, or with it all its beams."""
@@ -73,7 +74,8 @@ class Progress:
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, and the padding of its batch if nobody else is left of that."""
         self._running.abort(sequence)
-        end_batch(self._running)
+        if self._running.padding:
+            end_batch(self._running)
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
         self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
@@ -117,7 +119,8 @@ class Progress:
                     running.release(sequence)
                 else:
                     pad_or_release(running, self._blocks, sequence, self._pads_to)
-        end_batch(running)
+        if running.padding:
+            end_batch(running)
         return resumed_gaps
 
     def beams_to_replace(self, flight: Flight) -> list[Request]:
