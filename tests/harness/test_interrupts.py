@@ -132,7 +132,9 @@ def test_jobs_in_worker_processes_write_what_they_have(tmp_path: Path) -> None:
     try:
         wait_for(lambda: len(list(tmp_path.glob("*/inputs.json"))) == 2, process)
         before = seconds_used(process.pid)
-        wait_for(lambda: sum(s > before.get(pid, 0) + 0.7 for pid, s in seconds_used(process.pid).items()) == 2, process)
+        wait_for(
+            lambda: sum(s > before.get(pid, 0) + 0.7 for pid, s in seconds_used(process.pid).items()) == 2, process
+        )
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate(timeout=90)
     finally:
