@@ -13,7 +13,7 @@ _MUTANTS = [
     Mutant("what padding adds is found", "padding.py",
            "(sequence.block_hashes or [])[: row.num_registered_blocks] or None", "sequence.block_hashes"),
     Mutant("padding writes into what a fork holds", "padding.py", "if blocks.must_copy(row):", "if False:"),
-    Mutant("padding outlives its batch", "padding.py", "if running.padding and len(running.padding)",
+    Mutant("padding outlives its batch", "padding.py", "if len(running.padding)",
            "if 0 and len(running.padding)"),
     Mutant("padding outgrows its reservation", "padding.py", "end = min(longest, blocks.most_tokens(sequence)) if",
            "end = longest if"),
