@@ -95,7 +95,8 @@ class BasePolicy:
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         planner.decode(draft)
         budget = planner.max_num_batched_tokens - draft.num_decodes * planner.running.decodes.tokens_per_decode
-        budget = planner.continue_prefills(draft, budget)
+        if planner.running.prefilling:
+            budget = planner.continue_prefills(draft, budget)
         if not draft.is_starved:
             planner.admit(draft, budget, cut="any")
 

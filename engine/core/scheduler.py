@@ -160,7 +160,8 @@ class Scheduler:
         """
         planner, running = self._planners[lane], self._lanes[lane]
         assert not running.flights or (self.plans_ahead and len(running.flights) == 1), "commit the last plan first"
-        self._advance(lane)
+        if running.flights:
+            self._advance(lane)
         self.wait_until = None
         if not running.sequences and not self.waiting:
             return None

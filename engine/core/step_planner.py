@@ -34,14 +34,15 @@ class StepPlanner(GivingWay):
         super().__init__(blocks, waiting, running, preemption)
         self.limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
+        self._pool = blocks.pool
         self._offload = blocks.offload
         self._parking = Parking(blocks, waiting, running, limits)
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
-        running, blocks = self.running, self._blocks
-        if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
-            while (shortage := self.num_blocks_due() - blocks.num_free_blocks) > 0:
+        running, pool = self.running, self._pool
+        if running.forked or running.decodes.num_blocks_due() > pool.num_free:
+            while (shortage := self.num_blocks_due() - pool.num_free) > 0:
                 if not self.reclaim(shortage):
                     self._preempt_one(draft, self.candidates())
         self.plan_decodes(draft)
@@ -85,7 +86,7 @@ class StepPlanner(GivingWay):
             sequence = next(iter(unplanned))
             start = sequence.num_computed_tokens
             num_tokens = self.chunk_tokens(sequence.num_tokens - start, budget)
-            if self._pads_too_much(draft, num_tokens):
+            if self.limits.max_padding is not None and self._pads_too_much(draft, num_tokens):
                 break
             if self._make_room(draft, sequence, start + num_tokens, unplanned):
                 del unplanned[sequence]
@@ -198,13 +199,13 @@ class StepPlanner(GivingWay):
         num_tokens = wanted if wanted < budget else budget
         if wanted > budget and (cut == "never" or cut == "first" and draft.prefills):
             return 0
-        if self._pads_too_much(draft, num_tokens):
+        if limits.max_padding is not None and self._pads_too_much(draft, num_tokens):
             return 0
         is_beam = sequence.request.num_common_blocks is not None
         checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
         needed = blocks.blocks_needed(sequence, match, checked)
         needed += beams.missing_blocks(blocks, sequence) if is_beam else 0
-        if needed + self.num_kept_blocks > blocks.num_free_blocks:
+        if needed + self.num_kept_blocks > self._pool.num_free:
             num_matched = match.num_kept + len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
@@ -212,10 +213,9 @@ class StepPlanner(GivingWay):
 
     def _pads_too_much(self, draft: StepDraft, num_tokens: int) -> bool:
         """Whether one more prompt chunk, padded with those of the draft, would bring the step over a limit."""
-        limits = self.limits
-        if limits.max_padding is None or not draft.prefills:
+        if not draft.prefills:
             return False
-        return limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens)
+        return self.limits.pads_too_much((chunk.num_tokens for chunk in draft.prefills), num_tokens)
 
     def _make_room(
         self, draft: StepDraft, sequence: Sequence, num_tokens: int, unplanned: dict[Sequence, None]
@@ -225,8 +225,8 @@ class StepPlanner(GivingWay):
         False if it had to give way itself.
         """
         num_missing = self._blocks.blocks_for(num_tokens) - len(sequence.block_table)
-        while num_missing > self._blocks.num_free_blocks:
-            if self.reclaim(num_missing - self._blocks.num_free_blocks):
+        while num_missing > self._pool.num_free:
+            if self.reclaim(num_missing - self._pool.num_free):
                 continue
             victim = self._preempt_one(draft, beams.without_readmitted(unplanned))
             del unplanned[victim]

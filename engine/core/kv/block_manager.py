@@ -229,7 +229,8 @@ class BlockManager:
     def drop(self, sequence: Sequence) -> None:
         """Free all that `sequence` holds, on the device and in the host tier."""
         self.release(sequence)
-        self.drop_host_blocks(sequence)
+        if sequence.host_blocks is not None:
+            self.drop_host_blocks(sequence)
 
     def drop_host_blocks(self, sequence: Sequence) -> None:
         """Free what `sequence` holds in the host tier, if anything, and no other beam of its request."""

@@ -94,6 +94,8 @@ class BlockPool:
         """
         self.num_free -= count
         free = self._free
+        if count == 1 and free:
+            return [free.pop()]
         if len(free) >= count:
             split = len(free) - count
             blocks = free[split:]
