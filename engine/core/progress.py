@@ -132,12 +132,13 @@ class Progress:
 
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
         """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
-        running = self._running
+        running, request = self._running, sequence.request
         del running.prefilling[sequence]
-        started = [sequence]
         if sequence.num_forks:
             started = self._fork(sequence)
-        elif sequence.request.num_common_blocks is not None:
+        elif request.num_common_blocks is None:
+            started = [sequence]
+        else:
             started = gather(running, self._blocks, sequence)
         for each in started:
             each.add_tokens(1)
@@ -145,8 +146,8 @@ class Progress:
                 running.decodes.join(each)
             else:
                 self._end(flight, each, stopped)
-        if sequence.request.is_beam_search and sequence in running.decodes.sequences:
-            running.beams[sequence.request] = None
+        if request.is_beam_search and sequence in running.decodes.sequences:
+            running.beams[request] = None
         return started
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:

@@ -34,15 +34,14 @@ class StepPlanner(GivingWay):
         super().__init__(blocks, waiting, running, preemption)
         self.limits = limits
         self.max_num_batched_tokens = limits.max_num_batched_tokens
-        self._pool = blocks.pool
         self._offload = blocks.offload
         self._parking = Parking(blocks, waiting, running, limits)
 
     def decode(self, draft: StepDraft) -> None:
         """Let every decoding sequence compute one token, preempting until the blocks for that are there."""
-        running, pool = self.running, self._pool
-        if running.forked or running.decodes.num_blocks_due() > pool.num_free:
-            while (shortage := self.num_blocks_due() - pool.num_free) > 0:
+        running, blocks = self.running, self._blocks
+        if running.forked or running.decodes.num_blocks_due() > blocks.num_free_blocks:
+            while (shortage := self.num_blocks_due() - blocks.num_free_blocks) > 0:
                 if not self.reclaim(shortage):
                     self._preempt_one(draft, self.candidates())
         self.plan_decodes(draft)
@@ -96,7 +95,7 @@ class StepPlanner(GivingWay):
 
     def admit(self, draft: StepDraft, budget: int, *, cut: Cut) -> None:
         """Admit from the head of the queue while seats, blocks and `budget` tokens last."""
-        waiting, running, limits = self.waiting, self.running, self.limits
+        waiting, running, limits, blocks, offload = self.waiting, self.running, self.limits, self._blocks, self._offload
         if not limits.cuts_prompts:
             cut = "never"
         while budget > 0 and (sequence := waiting.candidate) is not None:
@@ -106,8 +105,8 @@ class StepPlanner(GivingWay):
                 if not self._parking.swap_in(draft, sequence):
                     return
                 continue
-            match = self._blocks.match(sequence) if self._offload is None else self._match(sequence)
-            is_parked = self._offload is not None and self._offload.must_wait(match)
+            match = blocks.match(sequence) if offload is None else self._match(sequence)
+            is_parked = offload is not None and offload.must_wait(match)
             if is_parked and self._parking.load(draft, sequence, match, budget):
                 continue
             num_tokens = 0 if is_parked else self._admissible_tokens(draft, sequence, match, budget, cut)
@@ -117,11 +116,11 @@ class StepPlanner(GivingWay):
                 return
             waiting.pop()
             num_held = match.num_cached_tokens + num_tokens if limits.allocates_chunks else sequence.num_tokens
-            draft.transfers += self._blocks.admit(sequence, match, num_held)
+            draft.transfers += blocks.admit(sequence, match, num_held)
             running.start(sequence, match, draft.now)
             draft.admitted.append(sequence)
             if sequence.request.num_common_blocks is not None:
-                draft.admitted += beams.seat(running, self._blocks, sequence)
+                draft.admitted += beams.seat(running, blocks, sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
 
@@ -205,7 +204,9 @@ class StepPlanner(GivingWay):
         checked = length if limits.checks_full_prompt or is_beam else match.num_cached_tokens + num_tokens
         needed = blocks.blocks_needed(sequence, match, checked)
         needed += beams.missing_blocks(blocks, sequence) if is_beam else 0
-        if needed + self.num_kept_blocks > self._pool.num_free:
+        if limits.watermark_blocks:
+            needed += self.num_kept_blocks
+        if needed > blocks.num_free_blocks:
             num_matched = match.num_kept + len(match.blocks)
             self.waiting.block_head(num_matched, suppliers(self.running, sequence, num_matched, blocks))
             return 0
@@ -225,8 +226,8 @@ class StepPlanner(GivingWay):
         False if it had to give way itself.
         """
         num_missing = self._blocks.blocks_for(num_tokens) - len(sequence.block_table)
-        while num_missing > self._pool.num_free:
-            if self.reclaim(num_missing - self._pool.num_free):
+        while num_missing > self._blocks.num_free_blocks:
+            if self.reclaim(num_missing - self._blocks.num_free_blocks):
                 continue
             victim = self._preempt_one(draft, beams.without_readmitted(unplanned))
             del unplanned[victim]

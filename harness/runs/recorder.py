@@ -180,7 +180,7 @@ class Recorder:
         counts = _counts(sequences[0])
         if len(sequences) > 1:
             counts = tuple(map(sum, zip(*map(_counts, sequences), strict=True)))
-        times = request.first_scheduled_time, request.first_token_time, finish
+        times: tuple[int | None, ...] = request.first_scheduled_time, request.first_token_time, finish
         if None in times:
             times = tuple(UNSET if time is None else time for time in times)
         self._requests.frombytes(_PACK_REQUEST(request.request_id, status, request.arrival_time, *times, *counts))

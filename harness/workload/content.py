@@ -48,8 +48,10 @@ def request_factory(
         return known + list(range(own + len(known), own + num_blocks[row]))
 
     has_contents = identities is not None or cache_outputs
-    if not (columns or has_contents or deadlines):
-        return lambda row, arrival_ns: Request(row, prompts[row], outputs[row], arrival_ns)
+    if not (columns or deadlines):
+        if not has_contents:
+            return lambda row, arrival_ns: Request(row, prompts[row], outputs[row], arrival_ns)
+        return lambda row, arrival_ns: Request(row, prompts[row], outputs[row], arrival_ns, block_hashes=contents(row))
 
     def make(row: int, arrival_ns: int) -> Request:
         options: dict[str, Any] = {name: values[row] for name, values in columns.items()}

@@ -29,7 +29,9 @@ class Decodes(Protocol):
         drafts: what became of the drafts of the steps that passed last; None without speculation.
     """
 
-    sequences: dict[Sequence, None]
+    @property
+    def sequences(self) -> abc.Mapping[Sequence, object]: ...
+
     fresh: dict[Sequence, None]
     findable: dict[Sequence, None]
     tokens_per_decode: int

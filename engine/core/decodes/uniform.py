@@ -33,7 +33,7 @@ class UniformDecodes:
         self.tokens_per_decode = 1
         self.drafts: Drafts | None = None
         self.clock = DecodeClock()
-        self.sequences: dict[Sequence, None] = {}
+        self.sequences: dict[Sequence, tuple[int, int]] = {}  # with the keys of their buckets
         self.fresh: dict[Sequence, None] = {}
         self.findable: dict[Sequence, None] = {}
         self._num_context_tokens = 0
@@ -46,13 +46,12 @@ class UniformDecodes:
     def join(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
-        self.sequences[sequence] = None
+        self.sequences[sequence] = phase, end = self._keys(sequence, length)
         self.fresh[sequence] = None
         self._num_context_tokens += length
         self._num_squared_context_tokens += length * length
         if sequence.block_hashes is not None and can_be_found(sequence):
             self.findable[sequence] = None
-        phase, end = self._keys(sequence, length)
         bucket = self._boundary.get(phase)
         if bucket is None:
             bucket = self._boundary[phase] = {}
@@ -65,12 +64,13 @@ class UniformDecodes:
 
     def remove(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
-        phase, end = self._keys(sequence, length)
-        del self.sequences[sequence]
-        self.fresh.pop(sequence, None)
+        phase, end = self.sequences.pop(sequence)
+        if self.fresh:
+            self.fresh.pop(sequence, None)
         self._num_context_tokens -= length
         self._num_squared_context_tokens -= length * length
-        self.findable.pop(sequence, None)
+        if self.findable:
+            self.findable.pop(sequence, None)
         bucket = self._boundary[phase]
         del bucket[sequence]
         if not bucket:
@@ -94,8 +94,8 @@ class UniformDecodes:
         return dict.fromkeys(self._due(0), 1)
 
     def grow(self, ahead: int, blocks: BlockManager) -> BlockGrowth:
-        due = self._due(ahead)
-        if not due:
+        due = self._boundary.get((self.clock.step + ahead) % self._block_size)
+        if due is None:
             return _NO_GROWTH
         taken = blocks.take(len(due))
         any(map(list.append, due.values(), taken))
@@ -164,7 +164,8 @@ class UniformDecodes:
         assert sum(map(len, self._boundary.values())) == sum(map(len, self._finish.values())) == len(self.sequences)
         assert self.fresh.keys() <= self.sequences.keys()
         for sequence in self.sequences:
-            phase, end = self._keys(sequence, sequence.num_tokens)
+            phase, end = self.sequences[sequence]
+            assert (phase, end) == self._keys(sequence, sequence.num_tokens)
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
