@@ -37,9 +37,7 @@ class PlanMaker:
         # Those that are ending are counted too.
         num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
         chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
-        num_copied = (
-            sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0
-        )  # within the device
+        num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
         horizon = 1
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)

@@ -10,7 +10,7 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
 from engine.core.padding import drop, end_batch, pad_or_release
 from engine.core.running_set import RunningSet
-from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.core.sequence import FINISHED, Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
 _ADMISSION = attrgetter("admission")
@@ -165,7 +165,7 @@ class Progress:
     def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
         """`sequence`, in no state now, has got its last token; what it generated past a stop is discarded."""
         running = self._running
-        sequence.leave(SequenceStatus.FINISHED)
+        sequence.leave(FINISHED)
         if running.forked:
             running.forked.pop(sequence, None)
         if running.beams:

@@ -18,7 +18,7 @@ from engine.core.kv.lower_tiers import land
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.preemption import Keeps, give_up_blocks
-from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.core.sequence import PREFILLING, Request, Sequence, SequenceStatus
 from engine.core.waiting_queue import WaitingQueue
 
 
@@ -80,7 +80,7 @@ class RunningSet:
 
     def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
         """Admit a sequence that has its first blocks, those of `match` computed."""
-        self._admit(sequence, SequenceStatus.PREFILLING, now)
+        self._admit(sequence, PREFILLING, now)
         if match is not NO_MATCH:
             match.count_for(sequence, self._blocks.block_size)
         self.prefilling[sequence] = None

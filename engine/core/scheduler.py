@@ -24,7 +24,7 @@ from engine.core.policy import Policy
 from engine.core.progress import Progress
 from engine.core.refusal import Refusal
 from engine.core.running_set import RunningSet
-from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
+from engine.core.sequence import FINISHED, Request, RequestRefusedError, Sequence, SequenceStatus
 from engine.core.step_planner import StepPlanner
 
 
@@ -219,7 +219,7 @@ class Scheduler:
         finished: list[Request] = []
         for sequence in flight.ended:
             request = sequence.request
-            request.num_unfinished -= sequence.status is SequenceStatus.FINISHED
+            request.num_unfinished -= sequence.status is FINISHED
             if not request.num_unfinished:
                 request.finish_time = now
                 del self._requests[request.request_id]

@@ -288,10 +288,10 @@ class Recorder:
 def _counts(sequence: Sequence) -> tuple[int, ...]:
     """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
     hits = sequence.cached_by_tier
+    host, disk = (hits.get(HOST, 0), hits.get(DISK, 0)) if hits else (0, 0)
     return (
         sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
-        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions,
-        hits.get(HOST, 0) if hits else 0, hits.get(DISK, 0) if hits else 0,
+        sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk,
     )  # fmt: skip
 
 

@@ -15,7 +15,8 @@ MUTANTS = [
     *BEAM_MUTANTS,
     *PADDING_MUTANTS,
     # -- decodes ------------------------------------------------------------------------------------------------------
-    Mutant("growth comes one step late", "decodes/uniform.py", "return (offset + 1) %", "return (offset + 2) %"),
+    Mutant("growth comes one step late", "decodes/uniform.py", "phase, end = (offset + 1) %",
+           "phase, end = (offset + 2) %"),
     Mutant("S1 forgets who left", "decodes/uniform.py", "        self._num_context_tokens -= length\n", ""),
     Mutant("S2 forgets who left", "decodes/uniform.py", "        self._num_squared_context_tokens -= length * length\n",
            ""),

@@ -33,7 +33,7 @@ class UniformDecodes:
         self.tokens_per_decode = 1
         self.drafts: Drafts | None = None
         self.clock = DecodeClock()
-        self.sequences: dict[Sequence, tuple[int, int]] = {}  # with the keys of their buckets
+        self.sequences: dict[Sequence, tuple[int, int]] = {}  # with boundary phase and final clock value
         self.fresh: dict[Sequence, None] = {}
         self.findable: dict[Sequence, None] = {}
         self._num_context_tokens = 0
@@ -46,7 +46,8 @@ class UniformDecodes:
     def join(self, sequence: Sequence) -> None:
         length = sequence.num_tokens
         sequence.start_decoding(self.clock)
-        self.sequences[sequence] = phase, end = self._keys(sequence, length)
+        offset = self.clock.step - length
+        self.sequences[sequence] = phase, end = (offset + 1) % self._block_size, offset + sequence.end_length
         self.fresh[sequence] = None
         self._num_context_tokens += length
         self._num_squared_context_tokens += length * length
@@ -151,11 +152,6 @@ class UniformDecodes:
         """Sequences, with their block tables, that need a new block `ahead` decode steps from now."""
         return self._boundary.get((self.clock.step + ahead) % self._block_size, _NOTHING_DUE)
 
-    def _keys(self, sequence: Sequence, length: int) -> tuple[int, int]:
-        """The boundary phase and the final clock value, which do not change while the sequence decodes."""
-        offset = self.clock.step - length
-        return (offset + 1) % self._block_size, offset + sequence.end_length
-
     def check_integrity(self) -> None:
         """Prove that the buckets and sums say what the sequences say; raises AssertionError."""
         assert self._num_context_tokens == sum(s.num_tokens for s in self.sequences)
@@ -165,7 +161,8 @@ class UniformDecodes:
         assert self.fresh.keys() <= self.sequences.keys()
         for sequence in self.sequences:
             phase, end = self.sequences[sequence]
-            assert (phase, end) == self._keys(sequence, sequence.num_tokens)
+            offset = self.clock.step - sequence.num_tokens
+            assert (phase, end) == ((offset + 1) % self._block_size, offset + sequence.end_length)
             assert self._boundary[phase][sequence] is sequence.block_table
             assert sequence in self._finish[end] and end > self.clock.step
             assert sequence.num_computed_tokens == sequence.num_tokens - 1
