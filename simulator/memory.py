@@ -11,6 +11,7 @@ process took outside of torch since it started; the CUDA context, which is older
                multiprocessor. Before: the logits, sorted values, their indices of 64 bits, and scratch of the sort
     experts    Triton's buffers for all routed tokens, kept for all steps since vLLM 0.17: two of the largest rows
     library    cuBLAS's workspace and small inputs
+    weights    as torch's caching allocator counts them: a large tensor has a segment of whole 2 MiB to itself
 """
 
 from __future__ import annotations
@@ -18,10 +19,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from simulator.hardware import Device, ModelShape
+from simulator.quantization import Quantization
 
 GIB = 1 << 30
 EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
 _MIB = 1 << 20
+# Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
+_OWN_SEGMENT, _SEGMENT_STEP, _LEAST_SPLIT = 10 * _MIB, 2 * _MIB, _MIB
 _ASSUMED_MULTIPROCESSORS = 128  # of a GPU whose description does not say
 _NVLINK_BANDWIDTH = 150e9  # bytes/s, one direction: links of at least this are NVLink's
 
@@ -179,7 +183,7 @@ def size_kv_pool(
         outside = 0
     else:
         account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
-        weights += model.rotary_table_bytes
+        weights += model.rotary_table_bytes + _unsplit_bytes(model, tensor_parallel_size)
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
     free = usable - weights - activations - outside
@@ -199,6 +203,33 @@ def size_kv_pool(
         )
     parts = usable, weights, activations, outside, window_bytes
     return KVPool(num_blocks, block_size, block_bytes, *parts, has_drafter=drafter is not None)
+
+
+def _unsplit_bytes(model: ModelShape, tensor_parallel_size: int) -> int:
+    """Ends of the segments that hold the model's large weights on one rank, which count as allocated.
+
+    A tensor of at least `_OWN_SEGMENT` gets a segment of a multiple of `_SEGMENT_STEP`. What is left of it is split off
+    for other tensors if it is more than `_LEAST_SPLIT`; otherwise it belongs to the tensor. The two matrices of all
+    experts of a layer are one tensor each.
+    """
+    tp = tensor_parallel_size
+    count = max(1, model.num_experts)
+    sizes = [_element_bytes(model, model.attention_quantization, *matrix) for matrix in model.attention_matrices(tp)]
+    sizes += [count * _element_bytes(model, model.quantization, *matrix) for matrix in model.mlp_matrices(tp)]
+    embedding = model.vocab_size * model.hidden_size // tp * model.dtype_bytes
+    embeddings = 1 if model.tie_word_embeddings else 2
+    return model.num_layers * sum(map(_unsplit_end, sizes)) + embeddings * _unsplit_end(embedding)
+
+
+def _element_bytes(model: ModelShape, quantization: Quantization, rows: int, columns: int) -> int:
+    """Bytes of a matrix without its scales, which are tensors of their own."""
+    bits = 8 * model.dtype_bytes if quantization.weight_bits is None else quantization.weight_bits
+    return rows * columns * bits // 8
+
+
+def _unsplit_end(num_bytes: int) -> int:
+    rest = -num_bytes % _SEGMENT_STEP
+    return rest if num_bytes >= _OWN_SEGMENT and rest <= _LEAST_SPLIT else 0
 
 
 def _widest(model: ModelShape, tensor_parallel_size: int) -> int:

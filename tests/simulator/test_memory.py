@@ -58,6 +58,29 @@ def test_published_pools_are_met() -> None:
     assert list(beyond["model"]) == ["qwen2.5-72b"] and beyond["kv_gib"].item() < 4
 
 
+@pytest.mark.parametrize(
+    ("model", "ranks", "gib"),
+    [  # "Model loading took" of the same logs
+        ("qwen2.5-72b", 2, 67.80),  # the down projection of 231 MiB has a segment of 232
+        ("kimi-dev-72b", 4, 34.01),
+        ("phi-4", 1, 27.39),
+        ("qwen2.5-7b", 1, 14.25),
+        ("llama-3.1-8b", 1, 14.99),  # of whole segments
+    ],
+)
+def test_large_weights_fill_their_segments(model: str, ranks: int, gib: float) -> None:
+    pool = size_kv_pool(
+        shape(model, "none", "bfloat16", "auto"),
+        H100_80GB,
+        block_size=16,
+        tensor_parallel_size=ranks,
+        gpu_memory_utilization=0.95,
+        max_num_batched_tokens=8192,
+        max_num_seqs=1024,
+    )
+    assert pool.weight_bytes / GIB == pytest.approx(gib, abs=0.03)
+
+
 def test_every_line_fits_by_its_own_settings() -> None:
     line = read_lines().iloc[0]
     assert predicted(line).num_tokens == pytest.approx(line["tokens"], rel=1e-3)

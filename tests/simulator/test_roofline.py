@@ -117,10 +117,12 @@ def test_kv_pool_follows_the_formula() -> None:
     llama, account = load_model("llama-3.1-8b"), ACCOUNTS["vllm"]
     assert llama.kv_bytes_per_token() == 131072  # 128 KiB, as in vLLM's log for this model
     settings = {"gpu_memory_utilization": 0.9, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
-    for tp, block_size in ((1, 16), (2, 64), (8, 1)):
+    # Embeddings and LM head take 1002, 501 and 125.25 MiB each; their segments 1002, 502 and 126.
+    for tp, block_size, segment_ends in ((1, 16, 0), (2, 64, 2 << 20), (8, 1, 3 << 19)):
         pool = size_kv_pool(llama, H100, block_size=block_size, tensor_parallel_size=tp, **settings)  # type: ignore[arg-type]
         assert pool.block_bytes == 2 * 32 * block_size * (8 // tp) * 128 * 2
-        held = llama.weight_bytes(tp) + llama.rotary_table_bytes + account.held_outside(H100, tp)
+        assert pool.weight_bytes == llama.weight_bytes(tp) + llama.rotary_table_bytes + segment_ends
+        held = pool.weight_bytes + account.held_outside(H100, tp)
         free = int(H100.memory_bytes * 0.9) - held - account.activation_bytes(llama, H100, 8192, 256, tp)
         assert pool.num_blocks == free // pool.block_bytes
         assert f"{pool.num_blocks:,} blocks" in pool.describe() and f"{pool.block_bytes:,} bytes" in pool.describe()
