@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -194,10 +194,11 @@ class Recorder:
             self._add_request(request, STATUSES.index("unfinished"))
         plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
         durations = np.frombuffer(self._durations, dtype=np.int64)
+        gaps = token_gaps(plans, durations, self._single_gaps)  # before the large tables, as it needs memory for a while
         return RecordedRun(
             self._request_table(trace),
-            self._step_table(plans, durations),
-            token_gaps(plans, durations, self._single_gaps),
+            pd.DataFrame(self._step_columns(plans, durations), copy=False),
+            gaps,
             None if self._spans is None else self._spans.table(trace.table["request_id"].to_numpy()),
         )
 
@@ -245,44 +246,53 @@ class Recorder:
         table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS
         return with_latencies(table, recorded)
 
-    def _step_table(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> pd.DataFrame:
+    def _step_columns(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> dict[str, Any]:
         num_steps = plans["num_steps"].to_numpy()
         plan = np.repeat(np.arange(len(plans)), num_steps)  # the plan of each step
         first = np.cumsum(num_steps) - num_steps  # the first step of each plan
         ahead = np.arange(len(durations)) - first[plan]
-        ended = np.cumsum(durations)
-        start_ns = plans["start_ns"].to_numpy()[plan] + (ended - durations) - (ended - durations)[first][plan]
-        growth = np.zeros(len(durations), dtype=np.int64)
-        events = _matrix(self._growth, 3)
-        growth[first[events[:, 0]] + events[:, 1]] = events[:, 2]
-        grown = np.cumsum(growth)
-        steps = pd.DataFrame({"step": np.arange(len(durations)), "start_time": start_ns * NS})
-        steps["duration"] = durations * NS
+        ended = np.cumsum(durations) - durations
+        start_ns = plans["start_ns"].to_numpy()[plan] + ended - ended[first][plan]
+        steps: dict[str, Any] = {"step": np.arange(len(durations)), "start_time": start_ns * NS, "duration": durations * NS}
+        del ended, start_ns
         for column in _PLAN_COLUMNS[2:-1]:
-            steps[column] = plans[column].to_numpy()[plan]
+            steps[column] = _spread(plans[column].to_numpy(), plan)
         base = steps["num_context_tokens"]
         padding = ahead * steps["num_padding_tokens"]  # of ended sequences, as steps after the first have no prompts
         contexts = base + ahead * steps["num_decode_seqs"] + padding
         drafts = _matrix(self._drafts, 4)
-        contexts.loc[drafts[:, 0]] = drafts[:, 1]
+        contexts[drafts[:, 0]] = drafts[:, 1]
         for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
-            steps[column] = np.bincount(drafts[:, 0], drafts[:, i], len(steps)).astype(np.int64)
+            steps[column] = np.zeros(len(durations), dtype=np.int64)
+            np.add.at(steps[column], drafts[:, 0], drafts[:, i])
         gained = contexts - base - padding
         steps["num_context_tokens"] = contexts
         steps["num_kv_tokens"] += gained
         if self._reserves:
             steps["num_reserved_slots"] -= gained
+        del base, padding, gained
+        growth = np.zeros(len(durations), dtype=np.int64)
+        events = _matrix(self._growth, 3)
+        growth[first[events[:, 0]] + events[:, 1]] = events[:, 2]
+        grown = np.cumsum(growth)
         steps["num_used_blocks"] += grown - grown[first][plan]
+        del growth, grown
         # What happens once per plan happens in its first step.
         for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
-            steps.loc[ahead > 0, column] = 0
-        for column, values in self._transfers.step_columns(first, len(durations)).items():
-            steps[column] = values
-        steps["transfer_time"] = steps.pop("wait_ns") * NS
+            if steps[column].any():
+                steps[column][ahead > 0] = 0
+        steps |= self._transfers.step_columns(first, len(durations))
+        waits = steps.pop("wait_ns")
+        steps["transfer_time"] = waits * NS if waits.any() else np.zeros(len(durations))
         times = _matrix(self._times, len(_TIME_COLUMNS))
         for i, column in enumerate(_TIME_COLUMNS):
             steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
         return steps
+
+
+def _spread(values: NDArray[np.int64], plan: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The value of the plan of each step; of zeros that are never written, the system keeps no memory."""
+    return values[plan] if values.any() else np.zeros(len(plan), dtype=np.int64)
 
 
 def _counts(sequence: Sequence) -> tuple[int, ...]:
