@@ -11,7 +11,7 @@ from array import array
 from dataclasses import dataclass
 from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -23,6 +23,7 @@ from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
 from harness.runs.latencies import NS, UNSET, seconds, token_gaps, with_latencies
 from harness.runs.span_log import SpanLog
+from harness.runs.step_columns import TIME_COLUMNS, matrix
 from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
@@ -42,7 +43,6 @@ _REQUEST_COLUMNS = (
 )  # fmt: skip
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
 _PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
-_TIME_COLUMNS = ("schedule_time", "prepare_time", "execute_time", "sample_time")  # of steps on a real clock
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
@@ -192,19 +192,23 @@ class Recorder:
         self._drop_half_recorded()
         for request in unfinished:
             self._add_request(request, STATUSES.index("unfinished"))
-        plans = pd.DataFrame(_matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
+        plans = pd.DataFrame(matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
         durations = np.frombuffer(self._durations, dtype=np.int64)
-        gaps = token_gaps(plans, durations, self._single_gaps)  # before the large tables, as it needs memory for a while
+        gaps = token_gaps(plans, durations, self._single_gaps)  # first, as it needs memory for a while
+        steps = step_columns(
+            plans, durations, matrix(self._growth, 3), matrix(self._drafts, 4),
+            matrix(self._times, len(TIME_COLUMNS)), self._transfers, reserves=self._reserves,
+        )  # fmt: skip
         return RecordedRun(
             self._request_table(trace),
-            pd.DataFrame(self._step_columns(plans, durations), copy=False),
+            pd.DataFrame(steps, copy=False),
             gaps,
             None if self._spans is None else self._spans.table(trace.table["request_id"].to_numpy()),
         )
 
     def _drop_half_recorded(self) -> None:
         """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
-        num_plans, width = len(self._plans) // len(_PLAN_COLUMNS), len(_TIME_COLUMNS)
+        num_plans, width = len(self._plans) // len(_PLAN_COLUMNS), len(TIME_COLUMNS)
         if self._times:
             num_plans = min(num_plans, len(self._times) // width)
         del self._plans[num_plans * len(_PLAN_COLUMNS) :]
@@ -222,7 +226,7 @@ class Recorder:
         unfinished = {"status": STATUSES.index("unfinished")}
         never_issued = [unfinished.get(name, UNSET if name.endswith("_ns") else 0) for name in _REQUEST_COLUMNS]
         values = np.tile(np.array(never_issued), (len(trace.table), 1))
-        done = _matrix(self._requests, len(_REQUEST_COLUMNS))
+        done = matrix(self._requests, len(_REQUEST_COLUMNS))
         values[done[:, 0]] = done
         recorded = pd.DataFrame(values, columns=list(_REQUEST_COLUMNS), copy=False)
         source = trace.table
@@ -246,54 +250,6 @@ class Recorder:
         table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS
         return with_latencies(table, recorded)
 
-    def _step_columns(self, plans: pd.DataFrame, durations: NDArray[np.int64]) -> dict[str, Any]:
-        num_steps = plans["num_steps"].to_numpy()
-        plan = np.repeat(np.arange(len(plans)), num_steps)  # the plan of each step
-        first = np.cumsum(num_steps) - num_steps  # the first step of each plan
-        ahead = np.arange(len(durations)) - first[plan]
-        ended = np.cumsum(durations) - durations
-        start_ns = plans["start_ns"].to_numpy()[plan] + ended - ended[first][plan]
-        steps: dict[str, Any] = {"step": np.arange(len(durations)), "start_time": start_ns * NS, "duration": durations * NS}
-        del ended, start_ns
-        for column in _PLAN_COLUMNS[2:-1]:
-            steps[column] = _spread(plans[column].to_numpy(), plan)
-        base = steps["num_context_tokens"]
-        padding = ahead * steps["num_padding_tokens"]  # of ended sequences, as steps after the first have no prompts
-        contexts = base + ahead * steps["num_decode_seqs"] + padding
-        drafts = _matrix(self._drafts, 4)
-        contexts[drafts[:, 0]] = drafts[:, 1]
-        for i, column in enumerate(("num_drafted_tokens", "num_accepted_tokens"), 2):
-            steps[column] = np.zeros(len(durations), dtype=np.int64)
-            np.add.at(steps[column], drafts[:, 0], drafts[:, i])
-        gained = contexts - base - padding
-        steps["num_context_tokens"] = contexts
-        steps["num_kv_tokens"] += gained
-        if self._reserves:
-            steps["num_reserved_slots"] -= gained
-        del base, padding, gained
-        growth = np.zeros(len(durations), dtype=np.int64)
-        events = _matrix(self._growth, 3)
-        growth[first[events[:, 0]] + events[:, 1]] = events[:, 2]
-        grown = np.cumsum(growth)
-        steps["num_used_blocks"] += grown - grown[first][plan]
-        del growth, grown
-        # What happens once per plan happens in its first step.
-        for column in ("num_preempted", "num_first_admitted_tokens", "num_cached_tokens"):
-            if steps[column].any():
-                steps[column][ahead > 0] = 0
-        steps |= self._transfers.step_columns(first, len(durations))
-        waits = steps.pop("wait_ns")
-        steps["transfer_time"] = waits * NS if waits.any() else np.zeros(len(durations))
-        times = _matrix(self._times, len(_TIME_COLUMNS))
-        for i, column in enumerate(_TIME_COLUMNS):
-            steps[column] = times[plan, i] * NS / num_steps[plan] if len(times) else np.nan
-        return steps
-
-
-def _spread(values: NDArray[np.int64], plan: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The value of the plan of each step; of zeros that are never written, the system keeps no memory."""
-    return values[plan] if values.any() else np.zeros(len(plan), dtype=np.int64)
-
 
 def _counts(sequence: Sequence) -> tuple[int, ...]:
     """The counts of a request's row, from "num_output_tokens" on, of one of its sequences."""
@@ -303,7 +259,3 @@ def _counts(sequence: Sequence) -> tuple[int, ...]:
         sequence.num_output_tokens, sequence.num_cached_tokens, sequence.num_recomputed_tokens,
         sequence.num_preemptions, sequence.num_swaps, sequence.num_partial_preemptions, host, disk,
     )  # fmt: skip
-
-
-def _matrix(buffer: array[int], num_columns: int) -> NDArray[np.int64]:
-    return np.frombuffer(buffer, dtype=np.int64).reshape(-1, num_columns)

@@ -28,6 +28,7 @@ from numpy.typing import NDArray
 from engine.core.work import StepWork
 from simulator.costs.attention import AttentionCost, deviation
 from simulator.costs.decode_batch import DecodeBatch
+from simulator.costs.known_times import KnownTimes
 from simulator.costs.profile_curves import all_reduce_of, curve_of, operators, rest_of, unused_constants
 from simulator.hardware import ModelShape
 from simulator.profile.checks import check_fits
@@ -101,8 +102,8 @@ class ProfiledCost:
         self._sequence_ns = host[1] * _US
         self._eager_ns = profile.meta.eager_step_us * _US
         self._prefill_layers_ns = values["prefill_layer_us"] * _US * profile.meta.num_layers
-        self._tokens_ns: dict[int, float] = {}
-        self._heads_ns: dict[int, float] = {}
+        self._tokens_ns = KnownTimes()
+        self._heads_ns = KnownTimes()
         self._decodes: dict[tuple[int, int], DecodeBatch] = {}
         self._outside: Counter[str] = Counter()
         self._farthest: dict[str, float] = {}
@@ -218,9 +219,9 @@ class ProfiledCost:
     def _layers(self, num_tokens: int) -> float:
         """The operators by tokens and the all-reduces."""
         time = self._tokens_ns.get(num_tokens)
-        if time is None:
+        if not time:
             time = self._tokens.total(num_tokens, round_up=self._meta.round_up_tokens) + self._all_reduce(num_tokens)
-            self._tokens_ns[num_tokens] = time
+            self._tokens_ns.keep(num_tokens, time)
         return time
 
     def _heads(self, num_sampled: int) -> float:
@@ -228,8 +229,9 @@ class ProfiledCost:
         if num_sampled == 0:
             return 0.0
         time = self._heads_ns.get(num_sampled)
-        if time is None:
-            time = self._heads_ns[num_sampled] = self._sequences.total(num_sampled, round_up=False)
+        if not time:
+            time = self._sequences.total(num_sampled, round_up=False)
+            self._heads_ns.keep(num_sampled, time)
         return time
 
     def _copying(self, num_blocks: int) -> float:

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
+from simulator.costs.known_times import KnownTimes
 from simulator.hardware import Device, ModelShape
 from simulator.quantization import NONE, Quantization
 
@@ -81,9 +82,9 @@ class RooflineCost:
         self._window_pair_ns = model.num_sliding_layers * 4 * heads * model.head_dim / self._plain.flops_per_ns
         windowed_bytes = model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
         self._window_token_ns = windowed_bytes / self._bytes_per_ns
-        self._layers_ns: dict[int, float] = {}
-        self._head_ns: dict[int, float] = {}
-        self._decode_base_ns: dict[int, float] = {}
+        self._layers_ns = KnownTimes()
+        self._head_ns = KnownTimes()
+        self._decode_base_ns = KnownTimes()
 
     def step_ns(self, work: StepWork) -> int:
         per_decode = work.tokens_per_decode
@@ -136,19 +137,20 @@ class RooflineCost:
     def _decode_base(self, num_tokens: int) -> float:
         """All but attention of a step of decodes that compute `num_tokens` tokens."""
         base = self._decode_base_ns.get(num_tokens)
-        if base is None:
+        if not base:
             base = self._overhead_ns + self._layers(num_tokens) + self._head(num_tokens)
-            self._decode_base_ns[num_tokens] = base
+            self._decode_base_ns.keep(num_tokens, base)
         return base
 
     def _layers(self, num_tokens: int) -> float:
         """All layers but attention itself, for `num_tokens` tokens."""
         time = self._layers_ns.get(num_tokens)
-        if time is None:
+        if not time:
             layer = sum([self._linear(matrix, num_tokens) for matrix in self._attention])
             all_reduce = self._all_reduce(num_tokens)
             layer += self._mlp(num_tokens) + self._elementwise(num_tokens) + 2 * all_reduce
-            time = self._layers_ns[num_tokens] = self._model.num_layers * layer + all_reduce
+            time = self._model.num_layers * layer + all_reduce
+            self._layers_ns.keep(num_tokens, time)
         return time
 
     def _head(self, num_sampled: int) -> float:
@@ -156,12 +158,12 @@ class RooflineCost:
         if num_sampled == 0:
             return 0.0
         time = self._head_ns.get(num_sampled)
-        if time is None:
+        if not time:
             model = self._model
             logits_bytes = 3 * 4 * num_sampled * model.vocab_size / self._tp
             time = self._linear(self._lm_head, num_sampled)
             time += logits_bytes / self._bytes_per_ns
-            self._head_ns[num_sampled] = time
+            self._head_ns.keep(num_sampled, time)
         return time
 
     def _products(self, quantization: Quantization, device: Device) -> _Products:
