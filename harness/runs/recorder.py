@@ -23,7 +23,7 @@ from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
 from harness.runs.latencies import NS, UNSET, seconds, token_gaps, with_latencies
 from harness.runs.span_log import SpanLog
-from harness.runs.step_columns import TIME_COLUMNS, matrix
+from harness.runs.step_columns import TIME_COLUMNS, matrix, step_columns
 from harness.runs.transfer_log import TransferLog
 from harness.workload.trace import CLASS_COLUMNS, Trace
 
