@@ -46,5 +46,8 @@ def _lacks_room(planner: StepPlanner, num_seats: int, num_blocks: int, without: 
     for sequence in without or ():
         num_seats -= 1 + sequence.num_forks
         num_blocks -= len(sequence.block_table)
+    for sequence in planner.running.prefilling.keys() - (without or ()):  # they go on before anybody is admitted
+        left = sequence.num_tokens - sequence.num_computed_tokens
+        num_blocks += planner.missing_blocks(sequence, planner.chunk_tokens(left, left))
     num_blocks += planner.num_kept_blocks + planner.num_blocks_due()
     return num_seats + planner.running.num_seats > planner.limits.max_num_seqs or num_blocks > planner.num_free_blocks

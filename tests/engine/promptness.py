@@ -170,6 +170,9 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     sizes = [] if plan is None else [chunk.num_tokens for chunk in plan.prefills]
     if options.policy == "static" and (lane.running.sequences and (num_decodes or not sizes)):
         return False
+    decodes = lane.running.decodes
+    if options.policy == "static" and decodes.fresh.keys() != decodes.sequences.keys():
+        return False  # one that came back late computes its prompt when the batch has begun to decode
     decode_tokens = num_decodes * workload.tokens_per_decode if options.policy not in APART else 0
     budget = workload.max_num_batched_tokens - decode_tokens - sum(sizes)
     reserve = reserve_of(workload) if lane.running.sequences else 0
