@@ -5,12 +5,15 @@ percentile leaves room for: 1 % at the 99th. Compared are log odds, z = logit(sh
 SLO holds just so. The share of a run is an unbiased estimate, whatever the run's length. The percentile itself is not:
 a run that is short against the time over which the queue changes rarely meets a crisis, and its p99 is too low.
 
-Near the capacity c, z = slope * (x - c + spread * noise) + counting noise, where x is the logarithm of the load and
-each run has a normal noise of its own, as it draws more or less work than others. Far from it the line bends: a share
-far below the room, or far above, says only on which side of the capacity the probe is. The posterior is taken on a
-grid of (c, slope, spread); all c are equally likely beforehand, slope and spread are lognormal about what chat traffic
-has on several systems, with wide margins. The capacity is the load where the mean share of many runs is the room. That
-is below c, since a crisis adds more to a mean than a calm run takes from it.
+Near the capacity c the mean odds of long runs are exp(slope * (x - c)) times those of the room, where x is the logarithm
+of the load. The odds of one run of n requests are lognormal about that mean: their logarithm has the variance
+v = log(1 + memory / n) and lies v / 2 below the logarithm of the mean. A short run thus has a z that is mostly too low,
+and sometimes far too high; a run of any length counts by what its length is worth. `memory` is in requests: how much work
+a run draws by chance moves its z as a different load would, by `spread` in the logarithm of the load for a run of
+_USUAL requests, and slow requests that come alone add 1 / room. Far from the capacity the line bends: a share far below
+the room, or far above, says only on which side of the capacity the probe is. The posterior is taken on a grid of
+(c, slope, spread); all c are equally likely beforehand, slope and spread are lognormal about what chat traffic has on
+several systems, with wide margins.
 """
 
 from __future__ import annotations
@@ -27,27 +30,24 @@ from scipy.special import log_ndtr, ndtri
 Floats = npt.NDArray[np.float64]
 
 _SLOPES, _SLOPE, _SLOPE_DOUBT = np.geomspace(2.0, 400.0, 18), 50.0, 1.0
-# Of runs of _USUAL requests; longer ones differ less, by the root. The number of arrivals varies by 0.7 %, their tokens
-# by as much, and how they fall together by somewhat more.
-_SPREADS, _SPREAD, _SPREAD_DOUBT = np.geomspace(0.003, 0.03, 9), 0.015, 0.4
+# Closed loops have 0.02, a limit on TTFT that breaks in rare long queues has 0.06.
+_SPREADS, _SPREAD, _SPREAD_DOUBT = np.geomspace(0.005, 0.1, 10), 0.03, 0.6
 _USUAL = 20_000
 _NUM_CAPACITIES = 161
 _CALM, _CRISIS = -1.2, 2.5  # z below and above which a share says only on which side of the capacity it is
-_SHORT_RUN = 0.05  # what the load of a run shorter than the longest is uncertain by besides (of logarithm)
-_STRAY = 0.05  # probability that a share was raised by what is not the load, such as a few very long prompts
+_STRAY = 0.02  # probability that a share was raised by what is not the load, such as a few very long prompts
 _REACH = 0.7  # how far beyond the probes the capacity may be (of logarithm): a factor of 2
 _TAIL, _FAR_TAIL = 0.025, 1e-4
 
 
 class Point(NamedTuple):
-    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, whether it was
-    overloaded, which no capacity is, and how many requests beyond the limit come together."""
+    """What a probe says: the load, the share of requests beyond the limit, how many requests it had, and whether it was
+    overloaded, which no capacity is."""
 
     load: float
     share: float
     num_requests: int
     overloaded: bool = False
-    clump: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,34 +87,23 @@ def estimate(points: Sequence[Point], room: float) -> Estimate:
 def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floats, Floats]:
     """Logarithms of loads, ascending, and the probability that the capacity is below each."""
     centre, slope, spread = np.meshgrid(grid, _SLOPES, _SPREADS, indexing="ij")
+    memory = (slope * spread) ** 2 * _USUAL + 1 / room
     log_likelihood = np.zeros(centre.shape)
-    longest = max(point.num_requests for point in points)
-    clump = _clump(points, room)
     for point in points:
-        line = slope * (math.log(point.load) - centre)
-        doubt = spread**2 * _USUAL / point.num_requests + (_SHORT_RUN**2 if point.num_requests < longest else 0.0)
-        sigma = np.sqrt(slope**2 * doubt + clump / (room * point.num_requests))
+        sigma = np.sqrt(np.log1p(memory / point.num_requests))
+        line = slope * (math.log(point.load) - centre) - _below_mean(sigma, room)
         log_likelihood += _log_likelihood(_log_odds(point.share, room), point.overloaded, line, sigma)
     log_likelihood -= (np.log(slope / _SLOPE) / _SLOPE_DOUBT) ** 2 / 2
     log_likelihood -= (np.log(spread / _SPREAD) / _SPREAD_DOUBT) ** 2 / 2
-    weights = np.exp(log_likelihood - log_likelihood.max())
-    values = (centre - _below_centre(slope, spread * math.sqrt(_USUAL / longest), room)).ravel()
-    order = np.argsort(values)
-    probability = np.cumsum(weights.ravel()[order])
-    return values[order], probability / probability[-1]
+    weights = np.exp(log_likelihood - log_likelihood.max()).sum(axis=(1, 2))
+    probability = np.cumsum(weights)
+    return grid, probability / probability[-1]
 
 
-def _below_centre(slope: Floats, spread: Floats, room: float) -> Floats:
-    """How far below c the mean share of runs is the room: that of lognormal shares, or, where most of the mean is of
-    runs with all requests beyond the limit, the load that only `room` of the runs exceed."""
-    return np.minimum((1 - 2 * room) * slope * spread**2 / 2, max(-float(ndtri(room)), 0.0) * spread)
-
-
-def _clump(points: Sequence[Point], room: float) -> float:
-    """How many requests beyond the limit come together while the SLO holds; independent ones would come alone."""
-    calm = [point for point in points if 0 < point.share <= room]
-    counts = [point.share * point.num_requests for point in calm]
-    return sum(n * point.clump for n, point in zip(counts, calm, strict=True)) / sum(counts) if calm else 1.0
+def _below_mean(sigma: Floats, room: float) -> Floats:
+    """How far the middle of the log odds of runs is below those of the mean share: that of lognormal shares, or, where
+    most of the mean is of runs with all requests beyond the limit, so that only `room` of the runs are such."""
+    return np.minimum((1 - 2 * room) * sigma**2 / 2, max(-float(ndtri(room)), 0.0) * sigma)
 
 
 def _log_likelihood(z: float, overloaded: bool, line: Floats, sigma: Floats) -> Floats:

@@ -32,7 +32,6 @@ from harness.runs.run import Served, serve_trace
 Bools = npt.NDArray[np.bool_]
 
 _PROBE = "probe.json"
-_BATCHES = 50
 _FILLING = 0.1  # of the requests at least: they meet a system that is not yet full
 
 
@@ -45,7 +44,6 @@ class Probe:
         beyond: share of requests beyond the limit of each latency, by its name; those that the system did not serve are
             beyond all. Requests that arrived while it filled are left out.
         share: the largest of them.
-        clump: how many requests beyond that limit come together, on average; they share a cause.
         latencies_ms: the percentile of the SLO of each of these latencies, over the same requests.
         guess: load at which the system itself would be full, as estimated from this run; 0 where that is not known.
         busy: share of the time of arrivals in which a step ran.
@@ -56,7 +54,6 @@ class Probe:
     num_requests: int
     folder: str
     share: float
-    clump: float
     beyond: Mapping[str, float]
     latencies_ms: Mapping[str, float]
     verdict: str
@@ -128,7 +125,6 @@ def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary:
         num_requests=len(result.requests),
         folder=name,
         share=max(beyond.values()),
-        clump=_clump(max(slow.values(), key=np.mean)),
         beyond=beyond,
         latencies_ms={each: _percentile(requests, each, config.metrics.slo.percentile) for each in beyond},
         verdict=summary["verdict"],
@@ -159,12 +155,6 @@ def beyond_limits(requests: pd.DataFrame, slo: SloConfig) -> dict[str, Bools]:
     """Which requests are beyond each limit given. An undefined TPOT, of a request with one token, is within."""
     unserved = (requests["status"] != "finished").to_numpy()
     return {name: unserved | (floats(requests, name) * 1e3 > limit) for name, limit in limits_ms(slo).items()}
-
-
-def _clump(slow: Bools) -> float:
-    """Mean number of slow requests around a slow one, among those of a 50th of the run; 1 where none is slow."""
-    batches = [float(part.sum()) for part in np.array_split(slow, _BATCHES)]
-    return sum(count**2 for count in batches) / sum(batches) if any(batches) else 1.0
 
 
 def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:

@@ -1,5 +1,8 @@
 """The search for a capacity: short probes find the neighbourhood, long ones the value.
 
+Long probes are as long as the precision needs: the interval narrows by the root of their requests, so that the requests
+still missing after a round are shared out among the probes that are left.
+
 Which probes are run depends on nothing but the outcomes of those before, so that a search can be repeated and gone on
 with, on any number of cores.
 """
@@ -22,8 +25,9 @@ _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
 _CLEARLY = 3.0  # of the room: a short run with fewer requests beyond the limit may do so by chance
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
 _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
-# Loads of a round, as quantiles of what is known of the capacity. Two rounds of two, as the first ones tell most.
-_ROUNDS = ((0.3, 0.7), (0.3, 0.7), (0.15, 0.4, 0.6, 0.85))
+_ROUND = (0.3, 0.7)  # loads of a round, as quantiles of what is known of the capacity
+_LONGEST = 6.0  # times `capacity.num_requests`: the longest probe
+_MARGIN = 2.0  # times the requests that the precision seems to need: they tell that badly
 
 
 class Ask(NamedTuple):
@@ -54,21 +58,23 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     held = [probe.holds(_CLEARLY * room) for probe in probes]
     if all(held) or not any(held):
         return Capacity(tuple(probes), None)
-    num_scouts, rounds = len(probes), 0
+    num_scouts, num_requests = len(probes), settings.num_requests
     found = estimate(points_of(probes), room)
     while len(probes) < settings.max_probes:
-        quantiles = _ROUNDS[min(rounds, len(_ROUNDS) - 1)][: settings.max_probes - len(probes)]
-        loads = [found.quantile(each) for each in quantiles]
-        probes += run([Ask(load, len(probes) + i, settings.num_requests) for i, load in enumerate(loads)])
+        loads = [found.quantile(each) for each in _ROUND[: settings.max_probes - len(probes)]]
+        probes += run([Ask(load, len(probes) + i, num_requests) for i, load in enumerate(loads)])
         found = estimate(points_of(probes), room)
-        rounds += 1
         if found.precision <= settings.precision * min(1.0, (len(probes) - num_scouts) / _ENOUGH):
             break
+        num_done = sum(probe.num_requests for probe in probes[num_scouts:])
+        missing = _MARGIN * num_done * ((found.precision / settings.precision) ** 2 - 1)
+        longest = _LONGEST * settings.num_requests
+        num_requests = round(min(max(missing / max(1, settings.max_probes - len(probes)), settings.num_requests), longest))
     return Capacity(tuple(probes), found)
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:
-    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded, probe.clump) for probe in probes]
+    return [Point(probe.load, probe.share, probe.num_requests, probe.overloaded) for probe in probes]
 
 
 def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> list[Probe]:
