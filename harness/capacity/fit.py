@@ -5,15 +5,15 @@ percentile leaves room for: 1 % at the 99th. Compared are log odds, z = logit(sh
 SLO holds just so. The share of a run is an unbiased estimate, whatever the run's length. The percentile itself is not:
 a run that is short against the time over which the queue changes rarely meets a crisis, and its p99 is too low.
 
-Near the capacity c the mean odds of long runs are exp(slope * (x - c)) times those of the room, where x is the logarithm
-of the load. The odds of one run of n requests are lognormal about that mean: their logarithm has the variance
-v = log(1 + memory / n) and lies v / 2 below the logarithm of the mean. A short run thus has a z that is mostly too low,
-and sometimes far too high; a run of any length counts by what its length is worth. `memory` is in requests: how much work
-a run draws by chance moves its z as a different load would, by `spread` in the logarithm of the load for a run of
-_USUAL requests, and slow requests that come alone add 1 / room. Far from the capacity the line bends: a share far below
-the room, or far above, says only on which side of the capacity the probe is. The posterior is taken on a grid of
-(c, slope, spread); all c are equally likely beforehand, slope and spread are lognormal about what chat traffic has on
-several systems, with wide margins.
+Near the capacity c the mean odds of long runs are exp(slope * (x - c)) times those of the room, where x is the
+logarithm of the load. The odds of one run of n requests are lognormal about that mean: their logarithm has the variance
+v = log(1 + memory / n), and its middle lies v / 2 below the logarithm of the mean. So a short run mostly says too
+little, now and then far too much, and runs of different lengths agree on c. `memory` is a number of requests: a run
+draws more or less work than others, which moves its z as another load would, by `spread` (of the logarithm of the load)
+in a run of _USUAL requests; slow requests that come alone add 1 / room. Far from the capacity the line bends: a share
+far below the room, or far above, says only on which side of the capacity the probe is. The posterior is taken on a grid
+of (c, slope, spread); all c are equally likely beforehand, slope and spread are lognormal about what chat traffic has
+on several systems, with wide margins.
 """
 
 from __future__ import annotations
@@ -76,19 +76,20 @@ def estimate(points: Sequence[Point], room: float) -> Estimate:
     """
     x = np.log([point.load for point in points])
     grid = np.linspace(x.min() - _REACH, x.max() + _REACH, _NUM_CAPACITIES)
-    values, probability = _posterior(points, grid, room)
     step = grid[1] - grid[0]  # a second, finer grid where the first has its mass
-    low, high = np.interp([_FAR_TAIL, 1 - _FAR_TAIL], probability, values) + [-2 * step, 2 * step]
-    values, probability = _posterior(points, np.linspace(low, high, _NUM_CAPACITIES), room)
-    low, middle, high = np.exp(np.interp([_TAIL, 0.5, 1 - _TAIL], probability, values))
-    return Estimate(float(middle), float(low), float(high), np.exp(values), probability)
+    low, high = np.interp([_FAR_TAIL, 1 - _FAR_TAIL], _posterior(points, grid, room), grid)
+    grid = np.linspace(low - 2 * step, high + 2 * step, _NUM_CAPACITIES)
+    probability = _posterior(points, grid, room)
+    low, middle, high = np.exp(np.interp([_TAIL, 0.5, 1 - _TAIL], probability, grid))
+    return Estimate(float(middle), float(low), float(high), np.exp(grid), probability)
 
 
-def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floats, Floats]:
-    """Logarithms of loads, ascending, and the probability that the capacity is below each."""
-    centre, slope, spread = np.meshgrid(grid, _SLOPES, _SPREADS, indexing="ij")
+def _posterior(points: Sequence[Point], grid: Floats, room: float) -> Floats:
+    """The probability that the capacity is below each load of `grid`, logarithms in ascending order."""
+    slope, spread = np.meshgrid(_SLOPES, _SPREADS, indexing="ij")
     memory = (slope * spread) ** 2 * _USUAL + 1 / room
-    log_likelihood = np.zeros(centre.shape)
+    centre = grid[:, None, None]
+    log_likelihood = np.zeros((len(grid), *slope.shape))
     for point in points:
         sigma = np.sqrt(np.log1p(memory / point.num_requests))
         line = slope * (math.log(point.load) - centre) - _below_mean(sigma, room)
@@ -96,8 +97,7 @@ def _posterior(points: Sequence[Point], grid: Floats, room: float) -> tuple[Floa
     log_likelihood -= (np.log(slope / _SLOPE) / _SLOPE_DOUBT) ** 2 / 2
     log_likelihood -= (np.log(spread / _SPREAD) / _SPREAD_DOUBT) ** 2 / 2
     weights = np.exp(log_likelihood - log_likelihood.max()).sum(axis=(1, 2))
-    probability = np.cumsum(weights)
-    return grid, probability / probability[-1]
+    return np.cumsum(weights) / weights.sum()
 
 
 def _below_mean(sigma: Floats, room: float) -> Floats:

@@ -66,11 +66,16 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
         found = estimate(points_of(probes), room)
         if found.precision <= settings.precision * min(1.0, (len(probes) - num_scouts) / _ENOUGH):
             break
-        num_done = sum(probe.num_requests for probe in probes[num_scouts:])
-        missing = _MARGIN * num_done * ((found.precision / settings.precision) ** 2 - 1)
-        longest = _LONGEST * settings.num_requests
-        num_requests = round(min(max(missing / max(1, settings.max_probes - len(probes)), settings.num_requests), longest))
+        num_left = settings.max_probes - len(probes)
+        num_requests = _length(probes[num_scouts:], num_left, found.precision, settings)
     return Capacity(tuple(probes), found)
+
+
+def _length(done: Sequence[Probe], num_left: int, precision: float, settings: CapacityConfig) -> int:
+    """Requests of the next probe, after long probes that are `done` and gave `precision`."""
+    missing = sum(probe.num_requests for probe in done) * ((precision / settings.precision) ** 2 - 1)
+    needed = _MARGIN * missing / max(1, num_left)
+    return round(min(max(needed, settings.num_requests), _LONGEST * settings.num_requests))
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:
