@@ -33,6 +33,7 @@ from kernels import (
     activation,
     decode_attention,
     decode_step,
+    fp8_experts,
     fp8_linear,
     keep_threshold,
     kv_store,
@@ -227,6 +228,20 @@ def product_in_float8() -> None:
     fp8_linear.fp8_gemm(quantized, x_scales, weight, torch.ones(48, 32), (128, 128), out)
 
 
+def experts_in_float8() -> None:
+    """Experts of 64 tokens (Qwen3-30B-A3B) with weights in float8, whose inputs are quantised."""
+    x, weight = torch.zeros(64, 2048, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=FP8_DTYPE)
+    w13, w2 = (
+        fp8_experts.Fp8Stack(weight.expand(128, n, k), torch.ones(1), (128, 128))
+        for n, k in ((1536, 2048), (2048, 768))
+    )
+    multiplies, fp8_experts.multiplies_float8 = fp8_experts.multiplies_float8, lambda _: True
+    try:
+        moe.fused_moe_triton(x, torch.zeros(64, 128, dtype=torch.bfloat16), w13, w2, 8, True)
+    finally:
+        fp8_experts.multiplies_float8 = multiplies
+
+
 def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     """(what, the call that launches it) of every kernel; a float8 cache needs 8.9 or later."""
     half = torch.bfloat16
@@ -234,6 +249,7 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     if capability >= 89:
         caches["fp8"] = FP8_DTYPE
         yield "fp8 weights", product_in_float8
+        yield "fp8 weights", experts_in_float8
     yield "", after_attention
     yield "", around_decode
     for name, cache in caches.items():
