@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -13,7 +15,7 @@ from kernels.launch import Launcher
 from kernels.moe_routing import Routing, route_triton
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
-ExpertWeights = Tensor | Fp8Stack
+ExpertWeights: TypeAlias = Tensor | Fp8Stack
 
 
 def fused_moe(
