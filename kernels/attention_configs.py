@@ -167,6 +167,8 @@ def _prefill_config(capability: int, head_dim: int, elements: Elements) -> Prefi
     chosen = _PREFILL[_row(capability)][elements]
     if head_dim > 128 and elements == "integers":
         return PrefillConfig(32, 16, 8, chosen.num_stages, 2)
+    if head_dim > 128 and elements == "float32" and _row(capability) == 80:
+        return PrefillConfig(8, 16, 4, chosen.num_stages, 2)  # 16 rows in 8 warps spill registers with Triton 3.6
     if head_dim > 128:
         warps = 8 if elements == "float32" else 4
         # A tile of the products of sm_100 takes half of the tensor memory, or all of it if the heads are wide.

@@ -149,7 +149,7 @@ def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
 def seat(running: RunningSet, blocks: BlockManager, leader: Sequence) -> list[Sequence]:
     """Seat the other beams of a request whose first was just admitted, with blocks of their own; returns them.
 
-    Those that kept the common blocks go on, the others wait until the first has computed these.
+    They compute what they lack, but those that lost common blocks first wait until the first has computed these.
     """
     _, *others = leader.request.sequences
     common = leader.request.num_common_blocks
@@ -160,7 +160,7 @@ def seat(running: RunningSet, blocks: BlockManager, leader: Sequence) -> list[Se
     for beam in others:
         beam.status = SequenceStatus.PREFILLING
         running.seat(beam)
-        if beam.block_table:
+        if beam.block_table or not common:
             blocks.extend(beam, beam.num_tokens)
             running.prefilling[beam] = None
         else:
@@ -176,16 +176,15 @@ def gather(running: RunningSet, blocks: BlockManager, beam: Sequence) -> list[Se
     common = request.num_common_blocks
     assert common is not None
     running.gathering[beam] = None
-    if beam is leader:
+    blocks.index.enter((leader.block_hashes or [])[:common])  # the others may go on from within a run
+    for other in (each for each in others if each in running.gathering and not each.num_computed_tokens):
         shared = leader.block_table[:common]
-        blocks.index.enter((leader.block_hashes or [])[:common])  # the others may go on from within a run
-        for other in (each for each in others if each in running.gathering and not each.num_computed_tokens):
-            blocks.pool.hold(shared)
-            other.block_table[:0] = shared
-            other.num_registered_blocks = min(common, leader.num_registered_blocks)
-            other.set_computed(common * blocks.block_size)
-            del running.gathering[other]
-            running.prefilling[other] = None
+        blocks.pool.hold(shared)
+        other.block_table[:0] = shared
+        other.num_registered_blocks = min(common, leader.num_registered_blocks)
+        other.set_computed(common * blocks.block_size)
+        del running.gathering[other]
+        running.prefilling[other] = None
     if not all(each in running.gathering for each in beams):
         return []
     request.num_common_blocks = None
@@ -219,4 +218,6 @@ def _check_group(running: RunningSet, request: Request) -> None:
     assert not any(inside) if is_suspended else all(inside), "a part of the beams decodes"
     assert (request in running.beams) == all(beam in running.decodes.sequences for beam in beams)
     if is_suspended:
+        waits = any(beam in running.gathering and not beam.num_computed_tokens for beam in beams)
+        assert not waits or request.num_common_blocks and beams[0] in running.prefilling, "a beam waits for nothing"
         assert any(beam in running.prefilling or beam in running.parked for beam in beams), "beams wait for nobody"

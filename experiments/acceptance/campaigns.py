@@ -50,7 +50,7 @@ def fidelity(context: Context) -> None:
 
 def _profile(context: Context, model: str) -> None:
     kind, case = ("cpu", "gpu_quick") if context.rehearse else ("gpu", f"gpu_{device_of(torch.cuda.get_device_name())}")
-    budget_s = 8 if context.rehearse else max(10.0, context.seconds_left() - START_UP_S)
+    budget_s = 20 if context.rehearse else max(10.0, context.seconds_left() - START_UP_S)
     out = SCRATCH / case / f"profile_{model}"
     sizes = QUICK if context.rehearse else [f"max_model_len={GPU_CONTEXT}"]
     command = [

@@ -40,7 +40,7 @@ KV_MUTANTS = [
            "while blocks and (last := hashes[len(blocks) - 1]) in self._runs:", "while False:"),
     Mutant("a run hides what another adds", "kv/prefix_index.py", "            self.enter(hashes)\n", ""),
     Mutant("a match goes on within a run", "kv/block_manager.py",
-           "self.index.enter(hashes[:num_kept])", "pass"),
+           "self.index.enter(hashes[:num_kept])", "pass", ("--beams",)),
     Mutant("a hash ignores the prefix", "hashing.py", "hashes[-1] if hashes else 0,", "0,"),
     # -- what a sequence gets from them -------------------------------------------------------------------------------
     Mutant("a full hit writes a shared block", "kv/block_manager.py",

@@ -155,3 +155,17 @@ def test_readmitted_beams_compute_their_common_blocks_once() -> None:
     assert chunks(step(scheduler, 7)) == [(0, 8, 6), (0, 8, 6)]
     assert [sequence.num_output_tokens for sequence in request.sequences] == [7, 7, 7]
     assert step(scheduler, 8).num_decodes == 3
+
+
+def test_readmitted_beams_with_nothing_in_common_compute_side_by_side() -> None:
+    scheduler, request = beams(3, max_tokens=20, enable_prefix_caching=False, long_prefill_token_threshold=5)
+    for now in range(1, 6):
+        step(scheduler, now)
+    suspend(scheduler._planners[0].running, scheduler.blocks, request, "nothing")
+    assert request.num_common_blocks == 0
+    assert [chunks(step(scheduler, now)) for now in (6, 7, 8)] == [
+        [(0, 0, 5)],
+        [(0, 5, 4), (0, 0, 5), (0, 0, 5)],
+        [(0, 5, 4), (0, 5, 4)],
+    ]
+    assert step(scheduler, 9).num_decodes == 3

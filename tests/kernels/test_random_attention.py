@@ -11,6 +11,7 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
+from kernels.attention_configs import prefill_config, use_configs  # noqa: E402
 from kernels.decode_attention import decode_attention  # noqa: E402
 from kernels.kv_integers import INT4_DTYPE, INT8_DTYPE  # noqa: E402
 from kernels.kv_store import FP8_DTYPE, store_kv_reference  # noqa: E402
@@ -79,11 +80,15 @@ def test_prefill(triton_device: str, seed: int, cache: torch.dtype) -> None:
         case, scales, expected = stored(case, cache)
         meta, splits = case.metadata, rng.choice([None, 1, 2, 3, rng.randint(4, 12)])
         out = torch.full_like(case.q, torch.nan)
-        prefill_attention(
-            case.q, case.k_cache, case.v_cache, meta.cu_seqlens_q, meta.prefill_context_lens,
-            meta.prefill_block_tables, case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits, scales,
-        )  # fmt: skip
-        label = f"case {number}: {case.shape}, chunks {chunks}, {splits} splits"
+        capability, config = rng.choice([80, 89, 90, 100]), None
+        if triton_device == "cpu":  # the interpreter runs what is chosen for any architecture
+            config = prefill_config(capability, case.shape.head_dim, 4096, case.q.element_size(), cache)
+        with use_configs(prefill=config):
+            prefill_attention(
+                case.q, case.k_cache, case.v_cache, meta.cu_seqlens_q, meta.prefill_context_lens,
+                meta.prefill_block_tables, case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits, scales,
+            )  # fmt: skip
+        label = f"case {number}: {case.shape}, chunks {chunks}, {splits} splits, {config}"
         torch.testing.assert_close(
             out.cpu().float(), expected, atol=tolerance(cache), rtol=0, msg=lambda text, label=label: label + text
         )
