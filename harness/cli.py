@@ -37,6 +37,7 @@ from harness.results.files import (
     REPORT,
     RETIMED,
     SUMMARY,
+    VALIDATED,
     VALIDATION,
     write_whole,
 )
@@ -161,7 +162,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY, REPORT):
+    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY, REPORT):
         (folder / stale).unlink(missing_ok=True)
 
 

@@ -1,5 +1,5 @@
-"""Figures of one run, of a set of runs, of profiles and of calibrations. matplotlib is imported when the first one is
-drawn, not before."""
+"""Figures of one run, of a set of runs, of profiles, calibrations and validations. matplotlib is imported when the
+first one is drawn, not before."""
 
 from __future__ import annotations
 
@@ -76,3 +76,17 @@ def write_calibration_plot(
 
     with styled():
         return write_figures({name: draw_calibration(document, plot)}, folder, plot)
+
+
+def write_validation_plots(folder: Path, out_folder: Path, plot: PlotConfig, suffix: str = "") -> list[Path]:
+    """Draw the validation in `folder` into `out_folder`; returns the files, whose names end in `suffix`.
+
+    Raises:
+        TwinServeError: a file of the validation is missing or cannot be read; `plot.y` names nothing that it has.
+    """
+    from harness.plots.stored_validation import draw_validation
+    from harness.plots.style import styled, write_figures
+
+    with styled():
+        figures = draw_validation(folder, plot)
+        return write_figures({f"{name}{suffix}": figure for name, figure in figures.items()}, out_folder, plot)

@@ -132,13 +132,14 @@ def tail_axis(axes: Axes, least: float) -> None:
     axes.set_yticks(shares, [f"{share * 100:g}%" for share in shares])
 
 
-def seconds_axis(axes: Axes, curves: Sequence[Floats]) -> tuple[float, str]:
-    """Set up x for curves in s: logarithmic where they are spread wide; returns units per second and unit, ms or s."""
+def seconds_axis(axes: Axes, curves: Sequence[Floats], *, log: bool | None = None) -> tuple[float, str]:
+    """Set up x for curves in s: logarithmic as `log` says, or where they are spread wide; never with a curve that
+    reaches 0. Returns units per second and unit, ms or s."""
     everything = np.concatenate(list(curves))
     scale, unit = (1.0, "s") if float(np.median(everything)) >= 1 else (1e3, "ms")
     low, high = everything.min() * scale, everything.max() * scale
     axes.set_xlabel(unit)
-    if spread_is_wide(everything):
+    if spread_is_wide(everything) if log is None else log and low > 0:
         log_axis(axes, "x", low, high, num_ticks=3)
         pad = math.exp(0.06 * math.log(high / low))
         axes.set_xlim(low / pad, high * pad)

@@ -40,12 +40,14 @@ def draw_latencies(
     subtitle: str,
     plot: PlotConfig,
 ) -> Figure | None:
-    """Cumulative distributions over requests, a panel for each measured latency; repeats in grey.
+    """Cumulative distributions over requests, a panel for each measured latency of the tables; repeats in grey.
 
     Tables have a row per request with its latencies in s; `errors` has columns metric, statistic, error_pct.
     """
     curves = {}
     for name in _TITLES:
+        if name not in measured:
+            continue
         values = [table[name].dropna().to_numpy(dtype=np.float64) for table in (measured, simulated, *repeats)]
         if len(values[0]) and len(values[1]):
             curves[name] = [np.percentile(each, CURVE_PERCENTILES) for each in values]
@@ -55,7 +57,7 @@ def draw_latencies(
     title = "Latencies, measured and simulated"
     figure, grid = fitting(title, subtitle, len(curves), plot, _PANEL_IN[plot.width], per_row)
     for axes, (name, drawn) in zip(grid, curves.items(), strict=True):
-        _draw_curves(axes, *drawn)
+        _draw_curves(axes, drawn, plot)
         head(axes, plot.name(_TITLES[name]), _error_facts(errors, name))
         if _begins_row(axes):
             axes.set_ylabel("share of requests")
@@ -134,9 +136,11 @@ def _begins_row(axes: Axes) -> bool:
     return place is not None and place.is_first_col()
 
 
-def _draw_curves(axes: Axes, measured: Floats, simulated: Floats, *repeats: Floats) -> None:
-    scale, _ = seconds_axis(axes, [measured, simulated, *repeats])
+def _draw_curves(axes: Axes, curves: Sequence[Floats], plot: PlotConfig) -> None:
+    """`curves` are of the measured run, of the simulated one, and of repeats."""
+    scale, _ = seconds_axis(axes, curves, log=None if plot.log is None else "x" in plot.log)
     share_axis(axes)
+    measured, simulated, *repeats = curves
     for curve in repeats:
         axes.plot(curve * scale, CURVE_PERCENTILES / 100, color=GREY, linewidth=0.7, alpha=0.6)
     for curve, style in zip((measured, simulated), _LINES.values(), strict=True):

@@ -29,6 +29,10 @@ REQUESTS, STEPS, GAPS = "requests.parquet", "steps.parquet", "gaps.parquet"
 SUMMARY, FAILED, INPUTS = "summary.json", "failed.json", "inputs.json"
 REPORT = "report.html"  # of a run, and of what any other task found
 VALIDATION, ERRORS, CALIBRATION = "validation.json", "errors.csv", "calibration.yaml"  # of the other tasks
+VALIDATED_LATENCIES, VALIDATED_LEVELS = "validation_latencies.parquet", "validation_levels.parquet"
+VALIDATED_STEPS = "validation_steps.parquet"
+VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
+MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
 RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
@@ -51,7 +55,7 @@ def write_results(result: RunResult, summary: dict[str, Any], folder: Path) -> N
         (folder / stale).unlink(missing_ok=True)
     text = json.dumps(json_ready(summary), indent=2, allow_nan=False) + "\n"
     for name, table in ((REQUESTS, result.requests), (STEPS, result.steps), (GAPS, _gap_table(result.gaps))):
-        _write_table(folder / name, table)
+        write_table(folder / name, table)
     write_whole(folder / SUMMARY, lambda path: path.write_text(text, encoding="utf-8"))
 
 
@@ -144,7 +148,8 @@ def _gap_table(gaps: Gaps) -> pd.DataFrame:
     return pd.DataFrame({"value_s": values, "weight": weights})
 
 
-def _write_table(path: Path, table: pd.DataFrame) -> None:
+def write_table(path: Path, table: pd.DataFrame) -> None:
+    """Write a table as Parquet, whole or not at all."""
     write_whole(path, lambda temporary: table.to_parquet(temporary, index=False))
 
 

@@ -1,4 +1,4 @@
-"""task=plot: draws stored results again: runs, sets of runs, profiles and calibrations, as `plot` says."""
+"""task=plot: draws stored results again: runs, sets of runs, profiles, calibrations and validations, as `plot` says."""
 
 from __future__ import annotations
 
@@ -11,8 +11,14 @@ from harness.config import RunConfig
 from harness.config.plotting import PlotConfig
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.plots import write_calibration_plot, write_comparison_plots, write_profile_plot, write_run_plots
-from harness.results.files import CALIBRATION, read_results
+from harness.plots import (
+    write_calibration_plot,
+    write_comparison_plots,
+    write_profile_plot,
+    write_run_plots,
+    write_validation_plots,
+)
+from harness.results.files import CALIBRATION, VALIDATION, read_results
 from harness.sweeps.comparison import read_compared
 from harness.sweeps.folders import expand_results
 from simulator.profile.files import load_profile
@@ -23,7 +29,7 @@ def draw(config: RunConfig, out_folder: Path) -> None:
     """Draw what the folders in `config.results` hold into `out_folder`, and name the files.
 
     A single run gets the figures of a run, several those of a comparison, or the one that the axes of `plot` ask for;
-    profiles and calibrations get a figure each, numbered where there are several.
+    profiles, calibrations and validations get their own, numbered where there are several.
 
     Raises:
         TwinServeError: a folder holds nothing to draw, or what it holds cannot be read; `plot` names no column.
@@ -39,6 +45,8 @@ def draw(config: RunConfig, out_folder: Path) -> None:
                 paths += write_profile_plot(_profile(each), out_folder, config.plot, f"profile{tag}")
         elif (folder / CALIBRATION).is_file():
             paths += write_calibration_plot(_calibration(folder), out_folder, config.plot, f"calibration{suffix}")
+        elif (folder / VALIDATION).is_file():
+            paths += write_validation_plots(folder, out_folder, config.plot, suffix)
         else:
             runs.append(name)
     if runs:

@@ -23,6 +23,7 @@ from harness.config import RunConfig
 from harness.config.validation import ValidationConfig
 from harness.errors import ConfigError
 from harness.measured.inferencex import Rows, read_rows
+from harness.plots import write_validation_plots
 from harness.results.files import ERRORS, VALIDATION, write_whole
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import System, resolve
@@ -30,7 +31,6 @@ from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
 
 KIND = "inferencex"
-_FIGURE = "validation_rows"
 
 
 def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict[str, Any]:
@@ -52,11 +52,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     write_whole(output_dir / VALIDATION, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     if config.plots:
-        from harness.plots.closed_loops import draw_rows  # imported late, as it brings matplotlib
-        from harness.plots.style import styled, write_figures
-
-        with styled():
-            write_figures({_FIGURE: draw_rows(table, _subtitle(config, path), config.plot)}, output_dir, config.plot)
+        write_validation_plots(output_dir, output_dir, config.plot)
     _print(document, table, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     return document
@@ -164,6 +160,7 @@ def _document(config: RunConfig, path: Path, table: pd.DataFrame, rows: Rows) ->
         "implausible": implausible["id"].tolist(),
         "errors": {name: summarized(table[f"{name}_error_pct"]) for name in ("ttft", "tpot")},
         "config": config.model_dump(mode="json"),
+        "subtitle": _subtitle(config, path),
     }
 
 

@@ -15,7 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.measured.names import NAMES
-from harness.results.files import ERRORS, VALIDATION, write_whole
+from harness.results.files import (
+    ERRORS,
+    MEASURED,
+    SIMULATED,
+    VALIDATED_LATENCIES,
+    VALIDATED_LEVELS,
+    VALIDATED_STEPS,
+    VALIDATION,
+    write_table,
+    write_whole,
+)
 from harness.results.latencies import LATENCIES
 from harness.results.metrics import json_ready
 from harness.results.terminal import print_line
@@ -27,7 +37,7 @@ _SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")
 
 
 def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
-    """Write validation.json and errors.csv; returns the content of validation.json."""
+    """Write validation.json, errors.csv and the tables behind the figures; returns the content of validation.json."""
     run, settings, fitted = validation.run, validation.config.validation, validation.fitted
     errors = json_ready(validation.errors.to_dict("records"))
     document = json_ready(
@@ -54,12 +64,35 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "steps": validation.steps[0].summary() if validation.steps else None,
             "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
             "warnings": validation.warnings,
+            "subtitle": validation.subtitle(),
+            "shown_in_grey": _shown_in_grey(validation),
         }
     )
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
+    _write_tables(validation, folder)
     write_whole(folder / ERRORS, lambda path: validation.errors.to_csv(path, index=False))
     write_whole(folder / VALIDATION, lambda path: path.write_text(text, encoding="utf-8"))
     return dict(document)
+
+
+def _write_tables(validation: Validation, folder: Path) -> None:
+    runs = [MEASURED, SIMULATED, *(f"repeat {i}" for i in range(1, 1 + len(validation.repeats)))]
+    tables = [validation.measured, validation.simulated, *validation.repeats]
+    latencies = [table[list(LATENCIES)].assign(run=run) for run, table in zip(runs, tables, strict=True)]
+    write_table(folder / VALIDATED_LATENCIES, pd.concat(latencies))
+    shown = ["time", *validation.levels]
+    levels = {MEASURED: validation.measured_levels, SIMULATED: validation.simulated_levels}
+    write_table(folder / VALIDATED_LEVELS, pd.concat([table[shown].assign(run=run) for run, table in levels.items()]))
+    if validation.steps:
+        write_table(folder / VALIDATED_STEPS, validation.steps[0].steps[["kind", "measured", "predicted"]])
+
+
+def _shown_in_grey(validation: Validation) -> str:
+    """What the grey curves of the figure of latencies are; empty without any."""
+    if validation.config.validation.step_times == "median":
+        return "steps at the median of their executions, grey: of half of the executions"
+    count = len(validation.repeats)
+    return f"grey: {count} repeat{'s' if count > 1 else ''}, errors from the median of all" if count else ""
 
 
 def _curves(validation: Validation) -> dict[str, Any]:

@@ -13,12 +13,13 @@ from harness.config.validation import Part
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.own_run import at_median_times
+from harness.plots import write_validation_plots
 from harness.results.tables import RunResult
 from harness.runs.fitted import Calibration
 from harness.runs.run import serve
 from harness.runs.system import resolve
 from harness.validation.closed_loops import KIND, validate_rows
-from harness.validation.comparison import Validation, compare
+from harness.validation.comparison import compare
 from harness.validation.report import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
 from harness.validation.simulation import different_pool, load_run, priced_at_medians, simulation_config
@@ -65,7 +66,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     validation = compare(config, compared, others, served.result, steps, fitted, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
-        _draw(validation, output_dir)
+        write_validation_plots(output_dir, output_dir, config.plot)
     print_validation(validation, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     return document
@@ -74,32 +75,6 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 def _replays(config: RunConfig, runs: list[MeasuredRun], priced: CostModel) -> list[StepReplay]:
     score = config.validation.score
     return [replay_steps(run, resolve(simulation_config(config, run)), priced, score) for run in runs]
-
-
-def _draw(validation: Validation, folder: Path) -> None:
-    from harness.plots import validation as plots  # imported late, as it brings matplotlib
-    from harness.plots.style import styled, write_figures
-
-    plot = validation.config.plot
-    subtitle = shown_in_grey = validation.subtitle()
-    if validation.config.validation.step_times == "median":
-        shown_in_grey += " · steps at the median of their executions, grey: of half of the executions"
-    elif validation.repeats:
-        count = len(validation.repeats)
-        shown_in_grey += f" · grey: {count} repeat{'s' if count > 1 else ''}, errors from the median of all"
-    tables = validation.measured, validation.simulated, validation.repeats
-    levels = validation.measured_levels, validation.simulated_levels, validation.levels
-    with styled():
-        figures = {
-            "validation_latency": plots.draw_latencies(*tables, validation.errors, shown_in_grey, plot),
-            "validation_levels": plots.draw_levels(*levels, subtitle, plot),
-        }
-        if validation.steps:
-            replay = validation.steps[0]
-            errors = replay.summary()["errors"]
-            found = plots.draw_steps(replay.steps, errors, replay.num_executions, subtitle, plot)
-            figures["validation_steps"] = found
-        write_figures(figures, folder, plot)
 
 
 def _profile_warnings(run: MeasuredRun, priced: CostModel | None) -> list[str]:

@@ -11,7 +11,9 @@ import pytest
 from harness.config import parse
 from harness.errors import MeasuredRunError
 from harness.measured.inferencex import read_rows
+from harness.sweeps.drawing import draw
 from harness.validation.closed_loops import simulate_row, system_of, with_errors
+from harness.validation.validate import validate
 from tests.harness.builders import composed
 
 ROW: dict[str, Any] = {
@@ -82,3 +84,13 @@ def test_a_row_faster_than_the_memory_is_seen(tmp_path: Path) -> None:
 def test_a_row_faster_than_the_arithmetic_is_seen(tmp_path: Path) -> None:
     row = simulated(tmp_path, isl=8000, batch_size=64, silicon_ttft_ms=20.0)
     assert row["implied_share_of_flops"] > 1
+
+
+def test_the_figure_of_rows_is_drawn_again(tmp_path: Path) -> None:
+    path = written(tmp_path, {}, {"batch_size": 2})
+    settings = parse(composed(*SETTINGS, "plots=true", f"validation.measured=inferencex:{path}", "task=validate"))
+    (tmp_path / "out").mkdir()
+    validate(settings, tmp_path / "out")
+    draw(parse(composed("task=plot", f"results=[{tmp_path / 'out'}]")), tmp_path / "again")
+    (again,) = (tmp_path / "again").iterdir()
+    assert again.read_bytes() == (tmp_path / "out" / "validation_rows.png").read_bytes()

@@ -10,9 +10,12 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from harness.errors import ConfigError, MeasuredRunError
+from harness.config.plotting import PlotConfig
+from harness.errors import ConfigError, MeasuredRunError, TwinServeError
 from harness.measured import load_measured
+from harness.plots.stored_validation import draw_validation
 from harness.results.files import read_results
+from harness.sweeps.drawing import draw
 from harness.validation.validate import validate
 from tests.harness.builders import SMALLEST, config, execute_in
 from tests.harness.measured_builders import (
@@ -134,6 +137,31 @@ def test_other_engines_are_compared_by_what_they_tell(tmp_path: Path) -> None:
     for name in ("validation_latency.png", "validation_levels.png", "errors.csv", "summary.json", "requests.parquet"):
         assert (tmp_path / "out" / name).stat().st_size > 0, name
     assert not (tmp_path / "out" / "validation_steps.png").exists()
+    draw(config("task=plot", f"results=[{tmp_path / 'out'}]"), tmp_path / "again")
+    for path in (tmp_path / "again").iterdir():
+        assert path.read_bytes() == (tmp_path / "out" / path.name).read_bytes()
+    assert len(list((tmp_path / "again").iterdir())) == 2
+
+
+def test_a_validation_is_drawn_again_with_other_panels_axes_and_names(tmp_path: Path) -> None:
+    pretend_measured(tmp_path / "a", *STARVED, "trace.num_requests=12")
+    compare(f"run:{tmp_path / 'a'}", tmp_path / "out", "plots=false")
+    plain = draw_validation(tmp_path / "out", PlotConfig())
+    assert set(plain) == {"validation_latency", "validation_levels", "validation_steps"} and None not in plain.values()
+    labels = {"Waiting": "in line"}
+    few = draw_validation(
+        tmp_path / "out", PlotConfig(y=("ttft", "num_waiting"), log="x", width="column", labels=labels)
+    )
+    latency, levels = few["validation_latency"], few["validation_levels"]
+    assert latency is not None and levels is not None
+    (panel,), (level,) = latency.axes, levels.axes
+    assert panel.get_xscale() == "log" and level.get_title(loc="left") == "in line" and latency.get_figwidth() < 4
+    assert draw_validation(tmp_path / "out", PlotConfig(y=("tpot",)))["validation_levels"] is None
+    with pytest.raises(ConfigError, match="plot.y=tpott: no latency or level of this validation; did you mean 'tpot'"):
+        draw_validation(tmp_path / "out", PlotConfig(y=("tpott",)))
+    (tmp_path / "out" / "validation_latencies.parquet").unlink()
+    with pytest.raises(TwinServeError, match="validation_latencies.parquet"):
+        draw_validation(tmp_path / "out", PlotConfig())
 
 
 def test_latencies_from_the_queue_need_its_times(tmp_path: Path) -> None:
