@@ -12,7 +12,7 @@ import pandas as pd
 from harness.results.tables import Floats
 
 _LATENCY = re.compile(r"(mean|median|p[\d.]+)_(ttft|tpot|itl|e2el|queue_time)_ms")
-_SHARE = re.compile(r".*(_share|_rate|_usage|_waste)$|mean_kv_\w+")
+_SHARE = re.compile(r".*(_share|_rate|_usage|_waste|_attainment)$|mean_kv_\w+")
 _KNOWN = {
     "output_throughput": ("Output throughput", "tok/s"),
     "output_throughput_per_gpu": ("Throughput per GPU", "tok/s per GPU"),

@@ -16,6 +16,7 @@ from harness.report.reproduction import reproduction
 from harness.report.sweep_figures import bar_figures, curve_figures, frontier_figure, load_unit
 from harness.report.words import count, is_known, limits_of, number_cell, numeric, records, slo_text, tail_of
 from harness.results.files import read_summary
+from harness.results.slo import LIMITED
 from harness.results.summary import number, percent
 
 _VERDICTS = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
@@ -162,6 +163,10 @@ def _table(
         columns.append((name, [number_cell(row.get(key)) for row in rows]))
         if key in against:
             columns.append(("±%", [_difference(row.get(f"{key}_vs_baseline_pct")) for row in rows]))
+    for name in LIMITED:
+        if any(is_known(row.get(f"slo_{name}_attainment")) for row in rows):
+            cells_of = [_share(row.get(f"slo_{name}_attainment")) for row in rows]
+            columns.append((f"{name.upper()} in SLO", cells_of))
     for key, name in (("mean_kv_cache_usage", "KV use"), ("prefix_cache_hit_rate", "cache hits")):
         if any(is_known(row.get(key)) and row[key] for row in rows):
             columns.append((name, [_share(row.get(key)) for row in rows]))

@@ -12,13 +12,15 @@ from rich.text import Text
 
 from harness.plots.labels import parameter_title, short_name, value_label
 from harness.plots.metrics import tail_percentile
+from harness.results.slo import LIMITED
 from harness.results.summary import number, percent
 from harness.sweeps.notes import notes_on
 
 _MAX_ROWS = 40
 _LABEL_WIDTH = 24  # at most, where there are many columns
 _OVERLOADED = " ×"
-_SHARES = ("mean_kv_cache_usage", "prefix_cache_hit_rate", "goodput_share")
+_ATTAINED = {f"slo_{name}_attainment": f"{name.upper()}\nin SLO" for name in LIMITED}
+_SHARES = ("mean_kv_cache_usage", "prefix_cache_hit_rate", "goodput_share", *_ATTAINED)
 
 
 class _Column(NamedTuple):
@@ -100,6 +102,7 @@ def _metric_columns(rows: Sequence[Mapping[Any, Any]], table: pd.DataFrame) -> l
         f"{tail}_tpot_ms": f"TPOT ms\n{tail}",
         "slo_met": "SLO",
         "goodput_share": "good-\nput",
+        **_ATTAINED,
         "mean_kv_cache_usage": "KV\nuse",
         "preemptions": "pre-\nempted",
         "median_ttft_ms": "TTFT ms\np50",

@@ -185,6 +185,7 @@ def test_the_page_of_a_sweep_names_failed_jobs_and_differences(pages: dict[str, 
     page = Parsed(pages["sweep"])
     assert f"failed: no such trace {HOSTILE}" in page.text
     assert "difference from" in page.text and "+0.0" in page.text
+    assert "TTFT in SLO" in page.text and "TPOT in SLO" in page.text and "E2EL in SLO" not in page.text
     assert all(len(series["x"]) == 3 for series in page.figures[0]["series"]), "three rates on each curve"
     assert len(page.figures[0]["series"]) == 2
 

@@ -160,6 +160,7 @@ def table_of_two_loads(tmp_path: Path) -> pd.DataFrame:
             tmp_path / f"{name}{rate}{seed}", run_of(name, rate, seed), {"scheduler": name}, slo_met=rate < 20,
             output_throughput=rate * (100 if name == "mixed" else 150) + seed, goodput_share=0.5, slo_ttft_ms=50.0,
             verdict="overloaded" if rate > 10 else "stable", preemptions=3, mean_kv_cache_usage=0.25,
+            slo_ttft_attainment=1 - rate / 25,
         )
         for name in ("mixed", "vllm") for rate in (10.0, 20.0) for seed in (0, 1)
     ]  # fmt: skip
@@ -193,6 +194,11 @@ def test_the_table_has_the_context_once_and_fits_80_columns(tmp_path: Path) -> N
     assert low[:2] == ["mixed", "10"] and "-33%" in low and "pass" in low
     assert sum(line.count("20 ×") for line in lines) == 2 and text.count("fail") == 2
     assert "Δ: from vllm" in text and "×: overloaded" in text
+    with_room = Console(file=io.StringIO(), width=120)
+    with with_room.capture() as captured:
+        print_comparison(runs, table, with_room)
+    wide = captured.get()
+    assert "in SLO" in wide and wide.count("60.0%") == 2 and wide.count("20.0%") == 2
 
 
 def test_what_a_comparison_writes_can_be_read_without_this_program(tmp_path: Path) -> None:
