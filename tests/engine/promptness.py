@@ -52,7 +52,8 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
     preempted = set() if plan is None else set(plan.preempted)
     for tenant in {s.request.tenant for s in [*queue, *admitted]} if is_fair else [None]:
         check_order(workload, scheduler, admitted, preempted, tenant)
-    if isinstance(queue, TenantQueue) and head is not None and workload.num_lanes == 1:  # a full lane does not ask
+    asks = workload.num_lanes == 1 and (admitted or not had_early_release(scheduler))  # a full lane does not
+    if isinstance(queue, TenantQueue) and head is not None and asks:
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
@@ -102,7 +103,8 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
     num_due = scheduler.blocks.blocks_for(workload.tokens_per_decode)  # at most, of each of them
     num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - num_due for s in after)
-    needed = scheduler.blocks.blocks_for(head.num_tokens) + reserve_of(workload)
+    needed = scheduler.blocks.blocks_for(head.num_tokens) + missing_blocks(scheduler.blocks, head)
+    needed += reserve_of(workload)
     assert num_seats > workload.max_num_seqs or needed > num_blocks, "a less urgent one keeps its place"
 
 
