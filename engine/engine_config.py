@@ -70,9 +70,9 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
 
     Attributes:
         dtype: of weights and activations; None takes the dtype of the model's `config.json`.
-        quantization: of attention's projections and the MLPs; None takes the model's. `fp8` has a scale per output
-            channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are quantised as they are
-            loaded, each rank by the scales of its own part.
+        quantization: of attention's projections and the MLPs, experts included; None takes the model's. `fp8` has a
+            scale per output channel, `fp8_block` one per 128 x 128 weights; weights that are not in float8 yet are
+            quantised as they are loaded, each rank by the scales of its own part.
         block_size: tokens of a KV block; None takes `default_block_size`.
         chooses_block_size: whether `block_size` was None, so that another attention backend may take another size.
         num_blocks: size of the KV pool; None fills the free memory.

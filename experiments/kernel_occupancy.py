@@ -33,6 +33,7 @@ from kernels import (
     activation,
     decode_attention,
     decode_step,
+    fp8_experts,
     fp8_linear,
     keep_threshold,
     kv_store,
@@ -93,17 +94,20 @@ def recorded(capability: int, num_sms: int = 132) -> Iterator[list[Launch]]:
     def record(self: Launcher, _grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         launches.append(Launch(self._kernel, arguments, constants))
 
-    call, limits = Launcher.__call__, decode_attention.device_limits
+    call, limits, has_float8 = Launcher.__call__, decode_attention.device_limits, fp8_experts.multiplies_float8
     modules: tuple[Any, ...] = (decode_attention, prefill_attention)
+    experts: Any = fp8_experts
     Launcher.__call__ = record  # type: ignore[method-assign, assignment]
     for module in modules:
         module.device_limits = lambda _: (capability, num_sms)
+    experts.multiplies_float8 = lambda _: capability >= 89
     try:
         yield launches
     finally:
         Launcher.__call__ = call  # type: ignore[method-assign]
         for module in modules:
             module.device_limits = limits
+        experts.multiplies_float8 = has_float8
 
 
 def compile_launch(launch: Launch, capability: int) -> Occupancy:
@@ -227,6 +231,16 @@ def product_in_float8() -> None:
     fp8_linear.fp8_gemm(quantized, x_scales, weight, torch.ones(48, 32), (128, 128), out)
 
 
+def experts_in_float8() -> None:
+    """Experts of 64 tokens (Qwen3-30B-A3B) with weights in float8; inputs are quantised from 8.9 on."""
+    x, weight = torch.zeros(64, 2048, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=FP8_DTYPE)
+    w13, w2 = (
+        fp8_experts.Fp8Stack(weight.expand(128, n, k), torch.ones(1), (128, 128))
+        for n, k in ((1536, 2048), (2048, 768))
+    )
+    moe.fused_moe_triton(x, torch.zeros(64, 128, dtype=torch.bfloat16), w13, w2, 8, True)
+
+
 def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     """(what, the call that launches it) of every kernel; a float8 cache needs 8.9 or later."""
     half = torch.bfloat16
@@ -235,6 +249,7 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
         caches["fp8"] = FP8_DTYPE
         yield "fp8 weights", product_in_float8
     yield "", after_attention
+    yield "fp8 weights", experts_in_float8
     yield "", around_decode
     for name, cache in caches.items():
         yield f"{name} cache", partial(before_attention, cache)

@@ -137,6 +137,57 @@ def e4m3_bits_to_float16(bits: Value) -> Value:
     return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
 
 
+@triton.jit
+def scaled_product(
+    x_rows: Value,
+    x_scale_rows: Value,
+    weight_rows: Value,
+    scale_rows: Value,
+    row_mask: Value,
+    output_mask: Value,
+    k_size: constexpr,
+    scale_columns: constexpr,
+    quantized_x: constexpr,
+    block_m: constexpr,
+    block_n: constexpr,
+    block_k: constexpr,
+    interpreted: constexpr,
+) -> Value:
+    """float32[block_m, block_n]: the product of rows of inputs and rows of float8 weights, with their scales.
+
+    The arguments before the masks point to the first element of each row. With `quantized_x`, inputs and weights are
+    e4m3; otherwise inputs are not quantised and weights are the bits of e4m3. `scale_columns` is a multiple of block_k,
+    or k_size.
+    """
+    inner = tl.arange(0, block_k)
+    x_ptrs = x_rows[:, None] + inner[None, :]
+    w_ptrs = weight_rows[None, :] + inner[:, None]
+    num_groups = (k_size + scale_columns - 1) // scale_columns
+    acc = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(0, k_size, block_k):
+        k_mask = inner < k_size - first
+        x = tl.load(x_ptrs + first, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & output_mask[None, :], other=0.0)
+        if not quantized_x:
+            w = e4m3_bits_to_float16(w).to(x.dtype)
+        if interpreted:
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        product = tl.dot(x, w, input_precision="tf32x3")
+        if num_groups > 1:
+            group = first // scale_columns
+            product *= tl.load(scale_rows + group, mask=output_mask, other=0.0)[None, :]
+            if quantized_x:
+                product *= tl.load(x_scale_rows + group, mask=row_mask, other=0.0)[:, None]
+        acc += product
+    if num_groups == 1:
+        acc *= tl.load(scale_rows, mask=output_mask, other=0.0)[None, :]
+        if quantized_x:
+            acc *= tl.load(x_scale_rows, mask=row_mask, other=0.0)[:, None]
+    if not quantized_x:
+        acc *= 256.0
+    return acc
+
+
 @triton.jit(do_not_specialize=["num_tokens"])
 def fp8_gemm_kernel(
     x_ptr: Value,
@@ -156,41 +207,16 @@ def fp8_gemm_kernel(
     block_k: constexpr,
     interpreted: constexpr,
 ) -> None:
-    """One program computes block_m tokens of block_n outputs.
-
-    With `quantized_x`, x and the weights are e4m3; otherwise x is not quantised and the weights are the bits of e4m3.
-    `scale_columns` is a multiple of block_k, or k_size.
-    """
+    """One program computes block_m tokens of block_n outputs; see `scaled_product`."""
     tokens = tl.program_id(1) * block_m + tl.arange(0, block_m).to(tl.int64)
     outputs = tl.program_id(0) * block_n + tl.arange(0, block_n)
     token_mask, output_mask = tokens < num_tokens, outputs < n_size
-    inner = tl.arange(0, block_k)
-    x_ptrs = x_ptr + tokens[:, None] * x_stride + inner[None, :]
-    w_ptrs = weight_ptr + outputs[None, :].to(tl.int64) * k_size + inner[:, None]
     num_groups = (k_size + scale_columns - 1) // scale_columns
-    scale_ptrs = scales_ptr + outputs // scale_rows * num_groups
-    acc = tl.zeros([block_m, block_n], tl.float32)
-    for first in range(0, k_size, block_k):
-        k_mask = inner < k_size - first
-        x = tl.load(x_ptrs + first, mask=token_mask[:, None] & k_mask[None, :], other=0.0)
-        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & output_mask[None, :], other=0.0)
-        if not quantized_x:
-            w = e4m3_bits_to_float16(w).to(x.dtype)
-        if interpreted:
-            x, w = x.to(tl.float32), w.to(tl.float32)
-        product = tl.dot(x, w, input_precision="tf32x3")
-        if num_groups > 1:
-            group = first // scale_columns
-            product *= tl.load(scale_ptrs + group, mask=output_mask, other=0.0)[None, :]
-            if quantized_x:
-                product *= tl.load(x_scales_ptr + tokens * num_groups + group, mask=token_mask, other=0.0)[:, None]
-        acc += product
-    if num_groups == 1:
-        acc *= tl.load(scale_ptrs, mask=output_mask, other=0.0)[None, :]
-        if quantized_x:
-            acc *= tl.load(x_scales_ptr + tokens, mask=token_mask, other=0.0)[:, None]
-    if not quantized_x:
-        acc *= 256.0
+    acc = scaled_product(
+        x_ptr + tokens * x_stride, x_scales_ptr + tokens * num_groups, weight_ptr + outputs.to(tl.int64) * k_size,
+        scales_ptr + outputs // scale_rows * num_groups, token_mask, output_mask, k_size, scale_columns, quantized_x,
+        block_m, block_n, block_k, interpreted,
+    )  # fmt: skip
     mask = token_mask[:, None] & output_mask[None, :]
     tl.store(out_ptr + tokens[:, None] * n_size + outputs[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
 
@@ -201,8 +227,12 @@ launch_fp8_gemm = Launcher(fp8_gemm_kernel)
 def gemm_blocks(num_tokens: int, scale_columns: int, element_bytes: int) -> tuple[int, int, int]:
     """(block_m, block_n, block_k) for so many tokens of inputs with `element_bytes`."""
     block_m = min(max(next_power_of_2(max(1, num_tokens)), 16), 64)
-    largest_k = {1: 128, 2: 64, 4: 32}[element_bytes]
-    return block_m, 64, min(largest_k, next_power_of_2(scale_columns))
+    return block_m, 64, inner_block(scale_columns, element_bytes)
+
+
+def inner_block(scale_columns: int, element_bytes: int) -> int:
+    """Columns that a program multiplies at a time: 128 bytes of a row, and no more than share a scale."""
+    return min({1: 128, 2: 64, 4: 32}[element_bytes], next_power_of_2(scale_columns))
 
 
 def fp8_gemm(x: Tensor, x_scales: Tensor | None, weight: Tensor, scales: Tensor, block: Block, out: Tensor) -> None:
@@ -238,7 +268,7 @@ def _product_on_cuda(x: Tensor, weight: Tensor, scales: Tensor, block: Block) ->
     if x.shape[0] == 0:
         return out
     x = x if x.stride(1) == 1 else x.contiguous()
-    if torch.cuda.get_device_capability(x.device) < (8, 9):
+    if not multiplies_float8(x.device):
         fp8_gemm(x, None, weight, scales, block, out)
         return out
     quantized, x_scales = quantize_tokens(x, block[1])
@@ -246,6 +276,11 @@ def _product_on_cuda(x: Tensor, weight: Tensor, scales: Tensor, block: Block) ->
         return torch._scaled_mm(quantized, weight.t(), x_scales, scales.t(), out_dtype=x.dtype)
     fp8_gemm(quantized, x_scales, weight, scales, block, out)
     return out
+
+
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether a CUDA device has products in float8, for which inputs are quantised."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)
 
 
 def _scaled_mm_takes(x: Tensor, weight: Tensor) -> bool:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.activation import silu_and_mul, silu_and_mul_reference
 from kernels.expert_choice import choose_experts
+from kernels.fp8_experts import Fp8Stack, fp8_grouped_product
 from kernels.launch import Launcher
 from kernels.moe_routing import Routing, route_triton
 from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
+ExpertWeights: TypeAlias = Tensor | Fp8Stack
 
-def fused_moe(x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool) -> Tensor:
+
+def fused_moe(
+    x: Tensor, router_logits: Tensor, w13: ExpertWeights, w2: ExpertWeights, top_k: int, renormalize: bool
+) -> Tensor:
     """The weighted sum of the outputs of each token's `top_k` best experts, which are gated MLPs.
 
     x: [T, H]; router_logits: [T, E]; w13: [E, 2 * I, H], gate rows first; w2: [E, H, I] -> [T, H] of x's dtype.
@@ -26,7 +33,7 @@ def fused_moe(x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: 
 
 
 def fused_moe_reference(
-    x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool
+    x: Tensor, router_logits: Tensor, w13: ExpertWeights, w2: ExpertWeights, top_k: int, renormalize: bool
 ) -> Tensor:
     """PyTorch version of `fused_moe`, one expert after the other; counts on the host, so on a GPU it synchronises."""
     weights, experts = choose_experts(router_logits, top_k, renormalize)
@@ -38,12 +45,18 @@ def fused_moe_reference(
     start = 0
     for expert, count in enumerate(counts):
         if count:
-            hidden = silu_and_mul_reference(functional.linear(sorted_x[start : start + count], w13[expert]))
-            outputs[start : start + count] = functional.linear(hidden, w2[expert])
+            hidden = silu_and_mul_reference(_product_of_one(sorted_x[start : start + count], w13, expert))
+            outputs[start : start + count] = _product_of_one(hidden, w2, expert)
             start += count
     scaled = outputs.float().mul_(weights.flatten().index_select(0, order).unsqueeze(1))
     result = torch.zeros(x.shape, dtype=torch.float32, device=x.device).index_add_(0, tokens, scaled)
     return result.to(x.dtype)
+
+
+def _product_of_one(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
+    if isinstance(weights, Fp8Stack):
+        return weights.linear_reference(x, expert)
+    return functional.linear(x, weights[expert])
 
 
 @triton.jit
@@ -120,7 +133,7 @@ launch_sum_choices = Launcher(sum_choices_kernel)
 
 
 def fused_moe_triton(
-    x: Tensor, router_logits: Tensor, w13: Tensor, w2: Tensor, top_k: int, renormalize: bool
+    x: Tensor, router_logits: Tensor, w13: ExpertWeights, w2: ExpertWeights, top_k: int, renormalize: bool
 ) -> Tensor:
     """Triton version of `fused_moe`: routing, grouped GEMM, activation, grouped GEMM, sum over each token's choices."""
     num_tokens, hidden = x.shape
@@ -131,18 +144,21 @@ def fused_moe_triton(
     block_m = moe_block_m(num_tokens * top_k, num_experts)
     routing = route_triton(router_logits, top_k, renormalize, block_m)
     gate_up = torch.empty(num_tokens * top_k, 2 * width, dtype=x.dtype, device=x.device)
-    _grouped_gemm(x.contiguous(), w13, gate_up, routing, top_k, False, block_m)
+    _grouped_product(x.contiguous(), w13, gate_up, routing, top_k, False, block_m)
     down = torch.empty(num_tokens * top_k, hidden, dtype=torch.float32, device=x.device)
-    _grouped_gemm(silu_and_mul(gate_up), w2, down, routing, 1, True, block_m)
+    _grouped_product(silu_and_mul(gate_up), w2, down, routing, 1, True, block_m)
     block = min(next_power_of_2(hidden), 1024)
     grid = num_tokens, ceil_div(hidden, block)
     launch_sum_choices(grid, down, out, top_k=top_k, hidden=hidden, block=block, num_warps=4)
     return out
 
 
-def _grouped_gemm(
-    x: Tensor, weight: Tensor, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
+def _grouped_product(
+    x: Tensor, weight: ExpertWeights, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
 ) -> None:
+    if isinstance(weight, Fp8Stack):
+        fp8_grouped_product(x, weight, out, routing, x_divisor, weighted, block_m)
+        return
     num_experts, n_size, k_size = weight.shape
     block_n, block_k = 64, 64 if x.element_size() <= 2 else 32
     launch_grouped_gemm(

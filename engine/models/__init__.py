@@ -29,12 +29,9 @@ def build_model(
     """This rank's part of a model, with uninitialised weights, which `engine.models.weights` fills.
 
     Raises:
-        ModelError: the ranks cannot share the heads or the MLPs equally, the weights do not fit into memory, or experts
-            are to be in float8.
+        ModelError: the ranks cannot share the heads or the MLPs equally, or the weights do not fit into memory.
     """
     check_parallel(config, tp.size)
-    if config.fp8 is not None and config.num_experts:
-        raise ModelError(f"quantization={config.fp8.name}: experts are not supported in float8")
     check_memory(config, tp.size, dtype, device)
     previous = torch.get_default_dtype()
     torch.set_default_dtype(dtype)

@@ -14,9 +14,9 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from engine.models.attention import Attention, LayerCache, Projected, Rotary
+from engine.models.experts import Experts
 from engine.models.layers import (
     ColumnParallelLinear,
-    Experts,
     RMSNorm,
     RowParallelLinear,
     Rows,
@@ -27,7 +27,6 @@ from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
 from kernels.attention import AttentionBackend, AttentionMetadata
-from kernels.moe import fused_moe
 
 
 class GatedMLP(nn.Module):
@@ -56,12 +55,11 @@ class MoE(nn.Module):
         rows = Rows(f"{name}.gate", config.num_experts, 0, config.num_experts)
         self.router = ColumnParallelLinear(config.hidden_size, [rows])
         self.experts = Experts(
-            f"{name}.experts", config.num_experts, config.hidden_size, config.moe_intermediate_size, tp
+            f"{name}.experts", config.num_experts, config.hidden_size, config.moe_intermediate_size, tp, config.fp8
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        experts = self.experts
-        return self.tp.all_reduce(fused_moe(x, self.router(x), experts.w13, experts.w2, self.top_k, self.renormalize))
+        return self.tp.all_reduce(self.experts(x, self.router(x), self.top_k, self.renormalize))
 
 
 class DecoderLayer(nn.Module):

@@ -159,7 +159,9 @@ class ColumnParallelLinear(Layer):
         if isinstance(self.weight, Fp8Matrix):
             for part, first_row in zip(self.parts, itertools.accumulate(sizes, initial=0), strict=False):
                 index = (slice(part.start, part.start + part.size), slice(0, self.columns))
-                yield from self.weight.checkpoint_tensors(part.name, (part.total, self.columns), index, first_row)
+                yield from self.weight.part().checkpoint_tensors(
+                    part.name, (part.total, self.columns), index, first_row
+                )
         else:
             for part, target in zip(self.parts, self.weight.split(sizes), strict=True):
                 yield part.checkpoint_tensor(target)
@@ -197,7 +199,7 @@ class RowParallelLinear(Layer):
         shape = (self.rows, self.columns * self.tp.size)
         index = (slice(0, self.rows), slice(start, start + self.columns))
         if isinstance(self.weight, Fp8Matrix):
-            yield from self.weight.checkpoint_tensors(self.name, shape, index)
+            yield from self.weight.part().checkpoint_tensors(self.name, shape, index)
         else:
             yield CheckpointTensor(f"{self.name}.weight", shape, index, self.weight)
         if self.bias is not None:
@@ -263,26 +265,3 @@ class VocabParallelHead(Layer):
     def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
         if not self.is_tied:
             yield self.rows.checkpoint_tensor(self.weight[: self.rows.size])
-
-
-class Experts(Layer):
-    """Weights of a mixture of gated MLPs: `w13 [E, 2I, H]` (gate rows, then up rows) and `w2 [E, H, I]`.
-
-    The ranks split I, the width of an expert.
-    """
-
-    def __init__(self, name: str, num_experts: int, hidden_size: int, size: int, tp: TensorParallel) -> None:
-        super().__init__()
-        self.name = name
-        self.tp = tp
-        self.size = size // tp.size
-        self.w13 = parameter(num_experts, 2 * self.size, hidden_size)
-        self.w2 = parameter(num_experts, hidden_size, self.size)
-
-    def checkpoint_tensors(self) -> Iterator[CheckpointTensor]:
-        total, start = self.size * self.tp.size, self.tp.rank * self.size
-        for expert, (w13, w2) in enumerate(zip(self.w13, self.w2, strict=True)):
-            for part, target in zip(("gate_proj", "up_proj"), w13.chunk(2), strict=True):
-                yield Rows(f"{self.name}.{expert}.{part}", total, start, self.size).checkpoint_tensor(target)
-            index = (slice(None), slice(start, start + self.size))
-            yield CheckpointTensor(f"{self.name}.{expert}.down_proj.weight", (w2.shape[0], total), index, w2)

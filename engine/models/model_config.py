@@ -53,7 +53,7 @@ class ModelConfig:
         initializer_range: standard deviation of random weights.
         dtype: dtype of the checkpoint; `EngineConfig.dtype` may choose another one for the engine.
         eos_token_ids: tokens that end an answer; empty if the model has none.
-        fp8: float8 weights of attention's projections and of the MLPs; None: they are in `dtype`.
+        fp8: float8 weights of attention's projections and of the MLPs, experts included; None: they are in `dtype`.
     """
 
     family: Family

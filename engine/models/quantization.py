@@ -10,13 +10,14 @@ from engine.json_file import Fields, ModelError, shown
 
 _ONLINE_BLOCK = (128, 128)  # of weights that are quantised as they are loaded
 _BLOCK_SIZES = (32, 64, 128, 256, 512)
-# Ends of the names of modules that stay in the model's dtype here, too.
+# Ends of the names of modules that stay in the model's dtype here, too; `.gate` is the router of experts.
 _NEVER_QUANTIZED = ("lm_head", ".gate", "embed_tokens", "norm", "layernorm")
+_ENDS_OF_PATTERNS = "$*"  # compared without them: re:.*mlp.gate$
 
 
 @dataclass(frozen=True)
 class Fp8Weights:
-    """Weights of attention's projections and of the MLPs in 8 bits (e4m3), with float32 scales.
+    """Weights of attention's projections and of the MLPs, experts included, in 8 bits (e4m3), with float32 scales.
 
     Attributes:
         block: rows and columns of a weight matrix that share a scale; None: a scale per output channel.
@@ -71,7 +72,7 @@ def read_quantization(config: Fields) -> Fp8Weights | None:
         raise _unsupported(fields, "quant_method", "'fp8' and 'compressed-tensors'")
     for key in ("modules_to_not_convert", "ignored_layers", "ignore"):
         for name in fields.texts(key) if fields.data.get(key) is not None else ():
-            if not name.endswith(_NEVER_QUANTIZED):
+            if not name.rstrip(_ENDS_OF_PATTERNS).endswith(_NEVER_QUANTIZED):
                 raise ModelError(f"{fields.where}: {key} names {shown(name)}: only whole models are read")
     return weights
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engine.json_file import ModelError, read_json, shown
 from engine.models.blocks import CausalLM
 from engine.models.checkpoint import CheckpointTensor
-from engine.models.fp8 import Fp8Matrix
+from engine.models.fp8 import Fp8Experts, Fp8Matrix
 from engine.models.layers import (
     PACKED_ROWS,
     ColumnParallelLinear,
@@ -82,11 +82,11 @@ def dequantize_for_cpu(model: CausalLM) -> None:
     The CPU has no arithmetic in float8, and turning 300,000 weights into float32 in every call takes 1.5 ms on one core
     of an AVX-512 CPU, 50 times as long as their product with one token.
     """
-    for module in model.modules():
-        is_linear = isinstance(module, ColumnParallelLinear | RowParallelLinear)
-        if is_linear and isinstance(module.weight, Fp8Matrix) and module.weight.scales.device.type == "cpu":
-            wide = module.weight.dequantized().to(model.norm.weight.dtype)
-            module.weight = nn.Parameter(wide, requires_grad=False)
+    dtype = model.norm.weight.dtype
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if isinstance(child, Fp8Matrix | Fp8Experts) and child.scales.device.type == "cpu":
+                setattr(module, name, nn.Parameter(child.dequantized(dtype), requires_grad=False))
 
 
 def pack_for_cpu(model: CausalLM) -> None:

@@ -22,6 +22,7 @@ from engine.runner import kv_cache
 from engine.runner.cuda_graphs import make_capture, uses_graphs
 from engine.runner.kv_quantization import measure_scales
 from engine.runner.model_runner import ModelRunner
+from engine.runner.piece_graphs import token_sizes
 from engine.runner.step_inputs import StepInputs
 from engine.runner.step_tokens import StepTokens
 from kernels.attention import select_backend
@@ -73,6 +74,7 @@ class Rank:
         self.backend_name = backend.name
         capturable = backend.is_capturable and HAS_TRITON  # PyTorch's sampler and experts synchronise
         self._uses_graphs = uses_graphs(config.cuda_graphs, self._device, capturable, backend.name)
+        self._max_piece_tokens = min(config.max_graph_tokens, config.max_num_batched_tokens)
         self._model = build_model(model_config, tp, backend, dtype, self._device)
         if config.load_format == "random":
             load_random(self._model, config.seed)
@@ -93,6 +95,11 @@ class Rank:
     def uses_graphs(self) -> bool:
         """Whether decode steps run in padded buckets: as CUDA graphs on a GPU, uncaptured on the CPU."""
         return self._uses_graphs
+
+    @property
+    def piece_sizes(self) -> list[int]:
+        """Numbers of tokens to which steps with prompts are padded; empty where they run as they are."""
+        return token_sizes(self._max_piece_tokens) if self._uses_graphs and self._max_piece_tokens else []
 
     def fitting_blocks(self) -> int:
         """The configured number of KV blocks, or else as many as fit; raises OutOfMemoryError if not one fits."""
@@ -126,7 +133,7 @@ class Rank:
             self._tp,
             num_host_blocks,
             config.tokens_per_decode,
-            min(config.max_graph_tokens, config.max_num_batched_tokens),
+            self._max_piece_tokens,
         )
 
     def _graph_bytes(self) -> int:

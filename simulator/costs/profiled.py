@@ -85,6 +85,8 @@ class ProfiledCost:
         self._meta = profile.meta
         self._factor = profile.meta.mean_over_median if of_means else 1.0
         self._buckets = profile.meta.token_buckets
+        of_all = profile.meta.padded_steps == "all"
+        self._prompt_buckets = self._buckets if of_all else profile.meta.prompt_buckets
         self._tokens = operators(profile, "tokens", "num_tokens")
         self._sequences = operators(profile, "sequences", "num_sequences")
         self._attention = AttentionCost(profile, values["mixing_factor"])
@@ -149,7 +151,7 @@ class ProfiledCost:
 
     def _decode_batch(self, num_decodes: int, tokens_per_decode: int) -> DecodeBatch:
         num_tokens = num_decodes * tokens_per_decode
-        padded = self._padded(num_tokens, is_decode=True)
+        padded = _padded(num_tokens, self._buckets)
         heads = padded if self._meta.padded_heads else num_tokens
         base = self._layers(padded) + self._heads(heads) + self._step_ns + num_decodes * self._sequence_ns
         base += self._rest["decode"](num_tokens) if self._rest else 0.0
@@ -195,9 +197,9 @@ class ProfiledCost:
                 self._note(("decode context", context / end), ("decode batch", num_decodes / attention.decode.end))
         kind = "mixed" if num_decodes else "prefill"
         num_tokens = num_prefill_tokens + num_decode_tokens
-        padded = self._padded(num_tokens, is_decode=False)
+        padded = _padded(num_tokens, self._prompt_buckets)
         least = 0.0
-        if not self._is_captured(num_tokens):
+        if not _is_captured(num_tokens, self._prompt_buckets):
             time += self._prefill_layers_ns
             least = self._eager_ns
         if padded > self._tokens_end or num_sampled > self._sequences.end:
@@ -205,16 +207,6 @@ class ProfiledCost:
         if self._rest:
             time += self._rest[kind](num_tokens)
         return max(least, time + self._layers(padded) + self._heads(num_sampled))
-
-    def _padded(self, num_tokens: int, *, is_decode: bool) -> int:
-        if not self._is_captured(num_tokens, is_decode=is_decode):
-            return num_tokens
-        return self._buckets[bisect.bisect_left(self._buckets, num_tokens)]
-
-    def _is_captured(self, num_tokens: int, *, is_decode: bool = False) -> bool:
-        """Whether a CUDA graph serves a step of `num_tokens` tokens."""
-        is_kind = is_decode or self._meta.padded_steps == "all"
-        return is_kind and bool(self._buckets) and num_tokens <= self._buckets[-1]
 
     def _layers(self, num_tokens: int) -> float:
         """The operators by tokens and the all-reduces."""
@@ -256,6 +248,15 @@ class ProfiledCost:
             if factor > 1:
                 self._outside[axis] += not is_counted
                 self._farthest[axis] = max(factor, self._farthest.get(axis, 0.0))
+
+
+def _is_captured(num_tokens: int, buckets: tuple[int, ...]) -> bool:
+    """Whether CUDA graphs of these sizes serve a step of `num_tokens` tokens."""
+    return bool(buckets) and num_tokens <= buckets[-1]
+
+
+def _padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
+    return buckets[bisect.bisect_left(buckets, num_tokens)] if _is_captured(num_tokens, buckets) else num_tokens
 
 
 def _of_decodes(work: StepWork) -> StepWork:

@@ -56,7 +56,7 @@ def save_profile(profile: Profile, folder: Path) -> None:
         else:
             path.unlink(missing_ok=True)
     meta = {"format_version": FORMAT_VERSION, "units": {"time": "us"}, **dataclasses.asdict(profile.meta)}
-    meta["token_buckets"] = list(profile.meta.token_buckets)
+    meta |= {name: list(sizes) for name, sizes in meta.items() if isinstance(sizes, tuple)}
     (folder / META).write_text(yaml.dump(meta, Dumper=_Dumper, sort_keys=False, width=120), encoding="utf-8")
 
 

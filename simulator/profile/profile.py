@@ -90,7 +90,9 @@ class ProfileMeta:
         calls: calls per step of every operator in the tables of tokens and sequences.
         shape: the model's sizes, where known; a profile serves every model of this shape.
         token_buckets: a step is padded to the next of these numbers of tokens (CUDA graphs); empty without padding.
-        padded_steps: which steps are padded.
+        padded_steps: which steps are padded to `token_buckets`.
+        prompt_buckets: a step with prompts is padded to the next of these, where only decodes are padded to
+            `token_buckets` (CUDA graphs of all but attention and sampling); empty without padding.
         padded_heads: whether the operators of the sequences table are padded to the same bucket.
         batched_prefill: one attention call serves all chunks of a step, so that its fixed cost counts once.
         round_up_tokens: an operator that computes in tiles takes the time of the next measured number of tokens; it is
@@ -113,6 +115,7 @@ class ProfileMeta:
     shape: dict[str, Any] = field(default_factory=dict)
     token_buckets: Annotated[tuple[NumTokens, ...], AfterValidator(_ascending)] = ()
     padded_steps: Literal["decode", "all"] = "decode"
+    prompt_buckets: Annotated[tuple[NumTokens, ...], AfterValidator(_ascending)] = ()
     padded_heads: bool = False
     batched_prefill: bool = True
     round_up_tokens: bool = False

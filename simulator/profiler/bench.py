@@ -48,6 +48,7 @@ class Limits:
     num_blocks: int
     block_size: int
     token_buckets: tuple[int, ...]
+    prompt_buckets: tuple[int, ...]
     tensor_parallel_size: int
     all_reduce_bytes: int
     """Of one token."""
@@ -116,6 +117,7 @@ class Bench:
             num_blocks=num_blocks,
             block_size=config.block_size,
             token_buckets=tuple(buckets(config.max_num_seqs)) if rank.uses_graphs else (),
+            prompt_buckets=tuple(rank.piece_sizes),
             tensor_parallel_size=size,
             all_reduce_bytes=model_config.hidden_size * rank.model.norm.weight.element_size(),
             on_cpu=not runner.kv_cache.is_cuda,

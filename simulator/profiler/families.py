@@ -19,7 +19,8 @@ _SHORTEST_CHUNK, _LONGEST_CHUNK = 16, 4096  # of the prompts of whole steps
 
 def grids(limits: Limits) -> list[Grid]:
     """Families whose grids are refined: operators by tokens, decode and prefill attention."""
-    tokens = log_spaced(1, limits.num_tokens, _FACTOR, [limits.num_seqs, *limits.token_buckets])
+    padded = [*limits.token_buckets, *limits.prompt_buckets]
+    tokens = log_spaced(1, limits.num_tokens, _FACTOR, [limits.num_seqs, *padded])
     batches = log_spaced(1, limits.num_seqs, _FACTOR)
     last = max(1, limits.context - 1)  # the last token of a sequence is never fed back
     *shorter, _ = log_spaced(min(_SHORTEST_CONTEXT, last), last, _FACTOR)

@@ -17,7 +17,6 @@ from kernels.activation import silu_and_mul
 from kernels.attention import AttentionMetadata
 from kernels.kv_integers import LARGEST, head_dim_of, quantize_blocks
 from kernels.kv_store import store_kv
-from kernels.moe import fused_moe
 from kernels.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
@@ -172,10 +171,10 @@ class Operators:
                 Call("activation", lambda: silu_and_mul(gate_up)),
                 Call("down_proj", lambda: mlp.down_proj(activated)),
             ]
-        experts, logits = mlp.experts, mlp.router(x)
+        logits = mlp.router(x)
         return [
             Call("router", lambda: mlp.router(x)),
-            Call("experts", lambda: fused_moe(x, logits, experts.w13, experts.w2, mlp.top_k, mlp.renormalize)),
+            Call("experts", lambda: mlp.experts(x, logits, mlp.top_k, mlp.renormalize)),
         ]
 
     def _heads(self, num_sequences: int) -> list[Call]:

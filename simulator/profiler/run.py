@@ -187,6 +187,7 @@ def _meta(job: Job, bench: Bench, device: str, samples: Samples) -> ProfileMeta:
         shape={name: getattr(job.shape, name) for name in _SHAPE_KEYS},
         token_buckets=limits.token_buckets,
         padded_steps="decode",
+        prompt_buckets=limits.prompt_buckets,
         padded_heads=bool(limits.token_buckets),
         batched_prefill=bench.backend_name != "torch",  # which takes one chunk after the other
         source={

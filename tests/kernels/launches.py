@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,20 +11,22 @@ from engine.models import build_model
 from engine.models.blocks import CausalLM
 from engine.models.model_config import ModelConfig
 from engine.models.parallel import TensorParallel
+from engine.models.quantization import Fp8Weights
 from kernels.attention import AttentionMetadata
 from kernels.triton_attention import TritonBackend
 from tests.cuda_standin import CUDA
 
 
-def make_model(num_layers: int, **changes: Any) -> CausalLM:
-    """A model with the structure of Qwen3-0.6B and few weights, in bfloat16, with the Triton backend."""
+def make_model(num_layers: int, fp8: Fp8Weights | None = None, **changes: Any) -> CausalLM:
+    """A model with the structure of Qwen3-0.6B and few weights, in bfloat16 or float8, with the Triton backend."""
     shape: dict[str, Any] = {
         "name": "small", "num_layers": num_layers, "hidden_size": 32, "num_attention_heads": 4, "num_kv_heads": 2,
         "head_dim": 16, "intermediate_size": 48, "vocab_size": 200, "tie_word_embeddings": True, "dtype": "bfloat16",
         "max_position_embeddings": 8192, "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
         **changes,
     }  # fmt: skip
-    model = build_model(ModelConfig.from_shape(shape), TensorParallel(), TritonBackend(), torch.bfloat16, CUDA)
+    config = replace(ModelConfig.from_shape(shape), fp8=fp8)
+    model = build_model(config, TensorParallel(), TritonBackend(), torch.bfloat16, CUDA)
     for weights in model.parameters():
         weights.data.zero_()
     return model

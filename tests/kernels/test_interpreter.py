@@ -21,7 +21,8 @@ ROOT = Path(__file__).parents[2]
     ("modules", "loops", "marked"),
     [
         (
-            ["test_triton_kernels", "test_triton_fp8", "test_rotary_store", "test_keep_threshold", "test_moe_routing"],
+            ["test_triton_kernels", "test_triton_fp8", "test_triton_fp8_experts", "test_rotary_store"]
+            + ["test_keep_threshold", "test_moe_routing"],
             False,
             "not slow",
         ),

@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
+from engine.models.quantization import Fp8Weights  # noqa: E402
 from kernels.sampler import sample  # noqa: E402
 from tests.cuda_standin import CUDA, standing_in  # noqa: E402
 from tests.kernels.launches import make_model, run_step  # noqa: E402
@@ -72,6 +73,14 @@ def test_experts_launch_one_or_two_kernels_to_route_and_four_more(
     after_attention = [GEMM, NORM, GEMM, *routing]  # projection, norm, router
     grouped = ["grouped_gemm_kernel", "silu_and_mul_kernel", "grouped_gemm_kernel", "sum_choices_kernel"]
     assert names[-len(after_attention + grouped) - 1 :] == [*after_attention, *grouped, NORM]
+
+
+def test_experts_in_float8_launch_two_more_to_quantise_their_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    experts = {"num_experts": 8, "num_experts_per_token": 2, "moe_intermediate_size": 32}
+    names = launched(monkeypatch, 1, [], family="qwen3_moe", fp8=Fp8Weights((32, 32)), **experts)
+    product = ["quantize_tokens_kernel", "fp8_grouped_gemm_kernel"]
+    after_router = ["route_small_kernel", *product, "silu_and_mul_kernel", *product, "sum_choices_kernel", NORM]
+    assert names[-len(after_router) - 1 :] == [GEMM, *after_router]
 
 
 def test_sampling_launches_two_kernels_and_one_for_its_limits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,13 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
+from engine.engine_config import Quantized  # noqa: E402
 from engine.llm import LLM  # noqa: E402
 from engine.models import attention  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from kernels import activation, decode_step, moe, norm, rotary, sampler  # noqa: E402
+from kernels import activation, decode_step, fp8_experts, fp8_linear, moe, norm, rotary, sampler  # noqa: E402
 from kernels.triton_attention import TritonBackend  # noqa: E402
 
 SHAPE: dict[str, Any] = {
@@ -60,3 +61,23 @@ def test_tokens_are_those_of_the_reference(
         for module in (activation, attention, decode_step, moe, norm, rotary, sampler):
             monkeypatch.setattr(module, "runs_triton", lambda _: True)
     assert generate(triton_device, params, shape, cuda_graphs=True, max_lookahead_steps=4) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["fp8", "fp8_block"])
+def test_tokens_of_experts_in_float8_are_those_of_the_reference(
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, name: Quantized
+) -> None:
+    """Without quantised inputs, as on GPUs that do not multiply float8: only the order of sums differs then."""
+    shape = SHAPE | EXPERTS | {"num_layers": 1, "hidden_size": 128, "num_attention_heads": 8, "num_kv_heads": 8}
+    shape |= {"moe_intermediate_size": 128}
+    for module in (fp8_experts, fp8_linear):
+        monkeypatch.setattr(module, "multiplies_float8", lambda _: False)
+    expected = generate(triton_device, GREEDY, shape, attention_backend="torch", cuda_graphs=False, quantization=name)
+    if triton_device == "cpu":  # in the interpreter
+        monkeypatch.setattr(executor, "dequantize_for_cpu", lambda _: None)
+        monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
+        for module in (activation, attention, decode_step, fp8_linear, moe, norm, rotary, sampler):
+            monkeypatch.setattr(module, "runs_triton", lambda _: True)
+    assert generate(triton_device, GREEDY, shape, cuda_graphs=True, quantization=name) == expected
+    assert len({token for tokens in expected for token in tokens}) > 6

@@ -148,6 +148,14 @@ def test_steps_are_padded_to_the_graphs(padded_steps: Any, padded_heads: bool) -
     assert padded.step_ns(beyond) == plain.step_ns(beyond)
 
 
+def test_steps_with_prompts_are_padded_to_the_graphs_of_their_layers() -> None:
+    padded, plain = cost(profile(token_buckets=(1, 8, 64), prompt_buckets=(16, 32))), cost()
+    for num_prompt_tokens, num_decodes, size in ((1, 0, 16), (12, 4, 16), (12, 5, 32), (32, 0, 32), (33, 0, 33)):
+        step = work([(0, num_prompt_tokens, True)], [256] * num_decodes)
+        extra = linear_us(size) - linear_us(num_prompt_tokens + num_decodes)
+        assert padded.step_ns(step) - plain.step_ns(step) == pytest.approx(extra * 1e3, abs=1)
+
+
 def test_rounding_up_to_a_tile() -> None:
     step = work([(0, 65, True)], [])
     found = cost(profile(round_up_tokens=True)).step_ns(step) - cost().step_ns(step)

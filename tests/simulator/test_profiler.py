@@ -170,7 +170,7 @@ def test_contexts_that_cannot_be_so_uneven_are_told() -> None:
     ("context", "block_size"), [(1, 16), (2, 1), (99, 2), (99, 3), (20, 16), (97, 16), (4096, 256)]
 )
 def test_contexts_end_inside_a_block_and_at_the_longest_that_is_decoded(context: int, block_size: int) -> None:
-    limits = Limits(64, 8, context, context, 1 << 20, block_size, (), 1, 128)
+    limits = Limits(64, 8, context, context, 1 << 20, block_size, (), (), 1, 128)
     contexts = next(grid.axes[1] for grid in families.grids(limits) if grid.family == "decode")
     assert contexts == sorted(set(contexts)) and contexts[0] >= 1 and contexts[-1] == max(1, context - 1)
     assert block_size == 1 or all(each % block_size for each in contexts[:-1])
@@ -240,9 +240,16 @@ def test_a_cache_of_integers_is_filled_with_normal_numbers(dtype: KVDtype) -> No
     assert float(numbers.std()) == pytest.approx(1, abs=0.05) and bool(numbers.any(-1).all())
 
 
+def test_a_profile_knows_to_which_sizes_steps_with_prompts_are_padded() -> None:
+    captured = replace(ENGINE, cuda_graphs=True, max_num_batched_tokens=96)
+    assert bench_of(captured).limits.prompt_buckets == (16, 32, 64, 96)
+    for plain in (replace(captured, max_graph_tokens=0), replace(captured, cuda_graphs=False)):
+        assert bench_of(plain).limits.prompt_buckets == ()
+
+
 @pytest.mark.parametrize("on_cpu", [True, False])
 def test_what_attention_adds_is_looked_for_on_a_cpu(on_cpu: bool) -> None:
-    limits = Limits(64, 8, 4096, 4096, 1 << 20, 16, (), 1, 128, on_cpu)
+    limits = Limits(64, 8, 4096, 4096, 1 << 20, 16, (), (), 1, 128, on_cpu)
     points = [point for grid in families.others(limits) if grid.family == "beside" for point in grid.points()]
     tokens = [point.sizes[0] * point.sizes[1] for point in points]
     assert not on_cpu or (min(tokens) < 100 and max(tokens) > 32_000)

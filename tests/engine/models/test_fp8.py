@@ -12,100 +12,32 @@ import pytest
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from engine.llm import LLM  # noqa: E402
-from engine.models import build_model  # noqa: E402
-from engine.models.blocks import CausalLM  # noqa: E402
 from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
 from engine.models.parallel import TensorParallel  # noqa: E402
 from engine.models.quantization import Fp8Weights  # noqa: E402
-from engine.models.weights import load_safetensors  # noqa: E402
 from engine.runner import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from kernels.attention import select_backend  # noqa: E402
-from kernels.fp8_linear import dequantize_weight, quantize_weight  # noqa: E402
-from tests.engine.models.checkpoints import SIZES, prompts, save  # noqa: E402
-from tests.engine.models.paged import BLOCK_SIZE, CPU  # noqa: E402
-
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
-FLOAT8 = {"num_bits": 8, "type": "float", "symmetric": True}
-CHANNELS = {
-    "quant_method": "compressed-tensors",
-    "format": "float-quantized",
-    "ignore": ["lm_head"],
-    "config_groups": {
-        "group_0": {
-            "weights": {**FLOAT8, "strategy": "channel", "dynamic": False},
-            "input_activations": {**FLOAT8, "strategy": "token", "dynamic": True},
-            "targets": ["Linear"],
-        }
-    },
-}
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "tensor": FP8, "channel": CHANNELS, "block": FP8 | {"fmt": "e4m3", "weight_block_size": [32, 32]}
-}  # fmt: skip
-SETTINGS: dict[str, Any] = {"block_size": 4, "num_blocks": 200, "dtype": "float32"}
-
-
-def is_quantized(name: str) -> bool:
-    return name.endswith("_proj.weight")
-
-
-def quantized(weight: Tensor, layout: str) -> tuple[Tensor, Tensor, tuple[int, int]]:
-    """Float8 weights, their scales and blocks."""
-    block = {"tensor": tuple(weight.shape), "channel": (1, weight.shape[1]), "block": (32, 32)}[layout]
-    return *quantize_weight(weight, block), block
-
-
-def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> Path:
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config))
-    save_file(tensors, folder / "model.safetensors")
-    return folder
+from tests.engine.models.checkpoints import SIZES, prompts  # noqa: E402
+from tests.engine.models.float8 import (  # noqa: E402
+    CHANNELS,
+    FLOAT8,
+    FP8,
+    LAYOUTS,
+    SETTINGS,
+    build,
+    generate,
+    make_pair,
+    save_plain,
+)
 
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
     config = transformers.Qwen3Config(**(SIZES | {"intermediate_size": 128}), head_dim=32)
-    folder = tmp_path_factory.mktemp("plain")
-    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    return folder
-
-
-def make_pair(plain: Path, folder: Path, layout: str) -> tuple[Path, Path]:
-    """A float8 checkpoint, and one of the same weights dequantised."""
-    config, tensors = json.loads((plain / "config.json").read_text()), load_file(plain / "model.safetensors")
-    small, wide = dict(tensors), dict(tensors)
-    for name in filter(is_quantized, tensors):
-        small[name], scales, block = quantized(tensors[name], layout)
-        wide[name] = dequantize_weight(small[name], scales, block).contiguous()
-        scale_name = f"{name}_scale_inv" if layout == "block" else f"{name}_scale"
-        small[scale_name] = scales.reshape(()) if layout == "tensor" else scales
-    return (
-        write(folder / "fp8", config | {"quantization_config": LAYOUTS[layout]}, small),
-        write(folder / "wide", config, wide),
-    )
-
-
-def generate(model: Path, **settings: Any) -> list[list[int]]:
-    llm = LLM(model, **{**SETTINGS, **settings})
-    try:
-        params = SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
-        return [output["token_ids"] for output in llm.generate(prompts(), params)]
-    finally:
-        llm.close()
-
-
-def build(folder: Path, tp: TensorParallel | None = None, **changes: Any) -> CausalLM:
-    config = replace(ModelConfig.load(folder), **changes)
-    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE)
-    model = build_model(config, tp or TensorParallel(), backend, torch.float32, CPU)
-    load_safetensors(model, folder)
-    return model
+    return save_plain(config, tmp_path_factory.mktemp("plain"))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -127,7 +59,7 @@ def test_a_float8_checkpoint_gives_the_tokens_of_its_dequantised_weights(
 def test_weights_are_quantised_while_they_are_loaded(plain: Path, tmp_path: Path, name: str) -> None:
     """In blocks of 128 x 128 the matrix of query, key and value cannot be: its keys have 64 rows."""
     if name == "fp8_block":
-        with pytest.raises(ModelError, match="k_proj has 64 rows .* whole blocks of 128 x 128"):
+        with pytest.raises(ModelError, match="k_proj has 64 rows .* 128 x 128 weights; use quantization=fp8 or fewer"):
             generate(plain, quantization=name)
         return
     _, wide = make_pair(plain, tmp_path, "channel")
@@ -168,7 +100,9 @@ def test_ranks_share_weights_and_scales(plain: Path, tmp_path: Path, layout: str
 def test_ranks_cannot_cut_blocks(plain: Path, tmp_path: Path) -> None:
     small, _ = make_pair(plain, tmp_path, "block")
     wide = Fp8Weights((64, 64), "weight_scale_inv")
-    with pytest.raises(ModelError, match=r"k_proj has 32 rows on a rank, .* whole blocks of 64 x 64"):
+    with pytest.raises(
+        ModelError, match=r"k_proj has 32 rows on a rank, .* blocks of 64 x 64 weights; use fewer ranks$"
+    ):
         build(small, TensorParallel(0, 2), fp8=wide)
 
 
@@ -203,8 +137,3 @@ def test_checkpoints_of_another_format_are_refused_by_tensor(plain: Path, tmp_pa
         build(small, fp8=None)
     with pytest.raises(ModelError, match="missing tensors: .*weight_scale"):
         build(wide, fp8=Fp8Weights(scale_name="weight_scale"))
-
-
-def test_experts_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="^quantization=fp8: experts are not supported in float8$"):
-        generate(save("qwen3_moe", tmp_path), quantization="fp8")

@@ -48,7 +48,8 @@ def test_results_and_their_headline_name_the_format(tmp_path: Path, capsys: pyte
 
 @pytest.mark.parametrize("name", ["fp8", "fp8_block"])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_simulator_and_engine_count_the_same_bytes(name: Literal["fp8", "fp8_block"], ranks: int) -> None:
+@pytest.mark.parametrize("experts", [0, 4])
+def test_simulator_and_engine_count_the_same_bytes(name: Literal["fp8", "fp8_block"], ranks: int, experts: int) -> None:
     """Those of a rank's parameters, norms and scales included; the engine's own check leaves out the norms."""
     torch = pytest.importorskip("torch")
     from engine.models import build_model
@@ -59,6 +60,8 @@ def test_simulator_and_engine_count_the_same_bytes(name: Literal["fp8", "fp8_blo
     from kernels.attention import select_backend
 
     sizes = ["model=tiny", "model.name=qwen3", "model.hidden_size=512", "model.num_attention_heads=8"]
+    sizes += ["model.num_experts=4", "model.num_experts_per_token=2"] if experts else []
+    sizes += ["model.moe_intermediate_size=256"] if experts else []
     settings = config(*sizes, "model.num_kv_heads=4", "model.intermediate_size=512", f"quantization={name}")
     fp8 = chosen(None, name, is_random=True)
     model_config = replace(ModelConfig.from_shape(settings.model.model_dump()), fp8=fp8)
@@ -72,12 +75,31 @@ def test_simulator_and_engine_count_the_same_bytes(name: Literal["fp8", "fp8_blo
     assert held - norms + rotary == rank_bytes(model_config, ranks, torch.float32)
 
 
+TINY = [
+    "engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=300", "max_num_batched_tokens=256",
+    "max_num_seqs=8", "trace/lengths@trace.prompt=constant", "trace/lengths@trace.output=constant",
+    "trace.prompt.value=20", "trace.output.value=4",
+]  # fmt: skip
+EXPERTS = [
+    "model.name=tiny-moe", "model.num_experts=4", "model.num_experts_per_token=2", "model.moe_intermediate_size=128"
+]  # fmt: skip
+
+
 def test_the_real_engine_serves_quantised_weights(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
-    tiny = ["engine=cpu", "model=tiny", "engine.num_threads=1", "num_blocks=300", "max_num_batched_tokens=256"]
-    lengths += ["trace.prompt.value=20", "trace.output.value=4"]
-    summary = run(config(*TRACE, *lengths, *tiny, "quantization=fp8", "max_num_seqs=8"), tmp_path)
+    summary = run(config(*TRACE, *TINY, "quantization=fp8"), tmp_path)
     assert summary["completed"] == 5 and summary["quantization"] == "fp8" and not summary["simulated"]
     with pytest.raises(ConfigError, match="^engine=cpu: quantization=fp8_block: .*gate_proj has 608 rows on a rank"):
-        run(config(*TRACE, *lengths, *tiny, "quantization=fp8_block", "max_num_seqs=8"), tmp_path / "blocks")
+        run(config(*TRACE, *TINY, "quantization=fp8_block"), tmp_path / "blocks")
+
+
+@pytest.mark.parametrize("name", ["fp8_block", pytest.param("fp8", marks=pytest.mark.slow)])
+def test_the_real_engine_serves_quantised_experts(tmp_path: Path, name: str) -> None:
+    pytest.importorskip("torch")
+    summary = run(config(*TRACE, *TINY, *EXPERTS, f"quantization={name}"), tmp_path)
+    assert summary["completed"] == 5 and summary["quantization"] == name and not summary["simulated"]
+
+
+def test_experts_in_other_formats_are_for_the_simulator() -> None:
+    with pytest.raises(ConfigError, match="^quantization=mxfp4: engine=cpu has none, fp8, fp8_block; use one of"):
+        resolve(config("engine=cpu", "model=tiny", *EXPERTS, "quantization=mxfp4"))
