@@ -56,8 +56,9 @@ def cases() -> list[tuple[dict[str, Any], str, Any]]:
 def is_possible(figure: Any) -> bool:
     if isinstance(figure, dict):
         # The window of requests that count may end before the run begins: then no request counts.
-        inner = (value for name, value in figure.items() if name not in ("config", "window_end_s"))
-        return all(map(is_possible, inner))
+        inner = (value for name, value in figure.items() if name not in ("config", "window_end_s", "queue_growth"))
+        growth = figure.get("queue_growth")  # a slope: it is below 0 where the queue shrinks
+        return (growth is None or math.isfinite(growth)) and all(map(is_possible, inner))
     if isinstance(figure, list):
         return all(map(is_possible, figure))
     return not isinstance(figure, int | float) or (math.isfinite(figure) and figure >= 0)
