@@ -97,9 +97,9 @@ MUTANTS = [
            "if False:"),
     Mutant("the less urgent keep their places", "displacement.py", "if not after or", "if after or"),
     Mutant("fair shares leave the head blocked", "tenant_queue.py", "self._heap, self.head_blocked = least, False",
-           "self._heap = least"),
+           "self._heap = least", ("--policy", "fair")),
     Mutant("fair shares are looked at when something happens", "policies/fair.py",
-           "view.head_fits or len(self._queue.heaps) > 1", "view.head_fits"),
+           "view.head_fits or len(self._queue.heaps) > 1", "view.head_fits", ("--policy", "fair")),
     Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed",
            "self._num_pushed, self._num_pushed"),
 ]  # fmt: skip
