@@ -13,7 +13,7 @@ from harness.config.plotting import PlotConfig
 from harness.plots.labels import number
 from harness.plots.style import COLORS, GREY, INK, LIGHT, WIDTHS_IN, head, panels
 
-_ROW_IN = 0.24
+_ROW_IN = 0.28  # of a constant, whose name and values take two lines
 _BEFORE: dict[str, Any] = {"color": COLORS[0], "markerfacecolor": "white"}
 _AFTER: dict[str, Any] = {"color": COLORS[1]}
 
@@ -27,7 +27,7 @@ def draw_calibration(document: Mapping[str, Any], plot: PlotConfig) -> Figure:
     facts += ["hollow: before the fit, filled: after it", "bars: limits of the constants"]
     rows, columns = (2, 1) if plot.width == "column" else (1, 2)
     heights = [len(constants), len(errors)]
-    tall = sum(heights) * _ROW_IN + 1.6 if rows == 2 else max(heights) * _ROW_IN + 0.8
+    tall = sum(heights) * _ROW_IN + 1.6 if rows == 2 else max(heights) * _ROW_IN + 1.2
     options = {"height_ratios": [count + 2 for count in heights]} if rows == 2 else {}
     figure, grid = panels(
         "A calibration of the cost model", " · ".join(facts), rows, columns, (WIDTHS_IN[plot.width], tall), **options

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +136,17 @@ def test_no_text_is_cut_off(kind: str, width: Any, result: RunResult) -> None:
         figure = KINDS[kind](result)(PlotConfig(width=width))
         assert figure is not None
         assert cut_off(figure) == []
+
+
+@pytest.mark.parametrize("width", ["column", "page"])
+def test_names_of_constants_do_not_overlap(width: Any, result: RunResult) -> None:
+    with styled():
+        figure = of_a_calibration(result)(PlotConfig(width=width))
+        assert figure is not None
+        figure.draw_without_rendering()
+    for axes in figure.axes:
+        boxes = sorted((label.get_window_extent() for label in axes.get_yticklabels()), key=lambda box: box.y0)
+        assert all(below.y1 <= above.y0 for below, above in pairwise(boxes))
 
 
 @pytest.mark.parametrize("kind", ["validation rows", pytest.param("validation steps", marks=pytest.mark.slow)])
