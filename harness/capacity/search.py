@@ -27,7 +27,6 @@ _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at 
 _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
 _ROUND = (0.3, 0.7)  # loads of a round, as quantiles of what is known of the capacity
 _LONGEST = 6.0  # times `capacity.num_requests`: the longest probe
-_GROWTH = 3.0  # times the requests of the probe before: while the interval is wide, other loads tell more than length
 _MARGIN = 2.0  # times the requests that the precision seems to need: they tell that badly
 
 
@@ -76,8 +75,7 @@ def _length(done: Sequence[Probe], num_left: int, precision: float, settings: Ca
     """Requests of the next probe, after long probes that are `done` and gave `precision`."""
     missing = sum(probe.num_requests for probe in done) * ((precision / settings.precision) ** 2 - 1)
     needed = _MARGIN * missing / max(1, num_left)
-    longest = min(_GROWTH * done[-1].num_requests, _LONGEST * settings.num_requests)
-    return round(min(max(needed, settings.num_requests), longest))
+    return round(min(max(needed, settings.num_requests), _LONGEST * settings.num_requests))
 
 
 def points_of(probes: Sequence[Probe]) -> list[Point]:

@@ -37,7 +37,7 @@ INTERRUPTED_WRITING = """
 import os, runpy, signal, sys, time
 from harness.results import files
 
-write_table = files._write_table
+write_table = files.write_table
 times = int(sys.argv.pop(1))
 
 def interrupt_and_write(path, table):
@@ -47,7 +47,7 @@ def interrupt_and_write(path, table):
         times -= 1
     write_table(path, table)
 
-files._write_table = interrupt_and_write
+files.write_table = interrupt_and_write
 runpy.run_path("run.py", run_name="__main__")
 """
 SMALL = ("trace.num_requests=30", "plots=false")
