@@ -90,11 +90,13 @@ def static_batches(model: Any) -> Runner:
 
 def continuous_batching(model: Any) -> Runner:
     """transformers' continuous batching."""
-    from transformers import GenerationConfig
+    from transformers import ContinuousBatchingConfig, GenerationConfig
 
     def run(requests: Requests) -> None:
         config = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0, max_new_tokens=MAX_OUTPUT)
-        with model.continuous_batching_context_manager(generation_config=config) as manager:
+        # Room for all requests at once. By default the cache takes all memory, and the next repeat's does not fit.
+        cache = ContinuousBatchingConfig(page_size=256, num_blocks=16_000 * 16 // 256)
+        with model.continuous_batching_context_manager(config, continuous_batching_config=cache) as manager:
             for prompt, output in requests:
                 manager.add_request(prompt, max_new_tokens=output)
             finished = 0

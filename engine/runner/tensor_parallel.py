@@ -12,6 +12,7 @@ shared memory behind.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import gc
 import multiprocessing
@@ -71,6 +72,7 @@ def make_executor(
     executor = LocalExecutor if config.tensor_parallel_size == 1 else TensorParallelExecutor
     made = executor(config, model_config, folder)
     gc.freeze()
+    atexit.register(gc.unfreeze)  # Triton reports what the last collection, of the interpreter's end, does not free
     return made
 
 

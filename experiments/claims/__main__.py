@@ -4,6 +4,8 @@
     python -m experiments.claims batching gqa     some of them; the figures of the others are kept
     python -m experiments.claims --list           their names
     python -m experiments.claims --render         the table and the figures again, from the stored figures
+    python -m experiments.claims --figures paper --width column --formats svg,pdf
+                                                  the stored figures for a paper, in folder `paper`, and nothing else
 
 Each claim is a file of this folder. It is tried in simulation, of a GPU and of a tiny model, and with that tiny model
 in the real engine on this machine's CPU. Writes experiments/results/claims.json, docs/claims/<name>.png and
@@ -26,6 +28,7 @@ from experiments import RESULTS, ROOT
 from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
+from harness.config.plotting import AS_USUAL, PlotConfig
 from harness.plots.style import save
 from harness.results.environment import environment
 from harness.results.files import write_whole
@@ -42,9 +45,13 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="claim")
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--render", action="store_true")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER")
+    parser.add_argument("--width", choices=["page", "column"], default="page")
+    parser.add_argument("--formats", default="png")
     args = parser.parse_args()
     if unknown := sorted({*args.names} - {*NAMES}):
         parser.error(f"no claim {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    folder = args.figures and args.figures.absolute()
     os.chdir(ROOT)
     claims = {name: claim_of(name) for name in NAMES}
     if args.list:
@@ -52,7 +59,7 @@ def main() -> None:
             print(f"{name:18} {claim.title}")
         return
     stored: dict[str, Any] = json.loads(STORE.read_text()) if STORE.exists() else {}
-    if not args.render:
+    if not (args.render or folder):
         for name in args.names or NAMES:
             print(name, end=" ", flush=True)
             stored[name] = measured(claims[name])
@@ -60,8 +67,12 @@ def main() -> None:
             text = json.dumps(stored, indent=1) + "\n"
             write_whole(STORE, lambda path, text=text: path.write_text(text))  # type: ignore[misc]
     known = {name: claim for name, claim in claims.items() if name in stored}
-    for name, claim in known.items():
-        save(claim.draw(stored[name]["data"]), FIGURES / f"{name}.png")
+    if folder:
+        plot = PlotConfig(width=args.width, formats=args.formats.split(","))
+        names = args.names or NAMES
+        figures(folder, {name: known[name] for name in names}, stored, plot)
+        return
+    figures(FIGURES, known, stored, AS_USUAL)
     text = page(known, stored)
     write_whole(PAGE, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -70,6 +81,14 @@ def claim_of(name: str) -> Claim:
     claim = import_module(f"experiments.claims.{name}").CLAIM
     assert isinstance(claim, Claim)
     return claim
+
+
+def figures(folder: Path, claims: dict[str, Claim], stored: dict[str, Any], plot: PlotConfig) -> None:
+    """The figures of what is stored."""
+    for name, claim in claims.items():
+        figure = claim.draw(stored[name]["data"], plot)
+        for form in plot.formats:
+            save(figure, folder / f"{name}.{form}")
 
 
 def measured(claim: Claim) -> dict[str, Any]:

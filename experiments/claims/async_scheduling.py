@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, Lab
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-70b")
 _SEATS = (8, 64, 256)
@@ -74,16 +75,17 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Asynchronous scheduling",
         "Gain in output tokens/s when each step is planned while the one before it runs; a backlog of ShareGPT "
         "lengths on H100, SIMULATED, and of short requests with tiny on a CPU, MEASURED",
         2,
-        1,
-        (6.4, 5.4),
+        plot,
+        2.7,
+        per_row=1,
     )
-    simulated, measured = grid[0][0], grid[1][0]
+    simulated, measured = panels[0], panels[1]
     for index, seats in enumerate(_SEATS):
         gains = [100 * row["gain"] for row in data["h100"] if row["seats"] == seats]
         places = [place + 0.27 * index for place in range(len(_MODELS))]

@@ -10,7 +10,8 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _OUTPUTS = (5, 50, 10, 100)
 _SEATS = (16, 64, 256)
@@ -80,16 +81,16 @@ def _gain(rows: list[Data], policy: str, **where: object) -> float:
     return float(speeds["continuous"] / speeds[policy])
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Static and continuous batching",
-        "ShareGPT lengths, all requests at once, Qwen3-8B on H100, SIMULATED; and "
-        "a tiny model on a CPU, SIMULATED and MEASURED",
-        1,
+        "All requests at once, Qwen3-8B on H100, SIMULATED; and a tiny model on a CPU, SIMULATED and MEASURED",
         2,
-        (8.0, 3.0),
+        plot,
+        3,
+        per_row=2,
     )
-    left, right = grid[0]
+    left, right = panels
     for index, policy in enumerate(_WAYS):
         speeds = [row["tokens_per_s"] for row in data["sharegpt"] if row["policy"] == policy]
         places = [place + 0.28 * index for place in range(len(_SEATS))]
@@ -97,12 +98,12 @@ def draw(data: Data) -> Figure:
     left.set_xticks([place + 0.28 for place in range(len(_SEATS))], [f"{seats} seats" for seats in _SEATS])
     left.set_ylabel("output tokens/s")
     legend_above(left)
-    head(left, "H100", "SIMULATED")
+    head(left, "H100", "SIMULATED\nShareGPT lengths")
     for index, policy in enumerate(_WAYS):
         rows = {row["way"]: row["tokens_per_s"] for row in data["tiny"] if row["policy"] == policy}
         right.bar([0.28 * index, 1 + 0.28 * index], [rows["simulated"], rows["measured"]], 0.26, color=COLORS[index])
     right.set_xticks([0.28, 1.28], ["SIMULATED", "MEASURED"])
-    head(right, "Tiny model, CPU", f"four requests of {', '.join(map(str, _OUTPUTS))} tokens: "
+    head(right, "Tiny model, CPU", f"four requests of {', '.join(map(str, _OUTPUTS))} tokens:\n"
          f"{data['four']['measured']['utilisation']:.0%} of slots used")  # fmt: skip
     return figure
 

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _POOL_TOKENS, _SIZES, _SEATS = 65_536, (16, 64, 256, 1024), (32, 128, 512)
 _TINY_TOKENS, _TINY_SIZES = 2048, (4, 16, 64, 256)
@@ -46,34 +47,35 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Block size and seats",
         f"A pool of {_POOL_TOKENS:,} tokens (Qwen3-8B on H100, SIMULATED), and of {_TINY_TOKENS:,} "
         "(tiny model on a CPU); all requests at once",
-        1,
         2,
-        (8.0, 3.0),
+        plot,
+        3,
+        per_row=2,
     )
     for index, seats in enumerate(_SEATS):
         rows = [row for row in data["h100"] if row["seats"] == seats]
         x, y = [row["size"] for row in rows], [row["tokens_per_s"] for row in rows]
-        grid[0][0].plot(x, y, "o-", color=COLORS[index], markerfacecolor="white", label=f"{seats} seats")
-    _block_axis(grid[0][0], _SIZES)
-    grid[0][0].set_ylim(bottom=0)
-    grid[0][0].set_ylabel("output tokens/s")
-    grid[0][0].legend()
-    head(grid[0][0], "H100", "SIMULATED")
+        panels[0].plot(x, y, "o-", color=COLORS[index], markerfacecolor="white", label=f"{seats} seats")
+    _block_axis(panels[0], _SIZES)
+    panels[0].set_ylim(bottom=0)
+    panels[0].set_ylabel("output tokens/s")
+    panels[0].legend(fontsize=7.5)
+    head(panels[0], "H100", "SIMULATED")
     for way, style in (("simulated", "o--"), ("measured", "s-")):
         rows = [row for row in data["tiny"] if row["way"] == way]
         face = "white" if way == "simulated" else COLORS[0]
         x, y = [row["size"] for row in rows], [row["running"] for row in rows]
-        grid[0][1].plot(x, y, style, color=COLORS[0], markerfacecolor=face, label=way.upper())
-    _block_axis(grid[0][1], _TINY_SIZES)
-    grid[0][1].set_ylim(bottom=0)
-    grid[0][1].set_ylabel("mean running sequences")
-    grid[0][1].legend()
-    head(grid[0][1], "Tiny model, CPU")
+        panels[1].plot(x, y, style, color=COLORS[0], markerfacecolor=face, label=way.upper())
+    _block_axis(panels[1], _TINY_SIZES)
+    panels[1].set_ylim(bottom=0)
+    panels[1].set_ylabel("mean running sequences")
+    panels[1].legend(fontsize=7.5)
+    head(panels[1], "Tiny model, CPU")
     return figure
 
 

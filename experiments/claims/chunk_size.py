@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import Lab
-from harness.plots.style import COLORS, head, log_axis, marker, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head, log_axis, marker
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192)
 _TINY_BUDGETS = (32, 64, 128, 256, 512)
@@ -58,19 +59,20 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "The token budget of a step",
         "Chunked prefill (mixed): a point per max_num_batched_tokens. Hollow: SIMULATED, filled: MEASURED",
-        1,
         2,
-        (8.0, 3.2),
+        plot,
+        3.2,
+        per_row=2,
     )
-    _curve(grid[0][0], data["h100"], COLORS[0], simulated=True)
-    head(grid[0][0], "Qwen3-8B on H100", "5 requests/s, prompts of 3,000 tokens")
+    _curve(panels[0], data["h100"], COLORS[0], simulated=True)
+    head(panels[0], "Qwen3-8B on H100", "5 requests/s, prompts of 3,000 tokens")
     for color, way in zip(COLORS, ("simulated", "measured"), strict=False):
-        _curve(grid[0][1], [row for row in data["tiny"] if row["way"] == way], color, simulated=way == "simulated")
-    head(grid[0][1], "Tiny model, CPU", "6 requests/s, prompts of 200 tokens")
+        _curve(panels[1], [row for row in data["tiny"] if row["way"] == way], color, simulated=way == "simulated")
+    head(panels[1], "Tiny model, CPU", "6 requests/s, prompts of 200 tokens")
     return figure
 
 

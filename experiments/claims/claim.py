@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.claims.lab import Lab
+from harness.config.plotting import PlotConfig
 
 Data = dict[str, Any]
 """What was measured, as JSON can hold it."""
@@ -38,7 +39,7 @@ class Claim:
         source: who makes it.
         measure: runs what is needed; its result is stored.
         judge: the verdict on what was measured.
-        draw: the figure of what was measured.
+        draw: the figure of what was measured, as wide as the settings of plots say.
     """
 
     title: str
@@ -46,4 +47,4 @@ class Claim:
     source: str
     measure: Callable[[Lab], Data]
     judge: Callable[[Data], Verdict]
-    draw: Callable[[Data], Figure]
+    draw: Callable[[Data, PlotConfig], Figure]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from matplotlib.axes import Axes
 
-_HEADROOM = 1.3
+_HEADROOM = 1.35
 
 
 def legend_above(axes: Axes, *, columns: int = 2) -> None:

@@ -10,7 +10,8 @@ from experiments import RESULTS
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _LABELS = {"auto": "model's", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 _TINY_BYTES = 3 << 20  # of the KV pool
@@ -54,27 +55,28 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "The KV cache in fewer bits",
         "Sequences that run at the same time in pools of equal memory: Qwen3-8B on an H100 of which 35 % may be used, "
         "SIMULATED; 3 MiB for a tiny model on a CPU",
-        1,
         3,
-        (8.6, 2.8),
+        plot,
+        2.8,
+        per_row=3,
     )
     labels = list(_LABELS.values())
-    for axes, key, title in zip(grid[0], ("running", "tokens_per_s"), ("Running", "Output tokens/s"), strict=False):
+    for axes, key, title in zip(panels, ("running", "tokens_per_s"), ("Running", "Output tokens/s"), strict=False):
         axes.bar(range(len(labels)), [row[key] for row in data["h100"]], 0.6, color=COLORS[0])
         axes.set_xticks(range(len(labels)), labels)
         head(axes, f"{title}, H100", "SIMULATED")
     for index, way in enumerate(("simulated", "measured")):
         running = [row["running"] for row in data["tiny"] if row["way"] == way]
         places = [place + 0.4 * index for place in range(len(labels))]
-        grid[0][2].bar(places, running, 0.38, color=COLORS[index], label=way.upper())
-    grid[0][2].set_xticks([place + 0.2 for place in range(len(labels))], labels)
-    legend_above(grid[0][2])
-    head(grid[0][2], "Running, tiny model")
+        panels[2].bar(places, running, 0.38, color=COLORS[index], label=way.upper())
+    panels[2].set_xticks([place + 0.2 for place in range(len(labels))], labels)
+    legend_above(panels[2], columns=1)
+    head(panels[2], "Running, tiny model")
     return figure
 
 

@@ -8,7 +8,8 @@ from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import Lab
 from experiments.claims.prefix_caching import MOONCAKE
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _GIB = (0, 64, 256, 1024)
 
@@ -63,16 +64,17 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "KV blocks in host memory",
         "Blocks that leave the device's prefix cache go to the host and come back with hits",
-        1,
         2,
-        (8.0, 2.9),
+        plot,
+        2.9,
+        per_row=2,
     )
     if rows := data["mooncake"]:
-        left = grid[0][0]
+        left = panels[0]
         bars = left.bar(range(len(rows)), [100 * row["hit_rate"] for row in rows], 0.6, color=COLORS[0])
         left.bar_label(bars, [f"TTFT {row['ttft_ms']:,.0f} ms" for row in rows], fontsize=7.5)
         left.set_xticks(range(len(rows)), [f"{row['gib']:,} GiB" for row in rows])
@@ -81,10 +83,10 @@ def draw(data: Data) -> Figure:
     for index, gib in enumerate((0, 1)):
         rates = [100 * row["hit_rate"] for row in data["tiny"] if row["gib"] == gib]
         label = "with a host tier" if gib else "device only"
-        grid[0][1].bar([0.4 * index, 1 + 0.4 * index], rates, 0.38, color=COLORS[index], label=label)
-    grid[0][1].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
-    legend_above(grid[0][1])
-    head(grid[0][1], "Tiny model, CPU", "12 system prompts, room for 4")
+        panels[1].bar([0.4 * index, 1 + 0.4 * index], rates, 0.38, color=COLORS[index], label=label)
+    panels[1].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
+    legend_above(panels[1])
+    head(panels[1], "Tiny model, CPU", "12 system prompts, room for 4")
     return figure
 
 

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _MODES = ("recompute", "partial", "swap", "auto")
 _SIZES = (16, 64, 256)
@@ -55,28 +56,29 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Preemption under pressure",
         "Output tokens/s of a backlog of ShareGPT lengths in a pool of 40,960 tokens (Qwen3-8B on "
         "H100, SIMULATED), and of a tiny model on a CPU",
-        1,
         2,
-        (8.0, 3.0),
+        plot,
+        3,
+        per_row=2,
     )
     for index, mode in enumerate(_MODES):
         rows = [row for row in data["h100"] if row["mode"] == mode]
         places = [place + 0.2 * index for place in range(len(rows))]
-        grid[0][0].bar(places, [row["tokens_per_s"] for row in rows], 0.19, color=COLORS[index], label=mode)
+        panels[0].bar(places, [row["tokens_per_s"] for row in rows], 0.19, color=COLORS[index], label=mode)
         tiny = [row["tokens_per_s"] for row in data["tiny"] if row["mode"] == mode]
         if tiny:
-            grid[0][1].bar([0.25 * index, 1 + 0.25 * index], tiny, 0.24, color=COLORS[index])
-    grid[0][0].set_xticks([place + 0.3 for place in range(len(_SIZES))], [f"blocks of {size}" for size in _SIZES])
-    grid[0][0].set_ylabel("output tokens/s")
-    legend_above(grid[0][0], columns=4)
-    grid[0][1].set_xticks([0.25, 1.25], ["SIMULATED", "MEASURED"])
-    head(grid[0][0], "H100", "SIMULATED")
-    head(grid[0][1], "Tiny model, CPU")
+            panels[1].bar([0.25 * index, 1 + 0.25 * index], tiny, 0.24, color=COLORS[index])
+    panels[0].set_xticks([place + 0.3 for place in range(len(_SIZES))], [f"blocks of {size}" for size in _SIZES])
+    panels[0].set_ylabel("output tokens/s")
+    legend_above(panels[0])
+    panels[1].set_xticks([0.25, 1.25], ["SIMULATED", "MEASURED"])
+    head(panels[0], "H100", "SIMULATED")
+    head(panels[1], "Tiny model, CPU")
     return figure
 
 

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import TINY_TRAFFIC, Lab, Outcome
-from harness.plots.style import COLORS, head, log_axis, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head, log_axis
 
 _POLICIES = ("mixed", "priority")
 _RATES = (8, 12, 16, 20)
@@ -55,33 +56,34 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Priority classes",
         "p99 TTFT of urgent requests (a tenth) and of the others, first come first served and by priority",
-        1,
         2,
-        (8.0, 3.2),
+        plot,
+        3.2,
+        per_row=2,
     )
     rates = sorted({row["rate"] for row in data["h100"]})
     for color, name in zip(COLORS, ("urgent", "others"), strict=False):
         for policy, style in (("mixed", ":"), ("priority", "-")):
             values = [row[f"{name}_p99_ms"] for row in data["h100"] if row["policy"] == policy]
             label = f"{name}, {'by priority' if policy == 'priority' else 'first come first served'}"
-            grid[0][0].plot(rates, values, "o" + style, color=color, markerfacecolor="white", label=label)
-    low, high = grid[0][0].dataLim.intervaly
-    log_axis(grid[0][0], "y", low / 1.5, high * 1.5, num_ticks=5)
-    grid[0][0].set_xlabel("requests/s")
-    grid[0][0].set_ylabel("p99 TTFT, ms")
-    grid[0][0].legend(fontsize=7.5)
-    head(grid[0][0], "H100", "SIMULATED")
+            panels[0].plot(rates, values, "o" + style, color=color, markerfacecolor="white", label=label)
+    low, high = panels[0].dataLim.intervaly
+    log_axis(panels[0], "y", low / 1.5, high * 1.5, num_ticks=5)
+    panels[0].set_xlabel("requests/s")
+    panels[0].set_ylabel("p99 TTFT, ms")
+    panels[0].legend(fontsize=7.5)
+    head(panels[0], "H100", "SIMULATED")
     for index, (policy, name) in enumerate((p, n) for p in _POLICIES for n in ("urgent", "others")):
         values = [row[f"{name}_p99_ms"] for row in data["tiny"] if row["policy"] == policy]
         color = COLORS[0] if name == "urgent" else COLORS[1]
         places = [0.2 * index, 1 + 0.2 * index]
-        grid[0][1].bar(places, values, 0.19, color=color, alpha=0.45 if policy == "mixed" else 1.0)
-    grid[0][1].set_xticks([0.3, 1.3], ["SIMULATED", "MEASURED"])
-    head(grid[0][1], "Tiny model, CPU", "pale: first come first served")
+        panels[1].bar(places, values, 0.19, color=color, alpha=0.45 if policy == "mixed" else 1.0)
+    panels[1].set_xticks([0.3, 1.3], ["SIMULATED", "MEASURED"])
+    head(panels[1], "Tiny model, CPU", "pale: first come first served")
     return figure
 
 

@@ -6,7 +6,8 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import Lab
-from harness.plots.style import COLORS, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, fitting, head
 
 _WIDTHS = (2, 4, 6)
 # Mean lengths of the two data sets as the source gives them, tokens of prompt and output.
@@ -57,31 +58,32 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Blocks saved by sharing",
         "Share of the blocks that would be in use without sharing, blocks of 16. SIMULATED, and a tiny model on a CPU",
-        1,
         3,
-        (8.6, 2.8),
+        plot,
+        2.8,
+        per_row=3,
         sharey=True,
     )
-    for axes, key, title in zip(grid[0], ("n", "beam_width"), ("Parallel sampling", "Beams"), strict=False):
+    for axes, key, title in zip(panels, ("n", "beam_width"), ("Parallel sampling", "Beams"), strict=False):
         for color, name in zip(COLORS, _SETS, strict=False):
             rows = [row for row in data["simulated"] if (row["set"], row["key"]) == (name, key)]
             axes.plot([row["width"] for row in rows], [100 * row["saved"] for row in rows], "o-", color=color,
                       markerfacecolor="white", label=name)  # fmt: skip
         head(axes, title, "SIMULATED")
         axes.set_xlabel("sequences per request")
-    grid[0][0].legend()
-    grid[0][0].set_ylabel("blocks saved, %")
+    panels[0].legend(fontsize=7.5)
+    panels[0].set_ylabel("blocks saved, %")
     for way, style, face in (("simulated", "o--", "white"), ("measured", "s-", COLORS[0])):
         rows = [row for row in data["tiny"] if row["way"] == way]
-        grid[0][2].plot([row["width"] for row in rows], [100 * row["saved"] for row in rows], style, color=COLORS[0],
+        panels[2].plot([row["width"] for row in rows], [100 * row["saved"] for row in rows], style, color=COLORS[0],
                         markerfacecolor=face, label=way.upper())  # fmt: skip
-    grid[0][2].legend()
-    grid[0][2].set_xlabel("sequences per request")
-    head(grid[0][2], "Samples, tiny model, CPU")
+    panels[2].legend(fontsize=7.5)
+    panels[2].set_xlabel("sequences per request")
+    head(panels[2], "Samples, tiny model, CPU")
     return figure
 
 

@@ -7,7 +7,8 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import TINY_TRAFFIC, Lab
-from harness.plots.style import COLORS, GREY, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, GREY, fitting, head
 
 _BATCHES = (1, 4, 16, 64, 256)
 _RATES = (0.4, 0.7)
@@ -56,32 +57,33 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "Speculative decoding by load",
         f"Throughput relative to plain decoding; {_DRAFTS} drafts per step. Qwen3-8B on H100, "
         "SIMULATED; a tiny model on a CPU with n-gram drafts, MEASURED",
-        1,
         2,
-        (8.0, 3.0),
+        plot,
+        3,
+        per_row=2,
     )
     for color, rate in zip(COLORS, _RATES, strict=False):
         rows = [row for row in data["h100"] if row["rate"] == rate]
-        grid[0][0].plot([row["batch"] for row in rows], [row["gain"] for row in rows], "o-", color=color,
+        panels[0].plot([row["batch"] for row in rows], [row["gain"] for row in rows], "o-", color=color,
                         markerfacecolor="white", label=f"{rate:.0%} of drafts accepted")  # fmt: skip
-    grid[0][0].set_xscale("log", base=2)
-    grid[0][0].set_xticks(_BATCHES, map(str, _BATCHES))
-    grid[0][0].set_xlabel("requests at a time")
-    grid[0][0].set_ylabel("times the tokens/s")
-    legend_above(grid[0][0], columns=1)
-    head(grid[0][0], "H100", "SIMULATED")
-    bars = grid[0][1].bar(range(len(data["tiny"])), [row["gain"] for row in data["tiny"]], 0.6, color=COLORS[0])
-    grid[0][1].bar_label(bars, [f"{row['accepted']:.0%} accepted" for row in data["tiny"]], fontsize=7.5)
-    grid[0][1].set_xticks(
+    panels[0].set_xscale("log", base=2)
+    panels[0].set_xticks(_BATCHES, map(str, _BATCHES))
+    panels[0].set_xlabel("requests at a time")
+    panels[0].set_ylabel("times the tokens/s")
+    legend_above(panels[0], columns=1)
+    head(panels[0], "H100", "SIMULATED")
+    bars = panels[1].bar(range(len(data["tiny"])), [row["gain"] for row in data["tiny"]], 0.6, color=COLORS[0])
+    panels[1].bar_label(bars, [f"{row['accepted']:.0%} accepted" for row in data["tiny"]], fontsize=7.5)
+    panels[1].set_xticks(
         range(len(data["tiny"])), [f"{row['seats']} seat{'s' * (row['seats'] > 1)}" for row in data["tiny"]]
     )
-    head(grid[0][1], "Tiny model, CPU", "MEASURED")
-    for axes in grid[0]:
+    head(panels[1], "Tiny model, CPU", "MEASURED")
+    for axes in panels:
         axes.axhline(1, color=GREY, linewidth=0.8)
     return figure
 

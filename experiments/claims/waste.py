@@ -8,7 +8,8 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.plots.style import COLORS, LIGHT, head, panels
+from harness.config.plotting import PlotConfig
+from harness.plots.style import COLORS, LIGHT, fitting, head
 
 RESERVATIONS = {"max": "max_model_len", "pow2": "power of two", "exact": "true length"}
 _FORESEEN = ("power of two", "true length")
@@ -75,17 +76,18 @@ def judge(data: Data) -> Verdict:
     )
 
 
-def draw(data: Data) -> Figure:
-    figure, grid = panels(
+def draw(data: Data, plot: PlotConfig) -> Figure:
+    figure, panels = fitting(
         "What KV memory is used for",
         "Shares of the pool over time; OPT-13B with ShareGPT lengths, SIMULATED; and a tiny "
         "model on a CPU, left bar SIMULATED, right bar MEASURED",
         2,
-        1,
-        (8.0, 5.6),
+        plot,
+        2.8,
+        per_row=1,
     )
     colors = (COLORS[0], COLORS[4], COLORS[1], LIGHT)
-    for axes, rows in ((grid[0][0], data["opt"]), (grid[1][0], data["tiny"])):
+    for axes, rows in ((panels[0], data["opt"]), (panels[1], data["tiny"])):
         labels = list(dict.fromkeys(row["allocator"] for row in rows))
         for row in rows:
             place = labels.index(row["allocator"]) + {"simulated": -0.2, "measured": 0.2}.get(row.get("way", ""), 0.0)
@@ -93,15 +95,20 @@ def draw(data: Data) -> Figure:
             for part, color in zip(_PARTS, colors, strict=True):
                 axes.bar(place, row[part], 0.36 if "way" in row else 0.6, bottom, color=color)
                 bottom += row[part]
-        axes.set_xticks(range(len(labels)), labels, fontsize=7.5)
+        axes.set_xticks(range(len(labels)), [_ticks(label) for label in labels], fontsize=7)
         axes.set_ylim(0, 1.05)
         axes.set_ylabel("share of the pool")
     for part, color in zip(_PARTS, colors, strict=True):
-        grid[0][0].bar(0, 0, color=color, label=part)
-    grid[0][0].legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
-    head(grid[0][0], "OPT-13B, 15,728 slots", "SIMULATED")
-    head(grid[1][0], "Tiny model, CPU, 4,096 slots", "SIMULATED and MEASURED")
+        panels[0].bar(0, 0, color=color, label=part)
+    figure.legend(loc="outside lower center", ncols=len(_PARTS), fontsize=7.5, frameon=False, handlelength=1, columnspacing=1)
+    head(panels[0], "OPT-13B, 15,728 slots", "SIMULATED")
+    head(panels[1], "Tiny model, CPU, 4,096 slots", "SIMULATED and MEASURED")
     return figure
+
+
+def _ticks(label: str) -> str:
+    """The label on two or three short lines, so that it fits under its bars in a column."""
+    return label.replace(" ", "\n").replace("max_model_len", "max_\nmodel_\nlen")
 
 
 CLAIM = Claim(

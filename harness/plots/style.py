@@ -93,13 +93,13 @@ def _wrap_parts(text: str, width: int) -> list[str]:
 
 
 def fitting(
-    title: str, subtitle: str, count: int, plot: PlotConfig, panel_in: float, per_row: int = 2
+    title: str, subtitle: str, count: int, plot: PlotConfig, panel_in: float, per_row: int = 2, **options: Any
 ) -> tuple[Figure, list[Axes]]:
     """A figure as wide as `plot.width` with `count` panels of height `panel_in`: one in a row of a column, at most
-    `per_row` in a row of a page."""
+    `per_row` in a row of a page. options: those of `Figure.subplots`."""
     columns = 1 if plot.width == "column" else min(per_row, count)
     rows = -(-count // columns)
-    figure, grid = panels(title, subtitle, rows, columns, (WIDTHS_IN[plot.width], panel_in * rows))
+    figure, grid = panels(title, subtitle, rows, columns, (WIDTHS_IN[plot.width], panel_in * rows), **options)
     for spare in grid.flat[count:]:
         spare.set_visible(False)
     return figure, list(grid.flat[:count])

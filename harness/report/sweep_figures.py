@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.plots.labels import parameter_title, short_name
-from harness.report.figure import Axis, Figure, Limit, Series
+from harness.report.figure import Axis, Figure, Kind, Limit, Series
 from harness.report.words import LATENCIES, is_known, numeric, tail_of
 
 Rows = Sequence[Mapping[str, Any]]
 _MS = "0,0.[000]"
 _COLORS = 8
 _MOST_BARS, _MOST_CURVES = 40, 24
+_WIDE = 10.0  # ratio of values from which bars on a linear axis show the largest ones only
 _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 
 
@@ -30,7 +31,11 @@ def curve_figures(rows: Rows, load: str, limits: Mapping[str, float]) -> list[Fi
 
 
 def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, float]) -> list[Figure]:
-    """One bar per configuration, a figure per metric; those with the highest throughput where they are many."""
+    """One place per configuration, a figure per metric; those with the highest throughput where they are many.
+
+    Bars, whose lengths compare from zero; points on a logarithmic axis where values are orders of magnitude apart; and
+    points with their intervals where there are some.
+    """
     ranked = sorted(rows, key=lambda row: -numeric(row.get("output_throughput")))[:_MOST_BARS]
     note = f"The {_MOST_BARS} of {len(rows)} with the highest throughput." if len(rows) > _MOST_BARS else ""
     found = []
@@ -39,8 +44,10 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
         y = Axis(parameter_title(parameters), names=[str(row["label"]) for row in shown])
         low, high = _bounds(shown, key)
         values = [row[key] for row in shown]
-        series = Series("", "interval" if low else "bars", values, range(len(shown)), 0, low=low, high=high)
-        x = Axis(axis.label, format=axis.format, log=axis.log and low is not None, start=None if low else axis.start)
+        is_wide = axis.log and min(values) > 0 and max(values) > _WIDE * min(values)
+        kind: Kind = "interval" if low else "points" if is_wide else "bars"
+        series = Series("", kind, values, range(len(shown)), 0, low=low, high=high)
+        x = Axis(axis.label, format=axis.format, log=axis.log and kind != "bars", start=None if low else axis.start)
         height = 110 + 22 * len(shown)
         found.append(
             Figure(title, x, y, [series], _limits(key, limits, "x"), _note(note, low is not None), height=height)

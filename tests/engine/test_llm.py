@@ -6,6 +6,8 @@ import gc
 import multiprocessing
 import os
 import random
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from engine.llm import LLM  # noqa: E402
 from engine.models.model_config import ModelError  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts, one_by_one  # noqa: E402
+from tests.harness.builders import ROOT  # noqa: E402
 
 
 @pytest.mark.usefixtures("garbage_collection")
@@ -28,6 +31,13 @@ def test_what_is_loaded_is_exempt_from_garbage_collection_until_the_engine_close
     assert gc.get_freeze_count() > 1000
     llm.close()
     assert gc.get_freeze_count() == 0
+
+
+def test_a_script_that_does_not_close_its_engine_ends_quietly() -> None:
+    imports = "from engine.llm import LLM; from tests.engine.llm_builders import MODEL, SETTINGS"
+    script = f"{imports}; llm = LLM(MODEL, **SETTINGS)"
+    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from matplotlib.figure import Figure
 
 from experiments.claims import batching, gqa
 from experiments.claims.__main__ import NAMES, STORE, claim_of
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
+from harness.config.plotting import PlotConfig
+from harness.plots.style import WIDTHS_IN
 from tests.harness.builders import ROOT
 
 APART = {"__init__", "__main__", "claim", "drawing", "lab", "page", "pairs"}
@@ -38,7 +40,9 @@ def test_every_claim_is_listed_and_the_page_is_that_of_the_stored_figures() -> N
     assert all((ROOT / FIGURES / f"{name}.png").exists() for name in NAMES)
 
 
+@pytest.mark.parametrize("width", ["page", "column"])
 @pytest.mark.parametrize("name", ["waste", "chunk_size", "offload"])
-def test_stored_figures_are_drawn(name: str) -> None:
+def test_stored_figures_are_drawn_as_wide_as_asked(name: str, width: Literal["page", "column"]) -> None:
     stored = json.loads((ROOT / STORE).read_text())
-    assert isinstance(claim_of(name).draw(stored[name]["data"]), Figure)
+    figure = claim_of(name).draw(stored[name]["data"], PlotConfig(width=width))
+    assert figure.get_figwidth() == WIDTHS_IN[width]
