@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ Rows = Sequence[Mapping[str, Any]]
 _MS = "0,0.[000]"
 _COLORS = 8
 _MOST_BARS, _MOST_CURVES = 40, 24
+ALIKE = 0.01  # share by which throughputs may differ for configurations to be alike
 _WIDE = 10.0  # ratio of values from which bars on a linear axis show the largest ones only
 _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 
@@ -36,11 +38,11 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
     Bars, whose lengths compare from zero; points on a logarithmic axis where values are orders of magnitude apart; and
     points with their intervals where there are some.
     """
-    ranked = sorted(rows, key=lambda row: -numeric(row.get("output_throughput")))[:_MOST_BARS]
+    chosen = by_throughput(rows)[:_MOST_BARS]
     note = f"The {_MOST_BARS} of {len(rows)} with the highest throughput." if len(rows) > _MOST_BARS else ""
     found = []
     for key, title, axis in _metrics(rows):
-        shown = [row for row in ranked if is_known(row.get(key))]
+        shown = [row for row in chosen if is_known(row.get(key))]
         y = Axis(parameter_title(parameters), names=[str(row["label"]) for row in shown])
         low, high = _bounds(shown, key)
         values = [row[key] for row in shown]
@@ -53,6 +55,24 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
             Figure(title, x, y, [series], _limits(key, limits, "x"), _note(note, low is not None), height=height)
         )
     return found
+
+
+def by_throughput(rows: Rows) -> list[Mapping[str, Any]]:
+    """The rows from the highest output throughput to the lowest; those within 1 % of each other, as all are that keep
+    up with the same arrivals, from the lowest TTFT of the tail to the highest."""
+    tail = tail_of(rows[0]) if rows else "p99"
+    groups: list[list[Mapping[str, Any]]] = []
+    for row in sorted(rows, key=lambda row: -throughput(row)):
+        if not groups or throughput(row) < (1 - ALIKE) * throughput(groups[-1][0]):
+            groups.append([])
+        groups[-1].append(row)
+    return [row for group in groups for row in sorted(group, key=lambda row: _or_last(row.get(f"{tail}_ttft_ms")))]
+
+
+def throughput(row: Mapping[str, Any]) -> float:
+    """Output tokens/s; 0 where they are not known."""
+    found = row.get("output_throughput")
+    return found if is_known(found) else 0.0
 
 
 def frontier_figure(rows: Rows, load: str | None) -> Figure | None:
@@ -115,6 +135,10 @@ def _curves(rows: Rows, load: str, key: str) -> list[Series]:
         xs, ys = [row[load] for row in own], [row[key] for row in own]
         found.append(Series(label, "line", xs, ys, color % _COLORS, color >= _COLORS, low, high, texts=texts))
     return found
+
+
+def _or_last(value: Any) -> float:
+    return value if is_known(value) else math.inf
 
 
 def _bounds(rows: Rows, key: str) -> tuple[list[Any] | None, list[Any] | None]:

@@ -13,7 +13,15 @@ from harness.plots.labels import parameter_title, short_name, value_label
 from harness.report.elements import Cell, Markup, bullets, facts, figures, paragraph, section, table, verdict
 from harness.report.page import Page
 from harness.report.reproduction import reproduction
-from harness.report.sweep_figures import bar_figures, curve_figures, frontier_figure, load_unit
+from harness.report.sweep_figures import (
+    ALIKE,
+    bar_figures,
+    by_throughput,
+    curve_figures,
+    frontier_figure,
+    load_unit,
+    throughput,
+)
 from harness.report.words import count, is_known, limits_of, number_cell, numeric, records, slo_text, tail_of
 from harness.results.files import read_summary
 from harness.results.slo import LIMITED
@@ -95,10 +103,10 @@ def _verdicts(
     if limits and any(row.get("slo_met") is not None for row in rows):
         found.append(_slo_verdict(rows, parameters, load))
     elif rows:
-        fit = [row for row in rows if row.get("verdict") != "overloaded"] or list(rows)
-        best = max(fit, key=_throughput)
+        fit = [row for row in rows if row.get("verdict") != "overloaded"] or rows
+        best = by_throughput(fit)[0]
         at = f" at {value_label(best[load])} {load_unit(load)}" if load else ""
-        text = f"{_named(best, parameters)}{at}, {number(_throughput(best))} output tok/s"
+        text = f"{_named(best, parameters)}{at}, {number(throughput(best))} output tok/s{_alike(best, fit)}"
         found.append(verdict("plain", "Highest throughput without overload:", text))
     return found
 
@@ -108,13 +116,13 @@ def _slo_verdict(rows: Sequence[Mapping[str, Any]], parameters: Sequence[str], l
     if not met:
         return verdict("bad", "The SLO", "is kept by none.")
     if load is None:
-        best = max(met, key=_throughput)
-        text = f"{_named(best, parameters)}, {number(_throughput(best))} output tok/s"
+        best = by_throughput(met)[0]
+        text = f"{_named(best, parameters)}, {number(throughput(best))} output tok/s{_alike(best, met)}"
         return verdict(
             "good", f"{len(met)} of {len(rows)} keep the SLO;", f"the highest throughput among them has {text}."
         )
     highest = max(numeric(row[load]) for row in met)
-    best = max((row for row in met if numeric(row[load]) == highest), key=_throughput)
+    best = by_throughput([row for row in met if numeric(row[load]) == highest])[0]
     others = [str(row["label"]) for row in met if numeric(row[load]) == highest and row["label"] != best["label"]]
     also = f" (also {', '.join(others[:4])})" if others else ""
     text = f"{number(highest)} {load_unit(load)} with {_named(best, parameters)}{also}"
@@ -126,9 +134,14 @@ def _named(row: Mapping[str, Any], parameters: Sequence[str]) -> str:
     return f"{parameter_title(parameters)} {row['label']}" if len(parameters) == 1 else str(row["label"])
 
 
-def _throughput(row: Mapping[str, Any]) -> float:
-    found = row.get("output_throughput")
-    return float(found) if is_known(found) else 0.0
+def _alike(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+    """How many other rows have the throughput of the best, of which it has the lowest TTFT."""
+    others = sum(throughput(row) >= (1 - ALIKE) * throughput(best) for row in rows) - 1
+    latency = best.get(f"{tail_of(best)}_ttft_ms")
+    if others < 1 or not is_known(latency):
+        return ""
+    have = "another has" if others == 1 else f"{others} others have"
+    return f", which {have} within {ALIKE:.0%}; the lowest {tail_of(best)} TTFT of them, {number(latency)} ms"
 
 
 def _context(configurations: pd.DataFrame) -> list[tuple[str, str]]:

@@ -79,6 +79,8 @@ def _label_column(rows: Sequence[Mapping[Any, Any]], table: pd.DataFrame, *, rep
     kinds = [row["simulated"] for row in rows]
     if table["simulated"].nunique() > 1:
         labels = [f"{label} ({'simulated' if kind else 'measured'})" for label, kind in zip(labels, kinds, strict=True)]
+    if table.attrs["load"] is None:
+        labels = [label + _mark(row) for label, row in zip(labels, rows, strict=True)]
     before = [None, *labels[:-1]]
     cells = [label if repeated or label != last else "" for label, last in zip(labels, before, strict=True)]
     return _Column(parameter_title(table.attrs["parameters"]), cells)
@@ -88,9 +90,12 @@ def _load_columns(rows: Sequence[Mapping[Any, Any]], table: pd.DataFrame) -> lis
     load = table.attrs["load"]
     if load is None:
         return []
-    marks = [_OVERLOADED if row.get("verdict") == "overloaded" else "" for row in rows]
-    values = [f"{value_label(row[load])}{mark}" for row, mark in zip(rows, marks, strict=True)]
+    values = [f"{value_label(row[load])}{_mark(row)}" for row in rows]
     return [_Column(short_name(load, [load]).replace("_", " "), values)]
+
+
+def _mark(row: Mapping[Any, Any]) -> str:
+    return _OVERLOADED if row.get("verdict") == "overloaded" else ""
 
 
 def _metric_columns(rows: Sequence[Mapping[Any, Any]], table: pd.DataFrame) -> list[list[_Column]]:

@@ -181,6 +181,18 @@ def test_differences_are_from_the_baseline_at_the_same_load(tmp_path: Path) -> N
             baseline_label(table, baseline)
 
 
+def test_without_a_load_the_name_of_an_overloaded_configuration_is_marked(tmp_path: Path) -> None:
+    folders = [
+        write_run(tmp_path / name, run_of(name, 10.0, 0), {"scheduler": name}, verdict=verdict)
+        for name, verdict in (("mixed", "overloaded"), ("vllm", "stable"))
+    ]
+    runs = combine(folders)
+    stream = io.StringIO()
+    table = with_differences(configurations(runs), None, ["output_throughput"])
+    print_comparison(runs, table, Console(file=stream, width=80))
+    assert "\nmixed × " in stream.getvalue() and "vllm ×" not in stream.getvalue()
+
+
 def test_the_table_has_the_context_once_and_fits_80_columns(tmp_path: Path) -> None:
     runs = table_of_two_loads(tmp_path)
     table = with_differences(configurations(runs), "vllm", ["output_throughput", "p99_ttft_ms"])

@@ -1,0 +1,30 @@
+"""Which configuration of a sweep a page names first, and how its figures show values that lie far apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from harness.report.sweep_figures import bar_figures, by_throughput
+
+
+def row(label: str, throughput: float, ttft: float, **more: Any) -> dict[str, Any]:
+    return {"label": label, "output_throughput": throughput, "p99_ttft_ms": ttft, **more}
+
+
+def test_of_configurations_that_serve_alike_the_one_with_the_lowest_ttft_comes_first() -> None:
+    rows = [row("a", 972.9, 4300), row("b", 973.1, 1050), row("c", 1000, 9000), row("d", 940, 500)]
+    assert [each["label"] for each in by_throughput(rows)] == ["c", "b", "a", "d"]
+    unknown = [row("a", 100, math.nan), row("b", math.nan, 1.0), row("c", 100, 50)]
+    assert [each["label"] for each in by_throughput(unknown)] == ["c", "a", "b"]
+    assert by_throughput([]) == []
+
+
+def test_latencies_far_apart_are_points_on_a_logarithmic_axis_and_near_ones_bars() -> None:
+    (wide,) = (each for each in bar_figures([row("a", 1, 90_000), row("b", 1, 500)], ["x"], {}) if "TTFT" in each.title)
+    assert wide.x.log and [series.kind for series in wide.series] == ["points"]
+    (near,) = (each for each in bar_figures([row("a", 1, 600), row("b", 1, 500)], ["x"], {}) if "TTFT" in each.title)
+    assert not near.x.log and [series.kind for series in near.series] == ["bars"]
+    bounds = {"p99_ttft_ms_low": 400, "p99_ttft_ms_high": 800}
+    (sure,) = (each for each in bar_figures([row("a", 1, 600, **bounds)], ["x"], {}) if "TTFT" in each.title)
+    assert sure.x.log and [series.kind for series in sure.series] == ["interval"]
