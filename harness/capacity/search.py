@@ -25,7 +25,10 @@ _BRACKET, _WIDE_BRACKET, _MANY_SCOUTS = 1.12, 1.4, 4
 _CLEARLY = 3.0  # of the room: a short run with fewer requests beyond the limit may do so by chance
 _BELOW_FULL = 0.92  # of the load at which the system is full: a first guess at its capacity
 _ENOUGH = 6  # long probes; fewer know their own noise badly, and must agree better to end the search
-_ROUND = (0.3, 0.7)  # loads of a round, as quantiles of what is known of the capacity
+# Loads of a round, as quantiles of what is known of the capacity. While its interval is wide they are far apart, and
+# probes not yet longer: a scout that failed by chance leaves a long tail above, into which quantiles near 0.5 creep.
+_ROUND, _WIDE_ROUND = (0.3, 0.7), (0.2, 0.9)
+_WIDE = 0.06
 _LONGEST = 6.0  # times `capacity.num_requests`: the longest probe
 _MARGIN = 2.0  # times the requests that the precision seems to need: they tell that badly
 
@@ -61,7 +64,8 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     num_scouts, num_requests = len(probes), settings.num_requests
     found = estimate(points_of(probes), room)
     while len(probes) < settings.max_probes:
-        loads = [found.quantile(each) for each in _ROUND[: settings.max_probes - len(probes)]]
+        quantiles = _WIDE_ROUND if found.precision > _WIDE else _ROUND
+        loads = [found.quantile(each) for each in quantiles[: settings.max_probes - len(probes)]]
         probes += run([Ask(load, len(probes) + i, num_requests) for i, load in enumerate(loads)])
         found = estimate(points_of(probes), room)
         if found.precision <= settings.precision * min(1.0, (len(probes) - num_scouts) / _ENOUGH):
@@ -73,6 +77,8 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
 
 def _length(done: Sequence[Probe], num_left: int, precision: float, settings: CapacityConfig) -> int:
     """Requests of the next probe, after long probes that are `done` and gave `precision`."""
+    if precision > max(_WIDE, settings.precision):
+        return settings.num_requests
     missing = sum(probe.num_requests for probe in done) * ((precision / settings.precision) ** 2 - 1)
     needed = _MARGIN * missing / max(1, num_left)
     return round(min(max(needed, settings.num_requests), _LONGEST * settings.num_requests))

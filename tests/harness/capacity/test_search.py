@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.capacity.fit import Point, estimate
-from harness.capacity.search import Capacity, find_capacity
+from harness.capacity.probe import Probe
+from harness.capacity.search import Ask, Capacity, find_capacity
 from harness.config.capacity import CapacityConfig
 from tests.harness.capacity.worlds import ROOM, World
 
@@ -89,7 +93,7 @@ def test_the_search_ends_when_it_is_precise_enough() -> None:
     assert len(coarse.asked) < 12 < len(fine.asked) == len(result.probes) == 24
 
 
-@pytest.mark.parametrize(("precision", "least", "most"), [(0.4, 1.0, 1.0), (0.02, 1.5, 6.0), (0.002, 6.0, 6.0)])
+@pytest.mark.parametrize(("precision", "least", "most"), [(0.4, 1.0, 1.0), (0.02, 1.1, 5.9), (0.002, 6.0, 6.0)])
 def test_the_last_probes_are_as_long_as_the_precision_needs(precision: float, least: float, most: float) -> None:
     world = World(20.0, slope=60, noise=0.03)
     found(world, config=SETTINGS.model_copy(update={"precision": precision}))
@@ -119,3 +123,18 @@ def test_estimates_scale_with_the_unit_of_loads(
     assert plain.low <= plain.value <= plain.high
     assert scaled.value == pytest.approx(plain.value * scale, rel=1e-6)
     assert scaled.high == pytest.approx(plain.high * scale, rel=1e-6)
+
+
+def test_a_scout_that_fails_by_chance_does_not_hold_the_search_down() -> None:
+    """The first scout inside the bracket fails far below the capacity: long probes correct that within a few rounds."""
+    world = World(40.0, slope=60, noise=0.02, floor=0.003, full=44.0)
+
+    def run(asks: Sequence[Ask]) -> list[Probe]:
+        return [
+            replace(each, share=0.03) if 32 < ask.load < 37 and ask.num_requests < SETTINGS.num_requests else each
+            for ask, each in zip(asks, world.run(asks), strict=True)
+        ]
+
+    result = find_capacity(run, 18.0, SETTINGS, ROOM)
+    assert result.estimate is not None
+    assert result.estimate.precision <= 0.02 and result.estimate.low <= 40.0 <= result.estimate.high
