@@ -30,6 +30,7 @@ from harness.plots.style import (
     slo_line,
     spread_is_wide,
 )
+from harness.results.load import ALIKE
 from harness.results.metrics import Bools
 from harness.results.tables import Floats
 
@@ -61,9 +62,12 @@ def draw_frontier(table: pd.DataFrame, plot: PlotConfig) -> Figure | None:
     """Output tokens/s per GPU against tokens/s per user and against tail TTFT; a curve per configuration over the load.
 
     Points are named: curves where their load is highest, single points one by one, those of the frontier first. None
-    where fewer than two points are known.
+    where fewer than two points are known, and where all have the same throughput: nothing is traded then.
     """
     table = table.reset_index(drop=True)
+    known = per_gpu(table)[np.isfinite(per_gpu(table))]
+    if not len(known) or known.max() <= (1 + ALIKE) * known.min():
+        return None
     planes = [plane for plane in _planes(table, plot) if np.isfinite(plane.x + plane.y).sum() > 1]
     if not planes:
         return None

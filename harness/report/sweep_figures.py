@@ -9,12 +9,12 @@ from typing import Any
 from harness.plots.labels import parameter_title, short_name
 from harness.report.figure import Axis, Figure, Kind, Limit, Series
 from harness.report.words import LATENCIES, is_known, numeric, tail_of
+from harness.results.load import ALIKE
 
 Rows = Sequence[Mapping[str, Any]]
 _MS = "0,0.[000]"
 _COLORS = 8
 _MOST_BARS, _MOST_CURVES = 40, 24
-ALIKE = 0.01  # share by which throughputs may differ for configurations to be alike
 _WIDE = 10.0  # ratio of values from which bars on a linear axis show the largest ones only
 _LOAD_UNITS = {"arrival.rate": "requests/s", "arrival.concurrency": "clients"}
 
@@ -58,7 +58,7 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
 
 
 def by_throughput(rows: Rows) -> list[Mapping[str, Any]]:
-    """The rows from the highest output throughput to the lowest; those within 1 % of each other, as all are that keep
+    """The rows from the highest output throughput to the lowest; those within 2 % of each other, as all are that keep
     up with the same arrivals, from the lowest TTFT of the tail to the highest."""
     tail = tail_of(rows[0]) if rows else "p99"
     groups: list[list[Mapping[str, Any]]] = []
@@ -76,11 +76,15 @@ def throughput(row: Mapping[str, Any]) -> float:
 
 
 def frontier_figure(rows: Rows, load: str | None) -> Figure | None:
-    """Tokens/s per GPU against tokens/s per user: what a configuration gives its operator and each of its users."""
+    """Tokens/s per GPU against tokens/s per user: what a configuration gives its operator and each of its users.
+
+    None where fewer than two are known, and where all have the same throughput: nothing is traded then.
+    """
     rows, _ = _drawn(rows)
     placed = [(row, _per_user(row), _per_gpu(row)) for row in rows]
     placed = [(row, x, y) for row, x, y in placed if is_known(x) and is_known(y)]
-    if len(placed) < 2:
+    heights = [y for _, _, y in placed]
+    if len(placed) < 2 or max(heights) <= (1 + ALIKE) * min(heights):
         return None
     series = []
     for color, label in enumerate(dict.fromkeys(str(row["label"]) for row, _, _ in placed)):

@@ -14,7 +14,6 @@ from harness.report.elements import Cell, Markup, bullets, facts, figures, parag
 from harness.report.page import Page
 from harness.report.reproduction import reproduction
 from harness.report.sweep_figures import (
-    ALIKE,
     bar_figures,
     by_throughput,
     curve_figures,
@@ -24,6 +23,7 @@ from harness.report.sweep_figures import (
 )
 from harness.report.words import count, is_known, limits_of, number_cell, numeric, records, slo_text, tail_of
 from harness.results.files import read_summary
+from harness.results.load import ALIKE
 from harness.results.slo import LIMITED
 from harness.results.summary import number, percent
 
@@ -135,13 +135,13 @@ def _named(row: Mapping[str, Any], parameters: Sequence[str]) -> str:
 
 
 def _alike(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """How many other rows have the throughput of the best, of which it has the lowest TTFT."""
-    others = sum(throughput(row) >= (1 - ALIKE) * throughput(best) for row in rows) - 1
-    latency = best.get(f"{tail_of(best)}_ttft_ms")
-    if others < 1 or not is_known(latency):
+    """That other rows have the throughput of the best, of which it has the lowest TTFT."""
+    num_alike = sum(throughput(row) >= (1 - ALIKE) * throughput(best) for row in rows)
+    tail = tail_of(best)
+    latency = best.get(f"{tail}_ttft_ms")
+    if num_alike < 2 or not is_known(latency):
         return ""
-    have = "another has" if others == 1 else f"{others} others have"
-    return f", which {have} within {ALIKE:.0%}; the lowest {tail_of(best)} TTFT of them, {number(latency)} ms"
+    return f"; of {num_alike} alike within {ALIKE:.0%} the one with the lowest {tail} TTFT, {number(latency)} ms"
 
 
 def _context(configurations: pd.DataFrame) -> list[tuple[str, str]]:

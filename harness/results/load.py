@@ -16,6 +16,8 @@ from harness.results.columns import floats, nan_max, nan_min, ratio
 from harness.results.engine_metrics import step_integral
 from harness.results.tables import Floats, RunResult
 
+ALIKE = 0.02  # share by which throughputs differ at most where all keep up with the same arrivals
+
 
 @dataclass(frozen=True)
 class Load:

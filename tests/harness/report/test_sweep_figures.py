@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from harness.report.sweep_figures import bar_figures, by_throughput
+from harness.report.sweep_figures import bar_figures, by_throughput, frontier_figure
 
 
 def row(label: str, throughput: float, ttft: float, **more: Any) -> dict[str, Any]:
@@ -28,3 +28,10 @@ def test_latencies_far_apart_are_points_on_a_logarithmic_axis_and_near_ones_bars
     bounds = {"p99_ttft_ms_low": 400, "p99_ttft_ms_high": 800}
     (sure,) = (each for each in bar_figures([row("a", 1, 600, **bounds)], ["x"], {}) if "TTFT" in each.title)
     assert sure.x.log and [series.kind for series in sure.series] == ["interval"]
+
+
+def test_there_is_no_frontier_where_all_have_the_same_throughput() -> None:
+    known = {"num_gpus": 1, "median_tpot_ms": 20.0}
+    rows = [row("a", 973, 500, **known), row("b", 960, 900, **known)]
+    assert frontier_figure(rows, None) is None
+    assert frontier_figure([*rows, row("c", 1100, 900, **known)], None) is not None
