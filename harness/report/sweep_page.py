@@ -141,7 +141,7 @@ def _alike(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
     latency = best.get(f"{tail}_ttft_ms")
     if num_alike < 2 or not is_known(latency):
         return ""
-    return f"; of {num_alike} alike within {ALIKE:.0%} the one with the lowest {tail} TTFT, {number(latency)} ms"
+    return f"; of {num_alike} alike within {ALIKE:.0%} it has the lowest {tail} TTFT, {number(latency)} ms"
 
 
 def _context(configurations: pd.DataFrame) -> list[tuple[str, str]]:
