@@ -43,6 +43,8 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
     found = []
     for key, title, axis in _metrics(rows):
         shown = [row for row in chosen if is_known(row.get(key))]
+        if not shown:
+            continue
         y = Axis(parameter_title(parameters), names=[str(row["label"]) for row in shown])
         low, high = _bounds(shown, key)
         values = [row[key] for row in shown]

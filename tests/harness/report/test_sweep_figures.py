@@ -35,3 +35,9 @@ def test_there_is_no_frontier_where_all_have_the_same_throughput() -> None:
     rows = [row("a", 973, 500, **known), row("b", 960, 900, **known)]
     assert frontier_figure(rows, None) is None
     assert frontier_figure([*rows, row("c", 1100, 900, **known)], None) is not None
+
+
+def test_a_metric_that_none_of_the_drawn_rows_has_is_left_out() -> None:
+    rows = [{"label": str(i), "output_throughput": 100.0 - i, "preemptions": None} for i in range(41)]
+    titles = {each.title for each in bar_figures([*rows[:40], {**rows[40], "preemptions": 3}], ["x"], {})}
+    assert titles == {"Output throughput"}
