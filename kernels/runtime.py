@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     Value: TypeAlias = Any
     constexpr: TypeAlias = Any
 else:
+    # The kernels are written for fused multiply and add, which Triton 3.10 turns off where nobody asks for it.
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     try:
         import triton
         import triton.language as tl
