@@ -64,7 +64,7 @@ def make_document(config: RunConfig, rows: Sequence[Row], sentence: str, command
     key = searched_key(config)
     slo = slo_of(config)
     return {
-        "question": f"the highest {key} at which {slo_text(slo)}, on {config.device.name} with {config.model.name}",
+        "question": f"the highest {key} that keeps {slo_text(slo)}, on {config.device.name} with {config.model.name}",
         "over": key,
         "unit": unit_of(key),
         "slo": slo,

@@ -48,18 +48,14 @@ def capacity_page(folder: Path) -> Page:
     summary = _first_summary(folder)
     probes = figures(_probe_figures(rows, _limits(document), over, unit))
     return Page(
-        title=f"Capacity of {count(len(rows), 'configuration')}",
+        title=_title(rows, summary),
         badges=[("plain", "CAPACITY")],
         question=_question(document, over),
         parts=[
-            _verdict(document, best),
+            _verdict(document, best, "Best:" if len(rows) > 1 else "Found:"),
             code(str(document.get("command") or "")),
             tiles(_tiles(best, unit)) if best else Markup(""),
-            section(
-                "Capacities",
-                figures(_overview(rows, parameter_title(keys) if keys else "", unit)),
-                _table(rows, keys, unit),
-            ),
+            *([_capacities(rows, keys, unit)] if len(rows) != 1 else []),  # the tiles say it of one
             section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
             trials(read_document(folder / SEARCH)) if (folder / SEARCH).exists() else Markup(""),
             reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
@@ -67,16 +63,22 @@ def capacity_page(folder: Path) -> Page:
     )
 
 
+def _title(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    if len(rows) == 1 and {"model", "device"} <= summary.keys():
+        return f"Capacity of {summary['model']} on {summary['device']}"
+    return f"Capacity of {count(len(rows), 'configuration')}"
+
+
 def _question(document: Mapping[str, Any], over: str) -> str:
     asked = str(document.get("question") or f"How much {over} does each configuration carry within the SLO?")
     return f"{asked[:1].upper()}{asked[1:]}{'' if asked.endswith(('?', '.')) else '?'}"
 
 
-def _verdict(document: Mapping[str, Any], best: Row | None) -> Markup:
+def _verdict(document: Mapping[str, Any], best: Row | None, head: str) -> Markup:
     sentence = str(document.get("sentence") or "")
     if best is None:
         return verdict("bad", "No configuration holds the SLO.", sentence)
-    return verdict("good", "Best:", sentence.removeprefix("Best: ") or str(best["name"]))
+    return verdict("good", head, sentence.removeprefix("Best: ") or str(best["name"]))
 
 
 def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
@@ -96,6 +98,11 @@ def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:
         if is_known(best.get(key)):
             found.append((name, f"{_shown(best, key)} {unit_of}".strip(), ""))
     return found
+
+
+def _capacities(rows: Sequence[Row], keys: Sequence[str], unit: str) -> Markup:
+    drawn = figures(_overview(rows, parameter_title(keys) if keys else "", unit))
+    return section("Capacities", drawn, _table(rows, keys, unit))
 
 
 def _overview(rows: Sequence[Row], names: str, unit: str) -> list[Figure]:
@@ -174,7 +181,7 @@ def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
     keys = [key for key in keys if key not in _UNSHOWN]
     cells = [
         [
-            Cell(str(name)),
+            *([Cell(str(name))] if len(rows) != 1 else []),
             number_cell(probe.get("value")),
             Cell("holds", tone="good") if probe.get("holds") else Cell("missed", tone="bad"),
             Cell(str(probe.get("verdict") or "–"), tone=_VERDICTS.get(str(probe.get("verdict")), "plain")),
@@ -183,19 +190,26 @@ def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
         ]
         for name, probe in probes
     ]
-    heads = ["configuration", unit, "SLO", "verdict", *(key.replace("_", " ") for key in keys), "folder"]
+    heads = [
+        *(["configuration"] if len(rows) != 1 else []),
+        unit,
+        "SLO",
+        "verdict",
+        *(key.replace("_", " ") for key in keys),
+        "folder",
+    ]
     return folded(f"All {count(len(cells), 'probe')}", table(heads, cells)) if cells else Markup("")
 
 
 def _named(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
-    """The overrides that differ between rows, and the rows with their values there as `name`; the label without any."""
+    """The overrides that differ between rows, and the rows with their values there as `name`; the label without any,
+    and nothing for a single row."""
     every: list[Row] = [row.get("overrides") or {} for row in rows]
     keys = list(dict.fromkeys(str(key) for each in every for key in each))
     keys = [key for key in keys if len({value_text(each.get(key)) for each in every}) > 1]
     own = [{key: each.get(key) for key in keys} for each in every]
-    named = [
-        parameter_label(each, keys) if keys else str(row.get("label")) for row, each in zip(rows, own, strict=True)
-    ]
+    labels = [""] if len(rows) == 1 else [str(row.get("label")) for row in rows]  # one needs no name
+    named = [parameter_label(each, keys) if keys else label for each, label in zip(own, labels, strict=True)]
     return keys, [{**row, "overrides": each, "name": name} for row, each, name in zip(rows, own, named, strict=True)]
 
 

@@ -212,6 +212,15 @@ def test_the_page_of_a_search_has_each_configuration_and_its_probes(pages: dict[
     assert probes["series"][0]["texts"]["SLO"] == ["holds", "missed"]
 
 
+def test_the_page_of_one_configuration_does_not_compare_it(tmp_path: Path) -> None:
+    document = {**capacity_document(), "rows": capacity_document()["rows"][:1], "best": 0}
+    (tmp_path / "capacity.json").write_text(json.dumps(document))
+    page = Parsed(written(write_page(tmp_path)))
+    assert "Capacities" not in page.text and "Best:" not in page.text and "Found:" in page.text
+    assert [series["name"] for figure in page.figures for series in figure["series"]] == [""]
+    assert [len(table) for table in page.tables] == [1 + 2], "the probes alone"
+
+
 def test_a_search_that_found_nothing_has_a_page(tmp_path: Path) -> None:
     document = {**capacity_document(), "rows": capacity_document()["rows"][3:], "best": None}
     (tmp_path / "capacity.json").write_text(json.dumps(document))
