@@ -48,7 +48,7 @@ def capacity(config: RunConfig, folder: Path) -> dict[str, Any]:
     label, overrides = _given()
     found = search(config, folder, console)
     row = row_of(config, found, label, overrides)
-    sentences = [row_sentence(row, key, slo_of(config))]
+    sentences = [row_sentence(row, key, slo_of(config), config.capacity)]
     if config.capacity.confirm and found.estimate is not None and not _in_sweep():
         row["confirmed"] = confirm(config, row["low"], folder, console)
         sentences.append(confirmation_text(row["confirmed"], key))

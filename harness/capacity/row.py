@@ -11,6 +11,7 @@ from harness.capacity.keys import searched_key, unit_of
 from harness.capacity.probe import Probe
 from harness.capacity.search import Capacity
 from harness.config import RunConfig
+from harness.config.capacity import CapacityConfig
 from harness.results.slo import limits_ms
 from harness.results.summary import number, percent
 
@@ -99,8 +100,8 @@ def range_text(row: Row) -> str:
     return f"above {number(row['low'])}"
 
 
-def row_sentence(row: Row, key: str, slo: Mapping[str, Any]) -> str:
-    """What a single search found."""
+def row_sentence(row: Row, key: str, slo: Mapping[str, Any], settings: CapacityConfig) -> str:
+    """What a single search found, and what to do where its interval is wider than asked for."""
     unit = unit_of(key)
     if row["capacity"] is None and row["low"] is None:
         return f"The SLO ({slo_text(slo)}) fails at every load tried, down to {number(row['high'])} {unit}."
@@ -108,7 +109,11 @@ def row_sentence(row: Row, key: str, slo: Mapping[str, Any]) -> str:
         return f"The SLO ({slo_text(slo)}) holds at every load tried, up to {number(row['low'])} {unit}."
     text = f"The SLO ({slo_text(slo)}) holds up to {number(row['capacity'])} {unit}"
     text += f" (95 % interval {range_text(row)}; {row['num_probes']} probes)"
-    return f"{text}{_costs(row)}."
+    text += f"{_costs(row)}."
+    if row["precision"] > settings.precision:
+        more = f"capacity.max_probes={2 * settings.max_probes}"
+        text += f" The interval is wider than the ±{100 * settings.precision:g} % asked for; {more} makes it narrower."
+    return text
 
 
 def _costs(row: Row) -> str:

@@ -18,6 +18,7 @@ from harness.results.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
 
 _COLORS = 8
+_WIDE = 5.0  # ratio of latencies from which they are on a logarithmic axis, which has too few ticks for near ones
 _MS = "0,0.[000]"
 _VERDICTS: dict[str, Tone] = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
 _RINGS = "Rings: the SLO was missed, which an overloaded system does whatever its latencies."
@@ -154,7 +155,10 @@ def _probe_figures(rows: Sequence[Row], slo: Mapping[str, float], over: str, uni
         curves = [_probes(row, name, color) for color, row in enumerate(rows)]
         curves = [curve for curve in curves if len(curve.x)]
         if curves:
-            x, y = Axis(f"{over.rpartition('.')[2]}, {unit}"), Axis("ms", log=True, format=_MS)
+            values = [limit, *(value for curve in curves for value in curve.y)]
+            is_wide = max(values) > _WIDE * min(values)
+            x = Axis(f"{over.rpartition('.')[2]}, {unit}")
+            y = Axis("ms", log=is_wide, format=_MS, start=None if is_wide else 0)
             title = f"p{slo.get('percentile', 99):g} {LATENCIES[name]}"
             found.append(Figure(title, x, y, curves, [Limit(f"SLO {limit:g} ms", "y", limit)], _RINGS))
     return found

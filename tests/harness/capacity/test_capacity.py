@@ -57,6 +57,8 @@ def test_a_search_leaves_its_answer_and_its_probes(small: Path) -> None:
         assert each["holds"] == (each["share"] <= ROOM and each["verdict"] != "overloaded")
     assert document["command"].startswith("vllm serve")
     assert "requests/s" in document["sentence"] and "TTFT within 500 ms" in document["sentence"]
+    assert row["precision"] > 0.02
+    assert "wider than the ±2 % asked for; capacity.max_probes=16 makes it narrower" in document["sentence"]
     (stored,) = pd.read_csv(small / "capacity.csv").to_dict("records")
     assert stored["capacity"] == pytest.approx(row["capacity"])
 

@@ -219,6 +219,7 @@ def test_the_page_of_one_configuration_does_not_compare_it(tmp_path: Path) -> No
     assert "Capacities" not in page.text and "Best:" not in page.text and "Found:" in page.text
     assert [series["name"] for figure in page.figures for series in figure["series"]] == [""]
     assert [len(table) for table in page.tables] == [1 + 2], "the probes alone"
+    assert not page.figures[0]["y"]["log"], "a logarithmic axis from 250 to 600 ms has a tick or none"
 
 
 def test_a_search_that_found_nothing_has_a_page(tmp_path: Path) -> None:
