@@ -64,8 +64,7 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     num_scouts, num_requests = len(probes), settings.num_requests
     found = estimate(points_of(probes), room)
     while len(probes) < settings.max_probes:
-        quantiles = _WIDE_ROUND if found.precision > _WIDE else _ROUND
-        loads = [found.quantile(each) for each in quantiles[: settings.max_probes - len(probes)]]
+        loads = _round(found, probes, room)[: settings.max_probes - len(probes)]
         probes += run([Ask(load, len(probes) + i, num_requests) for i, load in enumerate(loads)])
         found = estimate(points_of(probes), room)
         if found.precision <= settings.precision * min(1.0, (len(probes) - num_scouts) / _ENOUGH):
@@ -73,6 +72,20 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
         num_left = settings.max_probes - len(probes)
         num_requests = _length(probes[num_scouts:], num_left, found.precision, settings)
     return Capacity(tuple(probes), found)
+
+
+def _round(found: Estimate, probes: Sequence[Probe], room: float) -> list[float]:
+    """Two loads for long probes.
+
+    While the interval is wide no load lies beyond the lowest that clearly failed: if it failed by chance, a long probe
+    there says so, and otherwise those beyond it would say nothing.
+    """
+    if found.precision <= _WIDE:
+        return [found.quantile(each) for each in _ROUND]
+    highest = max((probe.load for probe in probes if probe.holds(_CLEARLY * room)), default=0.0)
+    failed = [probe.load for probe in probes if probe.load > highest and not probe.holds(_CLEARLY * room)]
+    low, high = (found.quantile(each) for each in _WIDE_ROUND)
+    return [low, min([high, *failed])]
 
 
 def _length(done: Sequence[Probe], num_left: int, precision: float, settings: CapacityConfig) -> int:

@@ -13,7 +13,7 @@ from harness.capacity.fit import Point, estimate
 from harness.capacity.probe import Probe
 from harness.capacity.search import Ask, Capacity, find_capacity
 from harness.config.capacity import CapacityConfig
-from tests.harness.capacity.worlds import ROOM, World
+from tests.harness.capacity.worlds import ROOM, World, probe
 
 SETTINGS = CapacityConfig()
 
@@ -138,3 +138,20 @@ def test_a_scout_that_fails_by_chance_does_not_hold_the_search_down() -> None:
     result = find_capacity(run, 18.0, SETTINGS, ROOM)
     assert result.estimate is not None
     assert result.estimate.precision <= 0.02 and result.estimate.low <= 40.0 <= result.estimate.high
+
+
+def test_long_probes_do_not_lie_beyond_a_load_that_clearly_failed() -> None:
+    """Scouts that rise slowly and then fail leave it open to the model whether the one that failed did so by chance."""
+
+    def run(asks: Sequence[Ask]) -> list[Probe]:
+        shares = [0.0015 if ask.load < 23 else 0.09 if ask.load < 25 else 1.0 for ask in asks]
+        return [
+            replace(probe(ask.load, share, ask.number, ask.num_requests, overloaded=share == 1.0), guess=25.84)
+            for ask, share in zip(asks, shares, strict=True)
+        ]
+
+    result = find_capacity(run, 18.0, SETTINGS, ROOM)
+    scouts = [each for each in result.probes if each.num_requests < SETTINGS.num_requests]
+    failed = min(each.load for each in scouts if each.share > 3 * ROOM)
+    assert max(each.load for each in result.probes if each not in scouts) <= failed
+    assert result.estimate is not None and 22.5 < result.estimate.value < failed
