@@ -23,8 +23,13 @@ _SIZE = (1100, 968)  # of the window: the question, the verdict and the first fi
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
 
 
+def chromium() -> str | None:
+    """The path of a Chromium: that in CHROMIUM, or the first of the usual names on the path."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+
+
 def main() -> None:
-    browser = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+    browser = chromium()
     if browser is None:
         sys.exit("No Chromium: set CHROMIUM to its path.")
     with tempfile.TemporaryDirectory() as folder:

@@ -24,12 +24,14 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from matplotlib.figure import Figure
+
 from experiments import RESULTS, ROOT
 from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
 from harness.config.plotting import AS_USUAL, PlotConfig
-from harness.plots.style import save
+from harness.plots.style import write_figures
 from harness.results.environment import environment
 from harness.results.files import write_whole
 
@@ -70,9 +72,9 @@ def main() -> None:
     if folder:
         plot = PlotConfig(width=args.width, formats=args.formats.split(","))
         names = args.names or NAMES
-        figures(folder, {name: known[name] for name in names}, stored, plot)
+        write_figures(drawn({name: known[name] for name in names}, stored, plot), folder, plot)
         return
-    figures(FIGURES, known, stored, AS_USUAL)
+    write_figures(drawn(known, stored, AS_USUAL), FIGURES, AS_USUAL)
     text = page(known, stored)
     write_whole(PAGE, lambda path: path.write_text(text, encoding="utf-8"))
 
@@ -83,12 +85,9 @@ def claim_of(name: str) -> Claim:
     return claim
 
 
-def figures(folder: Path, claims: dict[str, Claim], stored: dict[str, Any], plot: PlotConfig) -> None:
+def drawn(claims: dict[str, Claim], stored: dict[str, Any], plot: PlotConfig) -> dict[str, Figure]:
     """The figures of what is stored."""
-    for name, claim in claims.items():
-        figure = claim.draw(stored[name]["data"], plot)
-        for form in plot.formats:
-            save(figure, folder / f"{name}.{form}")
+    return {name: claim.draw(stored[name]["data"], plot) for name, claim in claims.items()}
 
 
 def measured(claim: Claim) -> dict[str, Any]:

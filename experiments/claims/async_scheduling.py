@@ -85,7 +85,7 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2.7,
         per_row=1,
     )
-    simulated, measured = panels[0], panels[1]
+    simulated, measured = panels
     for index, seats in enumerate(_SEATS):
         gains = [100 * row["gain"] for row in data["h100"] if row["seats"] == seats]
         places = [place + 0.27 * index for place in range(len(_MODELS))]

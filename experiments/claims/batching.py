@@ -88,7 +88,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         3,
-        per_row=2,
     )
     left, right = panels
     for index, policy in enumerate(_WAYS):

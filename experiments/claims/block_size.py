@@ -55,7 +55,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         3,
-        per_row=2,
     )
     for index, seats in enumerate(_SEATS):
         rows = [row for row in data["h100"] if row["seats"] == seats]

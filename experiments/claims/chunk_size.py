@@ -66,7 +66,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         3.2,
-        per_row=2,
     )
     _curve(panels[0], data["h100"], COLORS[0], simulated=True)
     head(panels[0], "Qwen3-8B on H100", "5 requests/s, prompts of 3,000 tokens")

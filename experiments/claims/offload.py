@@ -71,7 +71,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         2.9,
-        per_row=2,
     )
     if rows := data["mooncake"]:
         left = panels[0]

@@ -64,7 +64,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         3,
-        per_row=2,
     )
     for index, mode in enumerate(_MODES):
         rows = [row for row in data["h100"] if row["mode"] == mode]

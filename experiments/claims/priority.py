@@ -63,7 +63,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         3.2,
-        per_row=2,
     )
     rates = sorted({row["rate"] for row in data["h100"]})
     for color, name in zip(COLORS, ("urgent", "others"), strict=False):

@@ -65,7 +65,6 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         2,
         plot,
         3,
-        per_row=2,
     )
     for color, rate in zip(COLORS, _RATES, strict=False):
         rows = [row for row in data["h100"] if row["rate"] == rate]

@@ -100,8 +100,9 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
         axes.set_ylabel("share of the pool")
     for part, color in zip(_PARTS, colors, strict=True):
         panels[0].bar(0, 0, color=color, label=part)
-    beside = {"handlelength": 1, "columnspacing": 1}
-    figure.legend(loc="outside lower center", ncols=len(_PARTS), fontsize=7.5, frameon=False, **beside)
+    figure.legend(
+        loc="outside lower center", ncols=len(_PARTS), fontsize=7.5, frameon=False, handlelength=1, columnspacing=1
+    )
     head(panels[0], "OPT-13B, 15,728 slots", "SIMULATED")
     head(panels[1], "Tiny model, CPU, 4,096 slots", "SIMULATED and MEASURED")
     return figure

@@ -58,8 +58,7 @@ def find_capacity(run: Run, start: float, settings: CapacityConfig, room: float)
     `room` is the share of requests that may be beyond a limit.
     """
     probes = _scout(run, start, settings, room)
-    held = [probe.holds(_CLEARLY * room) for probe in probes]
-    if all(held) or not any(held):
+    if not all(_sides(probes, room)):
         return Capacity(tuple(probes), None)
     num_scouts, num_requests = len(probes), settings.num_requests
     found = estimate(points_of(probes), room)
@@ -82,10 +81,17 @@ def _round(found: Estimate, probes: Sequence[Probe], room: float) -> list[float]
     """
     if found.precision <= _WIDE:
         return [found.quantile(each) for each in _ROUND]
-    highest = max((probe.load for probe in probes if probe.holds(_CLEARLY * room)), default=0.0)
-    failed = [probe.load for probe in probes if probe.load > highest and not probe.holds(_CLEARLY * room)]
+    holding, failing = _sides(probes, room)
     low, high = (found.quantile(each) for each in _WIDE_ROUND)
-    return [low, min([high, *failed])]
+    return [low, min([high, *(load for load in failing if load > max(holding))])]
+
+
+def _sides(probes: Sequence[Probe], room: float) -> tuple[list[float], list[float]]:
+    """The loads that hold and those that clearly fail."""
+    sides: tuple[list[float], list[float]] = [], []
+    for probe in probes:
+        sides[not probe.holds(_CLEARLY * room)].append(probe.load)
+    return sides
 
 
 def _length(done: Sequence[Probe], num_left: int, precision: float, settings: CapacityConfig) -> int:
@@ -108,8 +114,7 @@ def _scout(run: Run, start: float, settings: CapacityConfig, room: float) -> lis
     load = start
     while len(probes) < min(_MOST_SCOUTS, settings.max_probes - 2):
         probes += run([Ask(load, len(probes), num_requests)])
-        failing = [probe.load for probe in probes if not probe.holds(_CLEARLY * room)]
-        holding = [probe.load for probe in probes if probe.holds(_CLEARLY * room)]
+        holding, failing = _sides(probes, room)
         if holding and failing:
             highest, lowest = max(holding), min(failing)
             if lowest < highest * (_WIDE_BRACKET if len(probes) >= _MANY_SCOUTS else _BRACKET):

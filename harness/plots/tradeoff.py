@@ -65,11 +65,8 @@ def draw_frontier(table: pd.DataFrame, plot: PlotConfig) -> Figure | None:
     where fewer than two points are known, and where all have the same throughput: nothing is traded then.
     """
     table = table.reset_index(drop=True)
-    known = per_gpu(table)[np.isfinite(per_gpu(table))]
-    if not len(known) or known.max() <= (1 + ALIKE) * known.min():
-        return None
     planes = [plane for plane in _planes(table, plot) if np.isfinite(plane.x + plane.y).sum() > 1]
-    if not planes:
+    if not planes or np.nanmax(planes[0].y) <= (1 + ALIKE) * np.nanmin(planes[0].y):
         return None
     load = table.attrs["load"]
     notes = ["grey line: Pareto frontier"]

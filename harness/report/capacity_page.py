@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.plots.labels import parameter_label, parameter_title, short_name
 from harness.report.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
-from harness.report.figure import Axis, Figure, Limit, Series
+from harness.report.figure import Axis, Figure, Limit, Series, are_far_apart
 from harness.report.page import Page
 from harness.report.reproduction import read_document, reproduction, settings_of
 from harness.report.search_page import trials
@@ -56,7 +56,7 @@ def capacity_page(folder: Path) -> Page:
             _verdict(document, best, "Best:" if len(rows) > 1 else "Found:"),
             code(str(document.get("command") or "")),
             tiles(_tiles(best, unit)) if best else Markup(""),
-            *([_capacities(rows, keys, unit)] if len(rows) != 1 else []),  # the tiles say it of one
+            Markup("") if len(rows) == 1 else _capacities(rows, keys, unit),  # the tiles say it of one
             section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
             trials(read_document(folder / SEARCH)) if (folder / SEARCH).exists() else Markup(""),
             reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
@@ -156,7 +156,7 @@ def _probe_figures(rows: Sequence[Row], slo: Mapping[str, float], over: str, uni
         curves = [curve for curve in curves if len(curve.x)]
         if curves:
             values = [limit, *(value for curve in curves for value in curve.y)]
-            is_wide = max(values) > _WIDE * min(values)
+            is_wide = are_far_apart(values, _WIDE)
             x = Axis(f"{over.rpartition('.')[2]}, {unit}")
             y = Axis("ms", log=is_wide, format=_MS, start=None if is_wide else 0)
             title = f"p{slo.get('percentile', 99):g} {LATENCIES[name]}"
@@ -183,9 +183,10 @@ def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
     probes = [(row["name"], probe) for row in rows for probe in row.get("probes") or ()]
     keys = list(dict.fromkeys(key for _, probe in probes for key in probe if is_known(probe[key])))
     keys = [key for key in keys if key not in _UNSHOWN]
+    names = [] if len(rows) == 1 else ["configuration"]
     cells = [
         [
-            *([Cell(str(name))] if len(rows) != 1 else []),
+            *(Cell(str(name)) for _ in names),
             number_cell(probe.get("value")),
             Cell("holds", tone="good") if probe.get("holds") else Cell("missed", tone="bad"),
             Cell(str(probe.get("verdict") or "–"), tone=_VERDICTS.get(str(probe.get("verdict")), "plain")),
@@ -194,14 +195,7 @@ def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
         ]
         for name, probe in probes
     ]
-    heads = [
-        *(["configuration"] if len(rows) != 1 else []),
-        unit,
-        "SLO",
-        "verdict",
-        *(key.replace("_", " ") for key in keys),
-        "folder",
-    ]
+    heads = [*names, unit, "SLO", "verdict", *(key.replace("_", " ") for key in keys), "folder"]
     return folded(f"All {count(len(cells), 'probe')}", table(heads, cells)) if cells else Markup("")
 
 

@@ -73,6 +73,11 @@ class Limit:
     color: str = "bad"
 
 
+def are_far_apart(values: Sequence[float], times: float) -> bool:
+    """Whether a logarithmic axis serves better: all values above zero, the largest more than `times` the smallest."""
+    return min(values) > 0 and max(values) > times * min(values)
+
+
 @dataclass(frozen=True)
 class Figure:
     """A figure with a title above and a sentence below. Figures of the same `group` share their range of x."""

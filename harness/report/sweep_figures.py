@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.plots.labels import parameter_title, short_name
-from harness.report.figure import Axis, Figure, Kind, Limit, Series
+from harness.report.figure import Axis, Figure, Kind, Limit, Series, are_far_apart
 from harness.report.words import LATENCIES, is_known, numeric, tail_of
 from harness.results.load import ALIKE
 
@@ -38,7 +38,7 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
     Bars, whose lengths compare from zero; points on a logarithmic axis where values are orders of magnitude apart; and
     points with their intervals where there are some.
     """
-    chosen = by_throughput(rows)[:_MOST_BARS]
+    chosen = [row for group in by_throughput(rows) for row in group][:_MOST_BARS]
     note = f"The {_MOST_BARS} of {len(rows)} with the highest throughput." if len(rows) > _MOST_BARS else ""
     found = []
     for key, title, axis in _metrics(rows):
@@ -48,7 +48,7 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
         y = Axis(parameter_title(parameters), names=[str(row["label"]) for row in shown])
         low, high = _bounds(shown, key)
         values = [row[key] for row in shown]
-        is_wide = axis.log and min(values) > 0 and max(values) > _WIDE * min(values)
+        is_wide = axis.log and are_far_apart(values, _WIDE)
         kind: Kind = "interval" if low else "points" if is_wide else "bars"
         series = Series("", kind, values, range(len(shown)), 0, low=low, high=high)
         x = Axis(axis.label, format=axis.format, log=axis.log and kind != "bars", start=None if low else axis.start)
@@ -59,16 +59,19 @@ def bar_figures(rows: Rows, parameters: Sequence[str], limits: Mapping[str, floa
     return found
 
 
-def by_throughput(rows: Rows) -> list[Mapping[str, Any]]:
-    """The rows from the highest output throughput to the lowest; those within 2 % of each other, as all are that keep
-    up with the same arrivals, from the lowest TTFT of the tail to the highest."""
+def by_throughput(rows: Rows) -> list[list[Mapping[str, Any]]]:
+    """Groups of rows that serve alike, from the highest output throughput to the lowest.
+
+    Those of a group are within `ALIKE` of its highest, as all are that keep up with the same arrivals. They stand from
+    the lowest TTFT of the tail to the highest.
+    """
     tail = tail_of(rows[0]) if rows else "p99"
     groups: list[list[Mapping[str, Any]]] = []
     for row in sorted(rows, key=lambda row: -throughput(row)):
         if not groups or throughput(row) < (1 - ALIKE) * throughput(groups[-1][0]):
             groups.append([])
         groups[-1].append(row)
-    return [row for group in groups for row in sorted(group, key=lambda row: _or_last(row.get(f"{tail}_ttft_ms")))]
+    return [sorted(group, key=lambda row: _or_last(row.get(f"{tail}_ttft_ms"))) for group in groups]
 
 
 def throughput(row: Mapping[str, Any]) -> float:
@@ -110,7 +113,7 @@ def load_unit(load: str) -> str:
 
 def _drawn(rows: Rows) -> tuple[Rows, str]:
     """The rows of the configurations that are drawn as curves, and a note where others are left out."""
-    ranked = sorted(rows, key=lambda row: -numeric(row.get("output_throughput") or 0.0))
+    ranked = sorted(rows, key=lambda row: -throughput(row))
     labels = list(dict.fromkeys(str(row["label"]) for row in ranked))
     chosen = set(labels[:_MOST_CURVES])
     note = f"The {_MOST_CURVES} of {len(labels)} with the highest throughput." if len(labels) > _MOST_CURVES else ""

@@ -104,9 +104,10 @@ def _verdicts(
         found.append(_slo_verdict(rows, parameters, load))
     elif rows:
         fit = [row for row in rows if row.get("verdict") != "overloaded"] or rows
-        best = by_throughput(fit)[0]
+        alike = by_throughput(fit)[0]
+        best = alike[0]
         at = f" at {value_label(best[load])} {load_unit(load)}" if load else ""
-        text = f"{_named(best, parameters)}{at}, {number(throughput(best))} output tok/s{_alike(best, fit)}"
+        text = f"{_named(best, parameters)}{at}, {_throughput_of(alike)}"
         found.append(verdict("plain", "Highest throughput without overload:", text))
     return found
 
@@ -116,13 +117,13 @@ def _slo_verdict(rows: Sequence[Mapping[str, Any]], parameters: Sequence[str], l
     if not met:
         return verdict("bad", "The SLO", "is kept by none.")
     if load is None:
-        best = by_throughput(met)[0]
-        text = f"{_named(best, parameters)}, {number(throughput(best))} output tok/s{_alike(best, met)}"
+        alike = by_throughput(met)[0]
+        text = f"{_named(alike[0], parameters)}, {_throughput_of(alike)}"
         return verdict(
             "good", f"{len(met)} of {len(rows)} keep the SLO;", f"the highest throughput among them has {text}."
         )
     highest = max(numeric(row[load]) for row in met)
-    best = by_throughput([row for row in met if numeric(row[load]) == highest])[0]
+    best = by_throughput([row for row in met if numeric(row[load]) == highest])[0][0]
     others = [str(row["label"]) for row in met if numeric(row[load]) == highest and row["label"] != best["label"]]
     also = f" (also {', '.join(others[:4])})" if others else ""
     text = f"{number(highest)} {load_unit(load)} with {_named(best, parameters)}{also}"
@@ -134,14 +135,13 @@ def _named(row: Mapping[str, Any], parameters: Sequence[str]) -> str:
     return f"{parameter_title(parameters)} {row['label']}" if len(parameters) == 1 else str(row["label"])
 
 
-def _alike(best: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
-    """That other rows have the throughput of the best, of which it has the lowest TTFT."""
-    num_alike = sum(throughput(row) >= (1 - ALIKE) * throughput(best) for row in rows)
-    tail = tail_of(best)
-    latency = best.get(f"{tail}_ttft_ms")
-    if num_alike < 2 or not is_known(latency):
-        return ""
-    return f"; of {num_alike} alike within {ALIKE:.0%} it has the lowest {tail} TTFT, {number(latency)} ms"
+def _throughput_of(alike: Sequence[Mapping[str, Any]]) -> str:
+    """The throughput of the first row, and of how many alike its TTFT is the lowest."""
+    best, tail = alike[0], tail_of(alike[0])
+    text, latency = f"{number(throughput(best))} output tok/s", best.get(f"{tail}_ttft_ms")
+    if len(alike) == 1 or not is_known(latency):
+        return text
+    return f"{text}; of {len(alike)} alike within {ALIKE:.0%} it has the lowest {tail} TTFT, {number(latency)} ms"
 
 
 def _context(configurations: pd.DataFrame) -> list[tuple[str, str]]:

@@ -11,7 +11,7 @@ import pandas as pd
 from harness.errors import TwinServeError
 from harness.measured.names import NAMES
 from harness.report.elements import Cell, Markup, bullets, facts, figures, section, table, tiles, verdict
-from harness.report.figure import Axis, Figure, Limit, Series
+from harness.report.figure import Axis, Figure, Limit, Series, are_far_apart
 from harness.report.page import Page
 from harness.report.reproduction import read_document, reproduction, settings_of
 from harness.report.words import count, is_known, number_cell, numeric, records
@@ -107,8 +107,8 @@ def _curve_figures(curves: Mapping[str, Any]) -> list[Figure]:
         measured = Series("measured", "line", lines["measured"], shares, 7)
         simulated = Series("simulated", "line", lines["simulated"], shares, 1, True)
         known = [value for values in (lines["measured"], lines["simulated"]) for value in values]
-        log = min(known) > 0 and max(known) > 20 * min(known)
-        x, y = Axis("ms", log=log, format=_MS), Axis("share of requests", format="0.[0]%", start=0, end=1.02)
+        x = Axis("ms", log=are_far_apart(known, 20), format=_MS)
+        y = Axis("share of requests", format="0.[0]%", start=0, end=1.02)
         found.append(Figure(NAMES[name], x, y, [*repeats, measured, simulated]))
     return found
 

@@ -93,9 +93,9 @@ def test_the_search_ends_when_it_is_precise_enough() -> None:
     assert len(coarse.asked) < 12 < len(fine.asked) == len(result.probes) == 24
 
 
-@pytest.mark.parametrize(("precision", "least", "most"), [(0.4, 1.0, 1.0), (0.02, 1.1, 5.9), (0.002, 6.0, 6.0)])
+@pytest.mark.parametrize(("precision", "least", "most"), [(0.4, 1.0, 1.0), (0.02, 1.5, 6.0), (0.002, 6.0, 6.0)])
 def test_the_last_probes_are_as_long_as_the_precision_needs(precision: float, least: float, most: float) -> None:
-    world = World(20.0, slope=60, noise=0.03)
+    world = World(20.5, slope=60, noise=0.03)
     found(world, config=SETTINGS.model_copy(update={"precision": precision}))
     assert least <= world.asked[-1].num_requests / SETTINGS.num_requests <= most
 

@@ -6,9 +6,7 @@ Skipped where there is no browser: neither `CHROMIUM` in the environment nor one
 from __future__ import annotations
 
 import json
-import os
 import re
-import shutil
 import subprocess
 from html import escape
 from pathlib import Path
@@ -16,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from experiments.report_picture import chromium
 from tests.harness.report.builders import PAGES
 
-_NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome", "chrome-headless-shell")
-BROWSER = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, _NAMES)), None)
+BROWSER = chromium()
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="no Chromium: set CHROMIUM to its path")
 
 _DARK = "--blink-settings=preferredColorScheme=0"
