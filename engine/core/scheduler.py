@@ -113,9 +113,7 @@ class Scheduler:
                 output; `max_tokens` is below 1; it has more sequences than may run, or beams that this scheduler cannot
                 serve; or the id is in use.
         """
-        limit = self._refusal.limit(request)
-        if request.request_id in self._requests:
-            raise RequestRefusedError(f"request id {request.request_id!r} is in use")
+        limit = self.check(request)
         request.order = self._num_added
         self._num_added += 1
         self._requests[request.request_id] = request
@@ -123,6 +121,16 @@ class Scheduler:
         if sequence.end_length > limit:
             sequence.end_length = limit
         self.waiting.push(sequence)
+
+    def check(self, request: Request) -> int:
+        """Prompt and output tokens that a sequence of `request` cannot exceed here.
+
+        Raises:
+            RequestRefusedError: as `add`.
+        """
+        if request.request_id in self._requests:
+            raise RequestRefusedError(f"request id {request.request_id!r} is in use")
+        return self._refusal.limit(request)
 
     def abort(self, request_id: int) -> Request:
         """Take a request out. A plan that is under way still computes its tokens, which nobody gets.
@@ -199,6 +207,10 @@ class Scheduler:
         growth = plan.growth + running.decodes.run(num_steps, self.blocks)
         flight.plan = extended(plan, num_steps, growth)
         return flight.plan
+
+    def num_blocks_due(self, num_steps: int) -> int:
+        """KV blocks that the `num_steps` decode steps after the planned one take, as far as `extend` may go."""
+        return sum(lane.decodes.num_blocks_due(ahead) for lane in self._lanes for ahead in range(1, num_steps + 1))
 
     def advance(self, plan: StepPlan, drafts: Verified | None = None) -> None:
         """Count the tokens of an executed plan before its commit, so that the forks it makes exist by then."""

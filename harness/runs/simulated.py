@@ -23,10 +23,9 @@ from simulator.beams import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
-from simulator.lone import LoneEnvironment
+from simulator.fleet import Fleet
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError, Replica
-from simulator.router import RoundRobin
 
 
 class SimulatedEngine:
@@ -54,7 +53,6 @@ class SimulatedEngine:
         self.num_blocks = system.pool.num_blocks
         self.block_bytes = system.pool.block_bytes * system.tensor_parallel_size
         self._system = system
-        self._env = LoneEnvironment()
         self._cost = cost or system.cost_model()
         num_host_blocks = tiers.num_host_blocks(system.tiers, system.pool, system.tensor_parallel_size)
         offload = tiers.offload_options(system.tiers, system.pool, system.tensor_parallel_size)
@@ -80,19 +78,16 @@ class SimulatedEngine:
             cache_outputs=system.engine.cache_outputs,
             max_model_len=system.max_model_len,
         )
-        router = RoundRobin(arrivals, make_request)
-        self._replica = Replica(
-            self._env,
+        replica = Replica(
             self._scheduler,
             self._cost,
-            router,
             self.recorder,
             compress=system.engine.compress,
             max_lookahead_steps=system.engine.max_lookahead_steps,
             choose_parents=choose_parents,
             transfers=self._links,
         )
-        router.connect(self._replica)
+        self._fleet = Fleet(arrivals, make_request, [replica])
 
     @property
     def device_name(self) -> str:
@@ -119,14 +114,14 @@ class SimulatedEngine:
         # A run makes no reference cycles, and looking for them among a million requests takes a tenth of its time.
         gc.disable()
         try:
-            self._env.run()
+            self._fleet.run()
         except ImplausibleStepError as error:
             raise ConfigError(f"device={self.device_name}: {error}") from error
         finally:
             gc.enable()
 
     def stop(self) -> None:
-        self._replica.stop()
+        self._fleet.stop()
 
     def unfinished(self) -> list[Request]:
         """Requests that are waiting or running."""

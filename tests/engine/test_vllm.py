@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simpy
 import yaml
 from numpy.typing import NDArray
 
@@ -21,8 +20,8 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
 from harness.workload.arrivals import OpenLoop
+from simulator.fleet import Fleet
 from simulator.replica import Replica
-from simulator.router import RoundRobin
 from tests.engine import vllm_reference
 from tests.engine.vllm_reference import Step, VllmScheduler
 
@@ -135,11 +134,9 @@ def simulate(case: Case, *, compress: bool, **changed: Any) -> Log:
         num_output = len(tokens) - num_prompt
         return Request(row, num_prompt, num_output, arrival, block_hashes=hashes_if_known, priority=row % 3)
 
-    log, env = Log(), simpy.Environment(initial_time=0)
+    log = Log()
     arrivals = OpenLoop(np.array([arrival for *_, arrival, _ in case.requests]))
-    router = RoundRobin(arrivals, make)
-    router.connect(Replica(env, scheduler, UnitCost(), router, log, compress=compress))
-    env.run()
+    Fleet(arrivals, make, [Replica(scheduler, UnitCost(), log, compress=compress)]).run()
     scheduler.check_integrity()
     return log
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import simpy
 from numpy.typing import NDArray
 
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepOutcome, StepPlan
+from engine.core.policy_options import NoOptions
+from engine.core.routing.round_robin import RoundRobin
+from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
@@ -23,10 +25,9 @@ from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
+from simulator.fleet import Fleet
 from simulator.hardware import Device, ModelShape
-from simulator.lone import LoneEnvironment
 from simulator.replica import Replica
-from simulator.router import RoundRobin
 from simulator.transfers import TransferEngine
 from tests.simulator.workloads import Case, make_arrivals, make_trace
 
@@ -105,24 +106,25 @@ def simulate(
     make_request: Callable[[int, int], Request] | None = None,
     observer: Any = None,
     make_transfers: Callable[[], TransferEngine] | None = None,
-    env: simpy.Environment | LoneEnvironment | None = None,
+    rule: Router | None = None,
+    alone: bool = True,
     **options: Any,
 ) -> list[RecordedRun]:
-    """Serve the trace to its end with a replica for each scheduler, taken in turn; returns the tables of each.
+    """Serve the trace to its end with a replica for each scheduler, by default in turn; returns the tables of each.
 
     Args:
         observer: sees what the recorders of all replicas see.
+        alone: whether a single replica runs without an event queue.
         options: arguments of the replicas.
     """
-    env = simpy.Environment(initial_time=0) if env is None else env
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
-    router = RoundRobin(arrivals, make_request)
     recorders = [Recorder(reserves=isinstance(each.blocks, ContiguousManager)) for each in schedulers]
+    replicas = []
     for scheduler, recorder in zip(schedulers, recorders, strict=True):
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
-        router.connect(Replica(env, scheduler, cost_model, router, sees, transfers=transfers, **options))
-    env.run()
+        replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
+    Fleet(arrivals, make_request, replicas, rule or RoundRobin(NoOptions()), alone=alone).run()
     for scheduler in schedulers:
         assert not scheduler.unfinished
         scheduler.check_integrity()

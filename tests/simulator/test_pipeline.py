@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import simpy
 from numpy.typing import NDArray
 
 from engine.core.kv.block_manager import BlockManager
@@ -25,8 +24,9 @@ from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 from simulator.costs.cost import CostModel
-from simulator.pipeline import Pipeline
-from simulator.router import RoundRobin
+from simulator.fleet import Fleet
+from simulator.replica import Replica
+from simulator.transfers import NoTransfers
 from tests.simulator.replicas import FlatCost, PlanLog
 from tests.simulator.workloads import simple_trace
 
@@ -66,10 +66,9 @@ def make(num_lanes: int, *, seats: int = 4, **options: Any) -> Scheduler:
 
 
 def serve(trace: Trace, arrivals: Arrivals, scheduler: Scheduler, stages: list[CostModel]) -> LaneLog:
-    env, log = simpy.Environment(initial_time=0), LaneLog()
-    router = RoundRobin(arrivals, request_factory(trace, 4))
-    router.connect(Pipeline(env, scheduler, stages, router, log))
-    env.run()
+    log = LaneLog()
+    replica = Replica(scheduler, FlatCost(), log, transfers=NoTransfers())
+    Fleet(arrivals, request_factory(trace, 4), [replica], stages=[stages]).run()
     assert not scheduler.unfinished
     scheduler.check_integrity()
     assert len(log.finished) == len(trace.table)

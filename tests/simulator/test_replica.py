@@ -7,7 +7,6 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-import simpy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -22,9 +21,8 @@ from engine.core.work import StepWork
 from harness.runs.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
-from simulator.lone import LoneEnvironment
+from simulator.fleet import Fleet
 from simulator.replica import ImplausibleStepError, Replica
-from simulator.router import RoundRobin
 from tests.simulator.builders import cost
 from tests.simulator.replicas import ROOFLINE, Both, PlanLog, assert_same, expanded_gaps, make, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace
@@ -89,11 +87,9 @@ def test_compressed_equals_stepped_with_reservations(case: Case) -> None:
 
 @settings(max_examples=15, deadline=None)
 @given(cases(), st.booleans())
-def test_a_lone_environment_and_that_of_simpy_run_the_same(case: Case, compress: bool) -> None:
-    environments: list[Any] = [LoneEnvironment(), simpy.Environment(initial_time=0)]
-    (lone,), (shared,) = (simulate_case(case, env=env, compress=compress) for env in environments)
+def test_a_replica_alone_and_one_that_shares_a_clock_run_the_same(case: Case, compress: bool) -> None:
+    (lone,), (shared,) = (simulate_case(case, alone=alone, compress=compress) for alone in (True, False))
     assert_same(lone, shared)
-    assert environments[0].now == environments[1].now
 
 
 @settings(max_examples=15, deadline=None)
@@ -171,17 +167,21 @@ def test_an_arrival_in_an_idle_engine_is_served_at_once_and_one_beside_it_a_step
     assert later["start_time"].iloc[0] == 1.0
 
 
-def test_stop_ends_after_the_plan_under_way() -> None:
+@pytest.mark.parametrize("alone", [True, False])
+def test_stop_ends_after_the_plan_under_way(alone: bool) -> None:
     trace = simple_trace([10] * 3, [50] * 3)
-    recorder = Recorder()
-    env = simpy.Environment(initial_time=0)
-    scheduler = make(1)
-    router = RoundRobin(OpenLoop(np.array([0, 0, 10**18])), request_factory(trace, 4))
-    replica = Replica(env, scheduler, ROOFLINE, router, recorder, compress=False)
-    router.connect(replica)
-    env.run(until=10_000_000)
-    replica.stop()
-    env.run()
+    recorder, scheduler = Recorder(), make(1)
+
+    class Stops(PlanLog):
+        def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+            super().on_step(plan, start_ns, durations_ns)
+            if start_ns > 10_000_000:
+                fleet.stop()
+
+    replica = Replica(scheduler, ROOFLINE, Both(recorder, Stops()), compress=False)  # type: ignore[arg-type]
+    arrivals = OpenLoop(np.array([0, 0, 10**18]))
+    fleet = Fleet(arrivals, request_factory(trace, 4), [replica], alone=alone)
+    fleet.run()
     run = recorder.tables(trace, scheduler.unfinished)
     assert run.requests["status"].tolist() == ["finished", "unfinished", "unfinished"]
     assert run.requests["arrival_time"].isna().tolist() == [False, False, True]
@@ -210,13 +210,11 @@ def test_times_beyond_all_reason_end_the_run(first_ns: int, later_ns: int, num_o
     """-2^63 is what numpy makes of a time beyond the range of int64; the last case is of many steps."""
     if first_ns == 1000 and not compress:
         pytest.skip("steps one by one all take the first time")
-    trace, env = simple_trace([10], [num_outputs]), simpy.Environment(initial_time=0)
-    router = RoundRobin(OpenLoop(np.array([0])), request_factory(trace, 4))
-    scheduler = make(1, num_blocks=20_000)
-    replica = Replica(env, scheduler, SlowerAndSlower(first_ns, later_ns), router, Recorder(), compress=compress)
-    router.connect(replica)
+    trace, scheduler = simple_trace([10], [num_outputs]), make(1, num_blocks=20_000)
+    replica = Replica(scheduler, SlowerAndSlower(first_ns, later_ns), Recorder(), compress=compress)
+    fleet = Fleet(OpenLoop(np.array([0])), request_factory(trace, 4), [replica])
     with pytest.raises(ImplausibleStepError, match="check the units of the device's rates"):
-        env.run()
+        fleet.run()
 
 
 # -- static batching --------------------------------------------------------------------------------------------------

@@ -17,28 +17,24 @@ from tests.simulator.replicas import FlatCost, PlanLog, assert_same, make, simul
 from tests.simulator.workloads import simple_trace
 
 
-class CountingEnvironment(simpy.Environment):
-    """Counts its events."""
+def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_events, step = 0, simpy.Environment.step
 
-    def __init__(self) -> None:
-        super().__init__(initial_time=0)
-        self.num_events = 0
+    def count(env: simpy.Environment) -> None:
+        nonlocal num_events
+        num_events += 1
+        step(env)
 
-    def step(self) -> None:
-        super().step()
-        self.num_events += 1
-
-
-def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans() -> None:
+    monkeypatch.setattr(simpy.Environment, "step", count)
     rng = np.random.default_rng(0)
     trace = simple_trace(rng.integers(1, 90, 64).tolist(), rng.integers(100, 1000, 64).tolist())
     runs, counts = [], []
     for compress in (True, False):
-        env, log = CountingEnvironment(), PlanLog()
+        num_events, log = 0, PlanLog()
         scheduler = make(16, policy="static", num_blocks=5000)
         arrivals = OpenLoop(np.zeros(64, np.int64))
-        runs += simulate(trace, arrivals, [scheduler], observer=log, env=env, compress=compress)
-        assert env.num_events == len(log.plans) + 1  # one starts the process
+        runs += simulate(trace, arrivals, [scheduler], observer=log, alone=False, compress=compress)
+        assert num_events == len(log.plans) + 4  # the start and end of the process, and the arrival and plan at 0
         counts.append(len(log.plans))
     assert_same(*runs)
     # A batch has its prompts, and a plan for each end of a request.

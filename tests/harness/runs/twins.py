@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import simpy
 from numpy.typing import NDArray
 
 from engine.core.decodes.interface import Decodes
@@ -37,8 +36,8 @@ from harness.workload.arrivals import OpenLoop
 from harness.workload.prompts import PromptSource
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER
+from simulator.fleet import Fleet
 from simulator.replica import Replica
-from simulator.router import RoundRobin
 
 SHAPE = {
     "name": "twin", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
@@ -212,7 +211,6 @@ def run_twin(
 ) -> Recorder:
     """Simulate the same requests, which come when they were issued to the real engine, with the times of its plans, and
     drafts that are accepted as they were there."""
-    env = simpy.Environment(initial_time=0)
 
     def gained(sequence: Sequence) -> NDArray[np.int64]:
         known = np.array(real.num_tokens[sequence.request_id])
@@ -246,13 +244,11 @@ def run_twin(
     recorder.record_spans()
     arrivals = OpenLoop(np.array([now for now, _ in real.issued]))
     cost = MeasuredCost(real.durations)
-    router = RoundRobin(arrivals, make)
     replica = Replica(
-        env, scheduler, cost, router, recorder, compress=False, max_lookahead_steps=lookahead,
+        scheduler, cost, recorder, compress=False, max_lookahead_steps=lookahead,
         transfers=WithTheStep(cost), choose_parents=parents_of,
     )  # fmt: skip
-    router.connect(replica)
-    env.run()
+    Fleet(arrivals, make, [replica], alone=False).run()
     return recorder
 
 

@@ -1,0 +1,18 @@
+"""The server with the fewest requests that have not ended."""
+
+from __future__ import annotations
+
+from collections import abc
+
+from engine.core.routing.router import BaseRouter, ServerView, least
+from engine.core.sequence import Request
+
+
+class LeastRequests(BaseRouter):
+    """Of several with as few, the first."""
+
+    def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+        return least(servers, lambda server: server.num_requests)
+
+
+ROUTER = LeastRequests

@@ -1,0 +1,73 @@
+"""What a router decides: which server gets a request, at the time when it arrives.
+
+A rule has no clock and does no I/O: a simulated fleet and a front end of real servers run the same code. What it sees
+of a server is a view; how exact that is, and how old, is the view's affair and not the rule's.
+"""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any, ClassVar, Protocol
+
+from engine.core.policy_options import NoOptions
+from engine.core.sequence import Request
+
+
+class ServerView(Protocol):
+    """What a router knows of a server when a request arrives.
+
+    Attributes:
+        num_requests: requests that it was sent and that have not ended.
+        num_tokens: prompt tokens of these.
+        num_waiting, num_running: sequences in its queue and in its batch.
+        num_free_blocks: KV blocks that nobody holds.
+    """
+
+    @property
+    def num_requests(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_waiting(self) -> int: ...
+
+    @property
+    def num_running(self) -> int: ...
+
+    @property
+    def num_free_blocks(self) -> int: ...
+
+    def prefix_hits(self, request: Request) -> int:
+        """Prompt tokens of the request that its prefix cache holds, as far as is known."""
+
+
+class Router(Protocol):
+    """A rule.
+
+    Attributes:
+        options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
+        reads_prefixes: it asks for `prefix_hits`, so that somebody must keep account of what servers have cached.
+    """
+
+    options_type: ClassVar[type[Any]]
+    reads_prefixes: ClassVar[bool]
+
+    def __init__(self, options: Any) -> None: ...
+
+    def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+        """The number of the server that gets the request, from 0 to len(servers) - 1."""
+
+
+class BaseRouter:
+    """A rule without settings that does not ask for prefixes."""
+
+    options_type: ClassVar[type[Any]] = NoOptions
+    reads_prefixes: ClassVar[bool] = False
+
+    def __init__(self, options: Any) -> None: ...
+
+
+def least(servers: abc.Sequence[ServerView], key: abc.Callable[[ServerView], Any]) -> int:
+    """The number of the first server with the smallest key."""
+    return min(range(len(servers)), key=lambda number: key(servers[number]))

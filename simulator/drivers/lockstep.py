@@ -1,0 +1,63 @@
+"""Servers that step together, as the ranks of a model with data-parallel attention do.
+
+Attention is each rank's own, the experts are shared: every layer exchanges tokens between all ranks. So the slowest
+rank sets the pace of all, and a rank without work runs a dummy step of one token beside the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import simpy
+
+from engine.core.work import StepWork
+from simulator.arrivals import NEVER
+from simulator.drivers.phases import PLANS, Phase
+from simulator.replica import Replica
+
+_DUMMY = StepWork((), 1, 1, 1)
+
+
+class Lockstep:
+    """Runs replicas in an environment, one step of all after the other.
+
+    Raises:
+        ValueError: a replica compresses runs of steps, has plans of several, or plans ahead: the others would not be
+            asked in between.
+    """
+
+    def __init__(self, env: simpy.Environment, replicas: Sequence[Replica]) -> None:
+        if any(replica.compress or replica.plans_several for replica in replicas):
+            raise ValueError("in lockstep each step is planned on its own")
+        self._env = env
+        self._replicas = replicas
+        self._woken = env.event()
+        env.process(self._serve())
+        for replica in replicas:
+            replica.on_submit = self._wake
+
+    def _wake(self) -> None:
+        if not self._woken.triggered:
+            self._woken.succeed()
+
+    def _serve(self) -> Generator[Any, Any, None]:
+        env, replicas = self._env, self._replicas
+        while not any(replica.is_stopping for replica in replicas):
+            self._woken = env.event()
+            yield Phase(env, PLANS)
+            now = env.now
+            plans = [replica.plan(now) for replica in replicas]
+            if not any(plans):
+                wake_at = min(replica.wake_ns() for replica in replicas)
+                yield self._woken if wake_at == NEVER else self._woken | env.timeout(wake_at - now)
+                continue
+            pace = 0
+            for replica, plan in zip(replicas, plans, strict=True):
+                price = replica.cost_model.step_ns(_DUMMY) if plan is None else replica.price(plan, now)
+                assert isinstance(price, int), "plans are of one step"
+                pace = max(pace, price)
+            yield env.timeout(pace)
+            for replica, plan in zip(replicas, plans, strict=True):
+                if plan is not None:
+                    replica.finish(plan, now, pace)

@@ -1,0 +1,24 @@
+"""What comes first of all that happens at the same time, where several servers share a clock.
+
+    ENDS       steps end, and requests with them, which may bring others
+    ARRIVALS   requests arrive, and the router chooses their servers, on what is known after all ends
+    PLANS      servers plan, each on its own
+
+So it changes nothing in which order servers come to a time.
+"""
+
+from __future__ import annotations
+
+import simpy
+
+ENDS, ARRIVALS, PLANS = 1, 2, 3  # ENDS is the priority of SimPy's time-outs
+
+
+class Phase(simpy.Event):
+    """An event `delay` ns from now, in a phase of that time."""
+
+    def __init__(self, env: simpy.Environment, phase: int, delay: int = 0) -> None:
+        super().__init__(env)
+        self._ok = True
+        self._value = None
+        env.schedule(self, phase, delay)

@@ -1,0 +1,93 @@
+"""A run: one server or many, behind a router that decides when a request arrives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import simpy
+
+from engine.core.routing.router import Router
+from simulator.arrivals import NEVER, Arrivals
+from simulator.costs.cost import CostModel
+from simulator.drivers.alone import run_alone
+from simulator.drivers.phases import ARRIVALS, Phase
+from simulator.drivers.pipeline import Pipeline
+from simulator.drivers.shared import Shared
+from simulator.gateway import Gateway, MakeRequest
+from simulator.replica import Replica
+
+
+class Fleet:
+    """Serves the requests of `arrivals` with `replicas`.
+
+    A single replica runs without a queue of events. Several share the clock of a SimPy environment.
+
+    Args:
+        rule: chooses the server of each request; None for one server.
+        stages: of each replica the cost models of its pipeline's stages, or none.
+        alone: whether a single replica may run without the queue.
+
+    Raises:
+        ValueError: a replica that is no pipeline has several lanes.
+    """
+
+    def __init__(
+        self,
+        arrivals: Arrivals,
+        make_request: MakeRequest,
+        replicas: Sequence[Replica],
+        rule: Router | None = None,
+        *,
+        stages: Sequence[Sequence[CostModel]] = (),
+        alone: bool = True,
+    ) -> None:
+        for number, replica in enumerate(replicas):
+            if replica.scheduler.num_lanes > 1 and not (stages and stages[number]):
+                raise ValueError("a replica has one lane; several are for pipelines")
+        self._replicas = replicas
+        self._env = simpy.Environment(initial_time=0)
+        self._stages = stages
+        self._alone = alone and len(replicas) == 1 and not any(stages)
+        self._dispatch_ns = NEVER  # when the next dispatch is due, among those that are on their way
+        self._gateway = Gateway(
+            arrivals, make_request, replicas, rule, clock=lambda: self._env.now, on_earlier=self._expect
+        )
+
+    def run(self) -> int:
+        """Serve until nothing is left or `stop` was called; returns the time then, in ns.
+
+        Raises:
+            ImplausibleStepError: a cost model prices a step beyond all reason.
+        """
+        if self._alone:
+            (replica,) = self._replicas
+            replica.source = self._gateway
+            return run_alone(replica)
+        for number, replica in enumerate(self._replicas):
+            if self._stages and self._stages[number]:
+                Pipeline(self._env, replica, self._stages[number])
+            else:
+                Shared(self._env, replica)
+        self._expect()
+        self._env.run()
+        return int(self._env.now)
+
+    def stop(self) -> None:
+        """Let each server end the plan that is under way, and nothing more."""
+        for replica in self._replicas:
+            replica.is_stopping = True
+
+    def _expect(self) -> None:
+        """Dispatch when the next request arrives."""
+        if self._alone or self._gateway.next_ns >= self._dispatch_ns:
+            return
+        self._dispatch_ns = self._gateway.next_ns
+        event = Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now)
+        event.callbacks.append(self._dispatch)
+
+    def _dispatch(self, event: simpy.Event) -> None:
+        if self._replicas[0].is_stopping:
+            return
+        self._dispatch_ns = NEVER
+        self._gateway.dispatch(self._env.now)
+        self._expect()
