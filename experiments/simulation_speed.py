@@ -87,10 +87,10 @@ def measure(case: str, overrides: list[str]) -> Speed:
     loaded = time.perf_counter()
     engine.run()
     simulated = time.perf_counter()
-    tables = engine.recorder.tables(trace, engine.unfinished())
+    tables = engine.record.tables(trace, engine.unfinished())
     ended = time.perf_counter()
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    simulated_s = engine.recorder.now_ns * 1e-9
+    simulated_s = engine.record.now_ns * 1e-9
     return Speed(case, len(trace.table), len(tables.steps), simulated_s, simulated - loaded, ended - started, peak)
 
 

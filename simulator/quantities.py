@@ -75,6 +75,8 @@ RANGES = {
     "num_sliding_layers": Range(0, 10_000, is_whole=True),
     # limits of an engine
     "tensor_parallel_size": Range(1, 1 << 16, is_whole=True),
+    "pipeline_parallel_size": Range(1, 1 << 10, is_whole=True),
+    "replicas": Range(1, 1 << 12, is_whole=True),
     "block_size": _COUNT,
     "num_blocks": Range(1, MAX_BLOCKS, is_whole=True),
     "reserved_blocks": Range(0, MAX_BLOCKS, is_whole=True),

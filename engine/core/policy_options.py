@@ -1,4 +1,5 @@
-"""The settings of a policy: a frozen dataclass that the policy declares, and how it is filled from a configuration."""
+"""The settings of a policy or a routing rule: a frozen dataclass that it declares, and how it is filled from a
+configuration."""
 
 from __future__ import annotations
 
@@ -13,11 +14,12 @@ _NOUNS = {int: "an integer", float: "a number", bool: "true or false", str: "tex
 
 @dataclass(frozen=True)
 class NoOptions:
-    """The settings of a policy that has none."""
+    """The settings of what has none."""
 
 
-def read_options(options_type: type[Any], given: Mapping[str, Any], policy: str) -> Any:
-    """An `options_type` with the values `given` by name and defaults for the rest.
+def read_options(options_type: type[Any], given: Mapping[str, Any], owner: str) -> Any:
+    """An `options_type` with the values `given` by name and defaults for the rest; `owner` is whose they are, such as
+    `policy=fair`.
 
     Its fields are of the types bool, int, float or str, or one of these and None; a float takes integers too. What else
     must hold of a value is checked in its `__post_init__`, by a ValueError that starts with the name of the field.
@@ -29,7 +31,7 @@ def read_options(options_type: type[Any], given: Mapping[str, Any], policy: str)
     for name, value in given.items():
         if name not in types:
             allowed = ", ".join(types) or "none"
-            raise ValueError(f"options.{name}: policy={policy} has no such setting (allowed here: {allowed})")
+            raise ValueError(f"options.{name}: {owner} has no such setting (allowed here: {allowed})")
         members = get_args(types[name]) or (types[name],)
         is_number = float in members and isinstance(value, int | float) and not isinstance(value, bool)
         if not (is_number and isfinite(value)) and type(value) not in {*members} - {float}:

@@ -70,7 +70,7 @@ def make_scheduler(
         raise ValueError(f"policy={options.policy!r}: has not been imported")
     return Scheduler(
         blocks,
-        policy(order, preemption, read_options(policy.options_type, options.options, options.policy)),
+        policy(order, preemption, read_options(policy.options_type, options.options, f"policy={options.policy}")),
         limits,
         max_model_len=max_model_len,
         plans_ahead=options.async_scheduling,

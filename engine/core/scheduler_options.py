@@ -80,7 +80,7 @@ class SchedulerOptions:
     def __post_init__(self) -> None:
         policy = find_policy(self.policy)
         if policy is not None:
-            read_options(policy.options_type, self.options, self.policy)
+            read_options(policy.options_type, self.options, f"policy={self.policy}")
         if policy is not None and policy.chooses_victims and self.victim != "spare_last":
             raise ValueError(f"victim={self.victim!r}: policy={self.policy} preempts by its own order")
         if not 0 <= self.watermark < 1:
@@ -100,7 +100,7 @@ class SchedulerOptions:
 def conflict_with_drafts(options: SchedulerOptions) -> str | None:
     """Why these options cannot go with speculation, starting with an option's name; None if they can."""
     policy = find_policy(options.policy)
-    own = None if policy is None else read_options(policy.options_type, options.options, options.policy)
+    own = None if policy is None else read_options(policy.options_type, options.options, f"policy={options.policy}")
     if getattr(own, "padded", False):
         return "options.padded=true: rows of padding draft no tokens, so speculation needs options.padded=false"
     return None

@@ -14,13 +14,13 @@ from experiments.inferencex.cases import Case
 from harness.config import RunConfig
 from harness.errors import ConfigError
 from harness.measured.inferencex import Rows, read_rows
-from harness.runs.system import System
 from harness.validation.closed_loops import simulate_row, system_of, with_errors
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED, Host
 from simulator.profile.cuda_graphs import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
+from simulator.system import CostChoice, System
 
 
 class CaseRows:
@@ -94,7 +94,7 @@ class CaseRows:
         shown = host._replace(step_us=0.0) if self.case.has_full_graphs else host
         tokens = _with_sustained(compiled.tables["tokens"], sustained)
         profile = Profile(meta, {**compiled.tables, "tokens": tokens, "steps": steps_table(shown)})
-        return replace(system, cost=self.config.cost, profile=profile)
+        return replace(system, cost=CostChoice("profiled", self._source, "mean"), profile=profile)
 
 
 def _of_row(config: RunConfig, case: Case, row: Any) -> RunConfig:

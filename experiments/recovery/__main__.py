@@ -30,8 +30,8 @@ from experiments.recovery.early_vllm import decided_otherwise, fixed_parts, padd
 from experiments.recovery.recovered_run import RecoveredRun, summary
 from experiments.recovery.steps import priced_by
 from harness.calibration.fit import minimise
-from harness.runs.system import System
 from simulator.profile.cuda_graphs import graph_sizes
+from simulator.system import System
 
 POOLS = range(3360, 3421)  # KV blocks to try
 

@@ -14,8 +14,9 @@ from harness.calibration.objective import Objective
 from harness.config.validation import Part
 from harness.measured import MeasuredRun
 from harness.results.files import CALIBRATION
-from harness.runs.system import System, resolve
+from harness.runs.system import resolve
 from harness.validation.simulation import load_run, simulation_config
+from simulator.system import System
 
 
 def recovered(*overrides: str) -> tuple[System, MeasuredRun, RecoveredRun]:

@@ -9,7 +9,7 @@ import numpy as np
 from experiments.recovery.recovered_run import RecoveredRun
 from experiments.recovery.replay import replay
 from harness.measured import MeasuredRun
-from harness.runs.system import System
+from simulator.system import System
 
 WINDOW_S, WINDOW_STEPS = 20, 50
 DECISION_MS = 10.0  # no step is as short: a token that is off by more comes from another step

@@ -17,10 +17,10 @@ from harness.config import TraceArrival
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import System
 from harness.validation.steps import relative_errors
 from harness.workload.arrivals import make_arrivals
 from simulator.profile.cuda_graphs import graph_sizes
+from simulator.system import System
 
 _TO_MS = 1e-6
 

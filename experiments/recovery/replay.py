@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from experiments.recovery.request_log import Ints, RequestLog
 from experiments.recovery.steps import Price, Span, timed
 from harness.measured.measured_run import MeasuredRun, whole_ns
-from harness.runs.system import System
 from harness.validation.steps import GivenTimes, serve_at
+from simulator.system import System
 
 
 def replay(system: System, run: MeasuredRun, log: RequestLog, spans: Iterable[Span], price: Price) -> dict[str, Ints]:

@@ -24,13 +24,14 @@ from harness.results.environment import command_line
 from harness.results.files import CALIBRATION
 from harness.results.terminal import print_line
 from harness.runs import fitted
-from harness.runs.fitted import Calibration
-from harness.runs.system import System, resolve
+from harness.runs.system import resolve
 from harness.validation.metrics import part_of
 from harness.validation.settings import different_settings
 from harness.validation.simulation import load_run, simulation_config
+from simulator.calibration import Calibration
 from simulator.costs.constants import Constant
 from simulator.costs.profiled import ProfiledCost
+from simulator.system import System
 
 _AT_LIMIT = 1e-3  # of a constant's range
 _PRIOR = 3e-3  # a constant one width from its default must reduce the misfit by this much

@@ -20,11 +20,12 @@ from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import System, resolve
+from harness.runs.system import resolve
 from harness.validation.metrics import part_of, statistics
 from harness.validation.simulation import priced_at_medians, simulated_requests
 from harness.validation.steps import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
+from simulator.system import System
 
 Misfit = Callable[[Mapping[str, float]], float]
 Errors = Callable[[Mapping[str, float]], dict[str, float]]
@@ -86,7 +87,7 @@ def _errors_of_latencies(config: RunConfig, system: System, run: MeasuredRun) ->
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
         engine = SimulatedEngine(system, run.trace, arrivals, system.cost_model({**kept, **constants}))
         engine.run()
-        recorded = engine.recorder.tables(run.trace, engine.unfinished())
+        recorded = engine.record.tables(run.trace, engine.unfinished())
         requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)
         simulated = requests.iloc[rows]
         wanted, served = (table["num_output_tokens"].to_numpy() for table in (measured, simulated))

@@ -187,7 +187,7 @@ def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) 
         plain = config.model_copy(update={"task": "run", "progress": False, "plots": False, "search": SearchConfig()})
         summary = yield partial(_run, plain, folder)
         return _objective(trial, config, summary)
-    num_gpus, key = config.tensor_parallel_size, searched_key(config)
+    num_gpus, key = config.num_gpus, searched_key(config)
     if best := _best_row(study):
         surely = best["low"] / best["num_gpus"]
         ask = Ask(surely * num_gpus, 0, max(1, config.capacity.num_requests // SCOUT_SHARE))

@@ -22,9 +22,9 @@ from harness.capacity.keys import load_of
 from harness.config import RunConfig, SloConfig, load, to_yaml
 from harness.errors import ConfigError
 from harness.results.columns import floats, nan_min
-from harness.results.engine_metrics import step_integral
 from harness.results.files import INPUTS, SUMMARY, write_whole
 from harness.results.inputs import input_digests, read_inputs
+from harness.results.servers import step_integral
 from harness.results.slo import limits_ms
 from harness.results.tables import RunResult
 from harness.runs.run import Served, serve_trace
@@ -164,12 +164,13 @@ def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:
 
 
 def _busy(result: RunResult) -> float:
-    """Share of the time of arrivals in which a step ran; of all of the run, where all arrive at once."""
+    """Share of the time of arrivals in which a step ran, over all servers; of all of the run, where all arrive at
+    once."""
     arrival, starts = floats(result.requests, "arrival_time"), floats(result.steps, "start_time")
     durations = floats(result.steps, "duration")
     if not len(starts):
         return 0.0
     first, last = float(np.nanmin(arrival)), float(np.nanmax(arrival))
     last = last if last > first else float((starts + durations).max())
-    done = step_integral(starts, durations, durations, [first, last])
-    return min(1.0, float(done[1] - done[0]) / (last - first)) if last > first else 0.0
+    done = step_integral(result.steps, durations, [first, last])
+    return min(1.0, float(done[1] - done[0]) / result.num_tracks / (last - first)) if last > first else 0.0

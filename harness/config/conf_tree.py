@@ -15,7 +15,7 @@ from engine.documents import DocumentError, read_yaml
 from harness.config.option_sets import OPTION_SETS, attribute_texts, explained, explained_settings
 from harness.config.run import RunConfig
 from harness.config.schema import models_in, tag_of
-from harness.config.targets import is_known
+from harness.config.targets import options_type_of
 from harness.errors import ConfigError
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
@@ -99,13 +99,18 @@ def _option(folders: Sequence[Path], group: str, path: Path) -> Option:
     models = models_in(RunConfig.model_fields[group].annotation) if group in RunConfig.model_fields else []
     if kind := keys.pop("kind", None):
         models = [model for model in models if tag_of(model) == kind.value]
-    policy = keys["policy"].value if group == "scheduler" and "policy" in keys else None
-    if policy is not None and is_known(policy):
-        settings = explained_settings(policy)
+    if (options_type := _settings_of(group, keys)) is not None:
+        settings = explained_settings(options_type)
         keys |= {f"options.{name}": Key(f"options.{name}", _show(value), text) for name, value, text in settings}
     prefix = f"{group}." if "/" not in group else ""
     found = [replace(key, name=prefix + key.name, text=_text(key, models)) for key in keys.values()]
     return Option(path.stem, _comment(path), tuple(found))
+
+
+def _settings_of(group: str, keys: Mapping[str, Key]) -> type[Any] | None:
+    """What declares the settings of the policy or the routing rule that an option chooses, if it can be asked."""
+    kind = {"scheduler": "policy", "router": "rule"}.get(group)
+    return options_type_of(group, keys[kind].value) if kind in keys else None
 
 
 def _keys_of(folders: Sequence[Path], group: str, path: Path) -> Iterator[Key]:

@@ -18,9 +18,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig
 from pydantic import BaseModel
 
-from engine.core.policies import POLICIES
 from harness.config.allocator import ContiguousAllocator
 from harness.config.base import CustomConfig
+from harness.config.router import RouterConfig
 from harness.config.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
@@ -31,6 +31,7 @@ _GROUP = "schema"
 OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
+    "router": ("router", RouterConfig),
     "ngram": ("speculation=ngram", NgramSpeculation),
     "draft_model": ("speculation=draft_model", DraftModelSpeculation),
     "contiguous": ("allocator=contiguous_*", ContiguousAllocator),
@@ -61,9 +62,8 @@ def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
         yield name, default, texts.get(name, "")
 
 
-def explained_settings(policy: str) -> list[tuple[str, Any, str]]:
-    """The same of the settings that a policy declares."""
-    options_type = POLICIES[policy].options_type
+def explained_settings(options_type: type[Any]) -> list[tuple[str, Any, str]]:
+    """The same of the settings that a policy or a routing rule declares."""
     texts = attribute_texts(options_type)
     return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
 

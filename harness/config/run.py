@@ -15,6 +15,7 @@ from harness.config.capacity import CapacityConfig, SearchConfig
 from harness.config.metrics import MetricsConfig
 from harness.config.plotting import PlotConfig, ReportConfig
 from harness.config.profiling import ProfileConfig
+from harness.config.router import RouterConfig
 from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.system import (
     CostConfig,
@@ -55,7 +56,10 @@ class RunConfig(ConfigModel):
     max_num_seqs: Annotated[int, within("max_num_seqs")] = 256
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
     max_model_len: Annotated[int, within("max_model_len")] | None = None
+    router: RouterConfig = RouterConfig()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
+    pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
+    replicas: Annotated[int, within("replicas")] = 1
     gpu_memory_utilization: Fraction = 0.9
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
@@ -74,6 +78,11 @@ class RunConfig(ConfigModel):
     retiming: RetimingConfig = RetimingConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
+
+    @property
+    def num_gpus(self) -> int:
+        """GPUs of all servers."""
+        return self.replicas * self.pipeline_parallel_size * self.tensor_parallel_size
 
     @property
     def weight_format(self) -> WeightFormat:
@@ -246,6 +255,30 @@ class RunConfig(ConfigModel):
                 f"of {model.name}"
             )
         return self
+
+    @model_validator(mode="after")
+    def _check_fleet(self) -> Self:
+        for key in ("replicas", "pipeline_parallel_size"):
+            if getattr(self, key) > 1 and self.engine.kind != "sim":
+                raise ValueError(f"{key}={getattr(self, key)}: engine={self.engine.kind} is one server; use engine=sim")
+        stages = self.pipeline_parallel_size
+        if stages > 1 and (obstacle := self._obstacle_to_stages()):
+            raise ValueError(f"pipeline_parallel_size={stages}: {obstacle}")
+        return self
+
+    def _obstacle_to_stages(self) -> str | None:
+        stages = self.pipeline_parallel_size
+        if stages > min(self.model.num_layers, self.max_num_seqs):
+            return f"must be <= {min(self.model.num_layers, self.max_num_seqs)}, layers of the model and max_num_seqs"
+        if self.scheduler.async_scheduling:
+            return "steps of a lane are not planned ahead; use scheduler.async_scheduling=false"
+        if self.tiers.host.gib:
+            return "a pipeline has no link to the host's memory; use tiers=none"
+        if self.cost.kind == "linear":
+            return "cost=linear does not tell what a layer takes; use cost=profiled or cost=roofline"
+        if getattr(self.engine, "max_lookahead_steps", 1) > 1:
+            return "each step is planned on its own; use engine.max_lookahead_steps=1"
+        return None
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:

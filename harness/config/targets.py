@@ -1,6 +1,7 @@
 """Code of the user's own that a configuration names as `package.module:name`.
 
     scheduler.policy   a policy: a class with the methods of engine.core.policy.Policy, such as a BasePolicy
+    router.rule        a routing rule: a class with the methods of engine.core.routing.router.Router, as a BaseRouter
     trace.target       a trace: a function of path, rng and the trace's options that returns the columns of Trace.table
     arrival.target     an arrival process: a function of trace, rng and its options that returns times in s, or Arrivals
     cost.target        a cost model: a function of model, device, tensor_parallel_size and its options
@@ -23,17 +24,29 @@ from pathlib import Path
 from typing import Any
 
 from engine.core.policies import POLICIES
+from engine.core.routing import ROUTERS
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
 
 _imported: dict[str, Any] = {}
+_REGISTRIES: dict[str, dict[str, Any]] = {"scheduler.policy": POLICIES, "router.rule": ROUTERS}
+_KINDS = {  # what each is called, derives from and must have
+    "scheduler.policy": (
+        "policy", "engine.core.policy.BasePolicy",
+        ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admits", "compose"),
+    ),
+    "router.rule": (
+        "routing rule", "engine.core.routing.router.BaseRouter", ("options_type", "reads_prefixes", "choose"),
+    ),
+}  # fmt: skip
 
 
 def named_targets(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Key and name of everything in the values of a configuration that may be code of the user's own."""
-    policy = _get(values, "scheduler", "policy")
-    if isinstance(policy, str) and ":" in policy:
-        yield "scheduler.policy", policy
+    for key in _REGISTRIES:
+        name = _get(values, *key.split("."))
+        if isinstance(name, str) and ":" in name:
+            yield key, name
     for group in ("trace", "arrival", "cost"):
         if _get(values, group, "kind") == "custom":
             yield f"{group}.target", _get(values, group, "target")
@@ -51,15 +64,19 @@ def import_targets(values: Mapping[str, Any]) -> None:
     for key, name in named_targets(values):
         if isinstance(name, str):
             _imported[name] = _import(key, name)
-            if key == "scheduler.policy":
-                POLICIES[name] = _checked_policy(name, _imported[name])
+            if key in _REGISTRIES:
+                _REGISTRIES[key][name] = _checked(key, name, _imported[name])
 
 
-def is_known(policy: str) -> bool:
-    """Whether a policy can be asked for its settings; one of the user's own is imported for it, if it can be."""
+def options_type_of(group: str, name: str) -> type[Any] | None:
+    """What declares the settings of the policy (of group scheduler) or the rule (of router) of this name; one of the
+    user's own is imported for it. None if it cannot be."""
+    key = {"scheduler": "scheduler.policy", "router": "router.rule"}[group]
     with suppress(ConfigError):
-        import_targets({"scheduler": {"policy": policy}})
-    return policy in POLICIES
+        import_targets({group: {key.partition(".")[2]: name}})
+    found = _REGISTRIES[key].get(name)
+    options_type: type[Any] | None = getattr(found, "options_type", None)
+    return options_type
 
 
 def find(key: str, name: str) -> Callable[..., Any]:
@@ -116,12 +133,12 @@ def _import(key: str, name: str) -> Any:
     return found
 
 
-def _checked_policy(name: str, found: Any) -> Any:
-    needed = ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admits", "compose")
+def _checked(key: str, name: str, found: Any) -> Any:
+    noun, base, needed = _KINDS[key]
     missing = [each for each in needed if not hasattr(found, each)]
     if missing or not isinstance(found, type):
         what = f"it has no {missing[0]}" if missing else "it is no class"
-        raise ConfigError(f"scheduler.policy={name!r}: no policy, {what}; derive it from engine.core.policy.BasePolicy")
+        raise ConfigError(f"{key}={name!r}: no {noun}, {what}; derive it from {base}")
     return found
 
 

@@ -27,11 +27,14 @@ _ORDERS = (("fcfs", "last"), ("priority", "least_urgent"))  # --scheduling-polic
 def serve_command(config: RunConfig) -> str:
     """The `vllm serve` line of a configuration; a comment at its end names the settings that vLLM 0.19 has no flag for.
 
-    The line is for one GPU group: what prices a step and what sends the requests is no part of it.
+    The line is for one server: what prices a step and what sends the requests is no part of it.
     """
     scheduler, missing = config.scheduler, _missing(config)
     words: list[object] = ["vllm", "serve", config.model.name, "--dtype", config.model.dtype]
-    words += ["--tensor-parallel-size", config.tensor_parallel_size, "--block-size", config.block_size]
+    words += ["--tensor-parallel-size", config.tensor_parallel_size]
+    if config.pipeline_parallel_size > 1:
+        words += ["--pipeline-parallel-size", config.pipeline_parallel_size]
+    words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]
     if config.max_model_len is not None:
@@ -52,8 +55,11 @@ def serve_command(config: RunConfig) -> str:
     words += ["--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling"]
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
+    comments = [f"not in vLLM 0.19: {', '.join(missing)}"] if missing else []
+    if config.replicas > 1:
+        comments.insert(0, f"{config.replicas} such servers behind a router: {config.router.rule}")
     line = shlex.join(map(str, words))
-    return f"{line}  # not in vLLM 0.19: {', '.join(missing)}" if missing else line
+    return f"{line}  # {'; '.join(comments)}" if comments else line
 
 
 def _drafts(config: RunConfig) -> dict[str, Any] | None:

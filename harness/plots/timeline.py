@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -24,7 +25,7 @@ from harness.plots.style import (
     plain_numbers,
     run_subtitle,
 )
-from harness.results.engine_metrics import step_integral
+from harness.results.servers import step_integral
 from harness.results.tables import Floats, RunResult, slot_uses
 
 _MAX_BINS = 240
@@ -37,8 +38,7 @@ class _Bins:
     """Equal spans of time from 0 to the end of the last step, and the steps to be counted in them. Times in s."""
 
     edges: Floats
-    starts: Floats
-    durations: Floats
+    steps: pd.DataFrame
 
     @property
     def width(self) -> float:
@@ -46,11 +46,11 @@ class _Bins:
 
     def total(self, amount: npt.NDArray[Any]) -> Floats:
         """float64[bins]: sum of the steps' amounts in each bin; a step that crosses bins is divided by time."""
-        return np.diff(step_integral(self.starts, self.durations, amount, self.edges))
+        return np.diff(step_integral(self.steps, amount, self.edges))
 
     def mean(self, level: npt.NDArray[Any]) -> Floats:
         """float64[bins]: time-weighted mean, idle time counting as zero."""
-        return self.total(level * self.durations) / self.width
+        return self.total(level * self.steps["duration"].to_numpy()) / self.width
 
 
 @dataclass(frozen=True)
@@ -160,10 +160,10 @@ def _bins(result: RunResult) -> _Bins | None:
         return None
     starts = result.steps["start_time"].to_numpy(dtype=np.float64)
     durations = result.steps["duration"].to_numpy(dtype=np.float64)
-    end = float(starts[-1] + durations[-1])
+    end = float((starts + durations).max())
     if end <= 0:
         return None
-    return _Bins(np.linspace(0.0, end, min(_MAX_BINS, len(starts)) + 1), starts, durations)
+    return _Bins(np.linspace(0.0, end, min(_MAX_BINS, len(starts)) + 1), result.steps)
 
 
 def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
@@ -182,8 +182,9 @@ def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
 
 def _engine_state(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_Panel]:
     running, waiting = _column(result, "num_running"), _column(result, "num_waiting")
-    used, preempted = _column(result, "num_used_blocks") / result.num_blocks, _column(result, "num_preempted")
+    used, preempted = _column(result, "num_used_blocks") / result.num_fleet_blocks, _column(result, "num_preempted")
     seats = (result.meta.get("config") or {}).get("max_num_seqs")
+    seats = seats and seats * result.num_servers
     of_seats = "" if seats is None else f" of {seats:,} seats"
     return [
         _Panel(
@@ -213,7 +214,7 @@ def _waste(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_
         return []
     kinds = ("reserved", "internal", "external")
     means = [f"{kind} {summary.get(f'mean_kv_{kind}') or 0:.1%}" for kind in kinds]
-    wasted = bins.mean(np.sum([uses[kind] for kind in kinds], axis=0) / (result.num_blocks * result.block_size))
+    wasted = bins.mean(np.sum([uses[kind] for kind in kinds], axis=0) / (result.num_fleet_blocks * result.block_size))
     return [_Panel("KV memory that holds no tokens", "% of slots", 100 * wasted, COLORS[4], facts=", ".join(means))]
 
 

@@ -12,8 +12,8 @@ import pandas as pd
 from harness.report.figure import Axis, Figure, Limit, Series
 from harness.report.thinning import MOST_POINTS, SHARES, bin_edges, quantiles, tail_shares, thinned
 from harness.report.words import LATENCIES, count, is_known
-from harness.results.engine_metrics import step_integral
 from harness.results.metrics import Window
+from harness.results.servers import step_integral
 from harness.results.tables import Floats, Gaps, RunResult
 
 _MS = "0,0.[000]"
@@ -89,14 +89,14 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
     if steps.empty:
         return []
     starts, durations = (steps[name].to_numpy(dtype=np.float64) for name in ("start_time", "duration"))
-    end = float(starts[-1] + durations[-1])
+    end = float((starts + durations).max())
     if end <= 0:
         return []
     edges = bin_edges(end, len(steps))
     middle, width = (edges[1:] + edges[:-1]) / 2, float(edges[1])
 
     def total(amount: npt.NDArray[Any]) -> Floats:
-        return np.diff(step_integral(starts, durations, amount, edges))
+        return np.diff(step_integral(steps, amount, edges))
 
     def mean(name: str) -> Floats:
         return total(steps[name].to_numpy() * durations) / width
@@ -113,7 +113,9 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
     prefill = total(steps["num_prefill_tokens"].to_numpy()) / width
     seats = (summary.get("config") or {}).get("max_num_seqs")
     running = mean("num_running")
+    seats = seats and seats * result.num_servers
     full = [Limit(f"max_num_seqs {seats}", "y", seats)] if is_known(seats) and running.max() > 0.5 * seats else []
+    blocks = result.num_fleet_blocks
     preempted = total(steps["num_preempted"].to_numpy()) / width
     events = [Series("preemptions per s", "area", middle, preempted, 7)] if preempted.any() else []
     return [
@@ -128,7 +130,7 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
         ),
         panel(
             "KV cache in use", "share of blocks",
-            [Series("in use", "area", middle, mean("num_used_blocks") / result.num_blocks, 3)],
+            [Series("in use", "area", middle, mean("num_used_blocks") / blocks, 3)],
             *([Limit("whole pool", "y", 1.0)] if steps["num_used_blocks"].max() > 0.5 * result.num_blocks else []),
             form="0.[0]%",
         ),

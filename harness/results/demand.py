@@ -13,6 +13,8 @@ empty. But the steps of any run tell what a step takes, and so what a request wo
 Decodes of a full step are those of steps in which enough requests were left waiting to take all free room, and without
 any as many as the seats and the KV pool can hold. Of requests and arrivals that are drawn, the rate and the mean
 lengths of the distributions count, since those of 500 draws are off by several percent.
+
+Each server of a fleet, and each lane of a pipeline, is taken to get an equal share of the rate.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import numpy as np
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
+from harness.results.servers import overlap_free
 from harness.results.tables import Floats, RunResult
 from harness.workload.expectation import length_means
 
@@ -48,8 +51,8 @@ def offered_load(result: RunResult, requests: pd.DataFrame, rate: float) -> floa
     times, factors = _fit(counts, durations), _of_distribution(result)
     most, growth = _most_decodes(result, durations, factors)
     waiting = floats(steps, "num_waiting")
-    full = inside & (waiting > 0) & (waiting >= most - floats(steps, "num_running"))
-    share = ratio(durations[full].sum(), nan_max(arrival) - nan_min(arrival))
+    full = inside & (waiting > 0) & (waiting >= most - floats(steps, "num_running") / result.num_lanes)
+    share = ratio(durations[full].sum(), result.num_tracks * (nan_max(arrival) - nan_min(arrival)))
     if (seen := full & (decodes > 0)).any():
         observed = ratio((decodes * durations)[seen].sum(), durations[seen].sum()) / growth
         sure = min(1.0, share / _SURE)
@@ -59,7 +62,7 @@ def offered_load(result: RunResult, requests: pd.DataFrame, rate: float) -> floa
     correction = ratio(durations[alike].sum(), (counts[alike] @ times).sum())
     of_request = counts.sum(axis=0) / len(result.requests) * factors
     of_request[0] = of_request[_DECODES] / most + (decodes == 0).sum() / len(result.requests)
-    return float(rate * correction * (of_request @ times))
+    return float(rate / result.num_tracks * correction * (of_request @ times))
 
 
 _COUNTS = ("num_prefill_tokens", "num_decode_seqs", "num_context_tokens")
@@ -68,9 +71,12 @@ _DECODES, _CONTEXTS = 2, 3  # columns of the counts
 
 def _busy_time(steps: pd.DataFrame) -> Floats:
     """Duration of each step, and on a real clock the host's time until the next one if the engine went right on."""
-    starts, durations = floats(steps, "start_time"), floats(steps, "duration")
-    pause = np.append(starts[1:], math.inf) - (starts + durations)
-    return durations + np.where((pause > 0) & (pause < durations / 2), pause, 0.0)
+    busy = pd.Series(0.0, steps.index)
+    for table in overlap_free(steps):
+        starts, durations = floats(table, "start_time"), floats(table, "duration")
+        pause = np.append(starts[1:], math.inf) - (starts + durations)
+        busy[table.index] = durations + np.where((pause > 0) & (pause < durations / 2), pause, 0.0)
+    return busy.to_numpy()
 
 
 def _fit(counts: Floats, durations: Floats) -> Floats:
@@ -93,13 +99,14 @@ def _most_decodes(result: RunResult, durations: Floats, factors: Floats) -> tupl
     """Sequences that seats and KV pool can hold, and the factor by which those of the run are too short for that: 1
     where seats are the limit."""
     steps = result.steps
+    lanes = result.num_lanes  # share the seats and the pool
     running, used = floats(steps, "num_running"), floats(steps, "num_used_blocks")
     # blocks of a running sequence grow with its context
     growth = factors[_CONTEXTS] / factors[_DECODES]
     blocks = ratio((used * durations).sum(), (running * durations).sum()) * growth
-    in_pool = _POOL_USE * result.num_blocks / blocks if blocks > 0 else math.inf
+    in_pool = _POOL_USE * result.num_blocks / lanes / blocks if result.num_blocks and blocks > 0 else math.inf
     configured = (result.meta.get("config") or {}).get("max_num_seqs")
-    seats = configured if isinstance(configured, int) else math.inf  # unknown of foreign results
+    seats = configured / lanes if isinstance(configured, int) else math.inf  # unknown of foreign results
     return (in_pool, growth) if in_pool < seats else (seats, 1.0)
 
 

@@ -4,59 +4,45 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, ratio, total
-from harness.results.tables import Floats, Ints, RunResult, slot_uses
+from harness.results.servers import levels
+from harness.results.tables import Ints, RunResult, slot_uses
 
 
-def step_integral(start_s: Floats, duration_s: Floats, amount: npt.NDArray[Any], at_s: npt.ArrayLike) -> Floats:
-    """Sum of `amount` over all steps up to each time in `at_s`, a step's amount spread evenly over its duration.
+def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float | None]:
+    """Metrics of the steps of all servers between two times; idle time counts as zero use, zero running, zero waiting.
 
-    start_s, duration_s, amount: [num_steps], steps in time order, not overlapping. Returns float64 of the shape of
-    `at_s`. The difference between two times is the amount between them, also where they cut a step.
+    duration_s may be NaN (nothing finished): the span then ends with the last step. Shares of the KV cache are None for
+    an engine that does not know the size of its pool.
     """
-    times = np.asarray(at_s, dtype=np.float64)
-    if not len(start_s):
-        return np.zeros_like(times)
-    total = np.concatenate(([0.0], np.cumsum(amount, dtype=np.float64)))
-    # the step that starts last at or before each time; -1: none, and its share below is 0
-    step = np.searchsorted(start_s, times, side="right") - 1
-    into = times - start_s[step]
-    share = np.divide(into, duration_s[step], out=np.ones_like(times), where=duration_s[step] > 0).clip(0.0, 1.0)
-    share = np.where(step >= 0, share, 0.0)
-    before = total[np.maximum(step, 0)]
-    return before + share * (total[step + 1] - before)
-
-
-def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float]:
-    """Metrics of the steps table between two times; idle time counts as zero use, zero running, zero waiting.
-
-    duration_s may be NaN (nothing finished): the span then ends with the last step.
-    """
-    starts, durations = floats(result.steps, "start_time"), floats(result.steps, "duration")
+    steps = result.steps
+    starts, durations = floats(steps, "start_time"), floats(steps, "duration")
     end = start_s + duration_s
     if math.isnan(end):
         end = nan_max(starts + durations)
     inside = (starts < end) & (starts + durations > start_s)
 
     def column(name: str) -> Ints:
-        return result.steps[name].to_numpy(dtype=np.int64)
+        return steps[name].to_numpy(dtype=np.int64)
 
     def time_mean(values: Ints) -> float:
-        done = step_integral(starts, durations, values * durations, [start_s, end])
-        return ratio(done[1] - done[0], end - start_s)
+        return levels(steps, values).mean(start_s, end)
 
-    used, running, waiting = column("num_used_blocks"), column("num_running"), column("num_waiting")
-    mean_used, mean_saved = time_mean(used), time_mean(column("num_saved_blocks"))
+    def peak(name: str) -> int:
+        return levels(steps, column(name)).peak(start_s, end)
+
+    mean_used, mean_saved = time_mean(column("num_used_blocks")), time_mean(column("num_saved_blocks"))
     decodes, prefill_tokens = column("num_decode_seqs")[inside], column("num_prefill_tokens")[inside]
     drafted, accepted = (int(column(f"num_{name}_tokens")[inside].sum()) for name in ("drafted", "accepted"))
     num_steps, num_decodes = int(inside.sum()), int(decodes.sum())
     sequences = num_decodes + int(column("num_prefill_seqs")[inside].sum())
+    blocks = result.num_fleet_blocks
     return {
         "num_steps": num_steps,
         "mean_batch_size": ratio(sequences, num_steps),
@@ -66,17 +52,44 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "accepted_tokens": accepted,
         "draft_acceptance_rate": ratio(accepted, drafted),
         "mean_tokens_per_decode": ratio(num_decodes + accepted, num_decodes),
-        "mean_kv_cache_usage": ratio(mean_used, result.num_blocks),
-        "max_kv_cache_usage": ratio(int(used[inside].max(initial=0)), result.num_blocks),
+        "mean_kv_cache_usage": None if blocks is None else ratio(mean_used, blocks),
+        "max_kv_cache_usage": None if blocks is None else ratio(peak("num_used_blocks"), blocks),
         "mean_saved_blocks": mean_saved,
         "saved_block_share": ratio(mean_saved, mean_used + mean_saved),
         **_slot_shares(result, time_mean),
-        "mean_running": time_mean(running),
-        "max_running": int(running[inside].max(initial=0)),
-        "mean_waiting": time_mean(waiting),
-        "max_waiting": int(waiting[inside].max(initial=0)),
-        **_transfers(result.steps[inside], result.meta.get("kv_block_bytes", math.nan)),
+        "mean_running": time_mean(column("num_running")),
+        "max_running": peak("num_running"),
+        "mean_waiting": time_mean(column("num_waiting")),
+        "max_waiting": peak("num_waiting"),
+        **_transfers(steps[inside], result.meta.get("kv_block_bytes", math.nan)),
     }
+
+
+def server_metrics(result: RunResult, start_s: float, duration_s: float) -> list[dict[str, Any]]:
+    """Of each server its share of the work, and how it fared; of the requests that arrived there."""
+    found = []
+    for number in range(result.num_servers):
+        requests, steps = (table[table["server"] == number] for table in (result.requests, result.steps))
+        alone = replace(result, requests=requests, steps=steps, meta={**result.meta, "num_servers": 1})
+        engine = engine_metrics(alone, start_s, duration_s)
+        finished = requests[(requests["status"] == "finished").to_numpy()]
+        cached, prompt = total(requests, "num_cached_tokens"), total(requests, "num_prompt_tokens")
+        found.append(
+            {
+                "server": number,
+                "num_requests": len(requests),
+                "completed": len(finished),
+                "output_throughput": ratio(total(finished, "num_output_tokens"), duration_s),
+                "prefix_cache_hit_rate": ratio(cached, prompt),
+                "preemptions": total(requests, "num_preemptions"),
+                "median_ttft_ms": 1e3 * float(np.median(floats(finished, "ttft"))) if len(finished) else math.nan,
+                **{name: engine[name] for name in _OF_A_SERVER},
+            }
+        )
+    return found
+
+
+_OF_A_SERVER = ("num_steps", "mean_kv_cache_usage", "max_kv_cache_usage", "mean_running", "mean_waiting", "max_waiting")
 
 
 def _transfers(steps: pd.DataFrame, block_bytes: float) -> dict[str, float]:
@@ -103,6 +116,6 @@ def _slot_shares(result: RunResult, time_mean: Callable[[Ints], float]) -> dict[
     if uses is None:
         return {**{f"mean_kv_{name}": math.nan for name in names}, "kv_waste": math.nan}
     means = [time_mean(uses[name]) for name in names]
-    num_slots = result.num_blocks * result.block_size
+    num_slots = math.nan if result.num_fleet_blocks is None else result.num_fleet_blocks * result.block_size
     shares = {f"mean_kv_{name}": ratio(mean, num_slots) for name, mean in zip(names, means, strict=True)}
     return {**shares, "kv_waste": ratio(sum(means[1:]), sum(means))}

@@ -38,10 +38,10 @@ RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0
-_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths"}
+_NESTED = {"trace_file", "bad_rows", "notes", "config", "environment", "expected_lengths", "servers"}
 _TEXTS = {
     "engine", "model", "quantization", "kv_cache_dtype", "device", "trace", "trace_source", "arrival", "policy",
-    "allocator", "kv_pool", "cost_source", "cost_model", "vllm_command", "ended_early", "verdict",
+    "allocator", "router", "kv_pool", "cost_source", "cost_model", "vllm_command", "ended_early", "verdict",
 }  # fmt: skip
 
 
@@ -102,9 +102,9 @@ def _fits(key: str, value: Any) -> bool:
     if key in _FLAGS:
         return isinstance(value, bool)
     if key in _COUNTS:
-        return type(value) is int and value >= 1
+        return (type(value) is int and value >= 1) or (value is None and key == "num_blocks")
     if key in _NESTED:
-        return value is None or isinstance(value, list if key == "notes" else dict)
+        return value is None or isinstance(value, list if key in ("notes", "servers") else dict)
     if key in _TEXTS:
         return value is None or isinstance(value, str)
     if key == "slo_met":

@@ -13,8 +13,8 @@ import numpy as np
 import pandas as pd
 
 from harness.results.columns import floats, nan_max, nan_min, ratio
-from harness.results.engine_metrics import step_integral
-from harness.results.tables import Floats, RunResult
+from harness.results.servers import levels, step_integral
+from harness.results.tables import RunResult
 
 ALIKE = 0.02  # share by which throughputs differ at most where all keep up with the same arrivals
 
@@ -68,26 +68,28 @@ def _output_tokens(result: RunResult, start: float, end: float) -> float:
     num_first = int(result.requests["num_sequences"].to_numpy()[(first > start) & (first <= end)].sum())
     steps = result.steps
     tokens = steps["num_decode_seqs"].to_numpy() + steps["num_accepted_tokens"].to_numpy()
-    done = step_integral(floats(steps, "start_time"), floats(steps, "duration"), tokens, [start, end])
+    done = step_integral(steps, tokens, [start, end])
     return num_first + float(done[1] - done[0])
 
 
 def _growth(steps: pd.DataFrame, start: float, end: float) -> float:
     """Slope of the least-squares line through the number waiting between two times; idle time counts as 0."""
-    begins, ends = _clipped(steps, start, end)
+    waiting = levels(steps, steps["num_waiting"].to_numpy())
+    begins, ends = waiting.begins.clip(start, end), waiting.ends.clip(start, end)
     window = end - start
     if not window > 0:
         return math.nan
     middle = (start + end) / 2
     # integral of (t - middle) * waiting over the steps, by that of (t - middle)²
-    moments = ((ends - middle) ** 2 - (begins - middle) ** 2) / 2 * steps["num_waiting"].to_numpy()
+    moments = ((ends - middle) ** 2 - (begins - middle) ** 2) / 2 * waiting.values
     return float(moments.sum()) * 12 / window**3
 
 
 def _ramp_up(steps: pd.DataFrame, start: float, end: float) -> float:
     """Seconds until as many requests run as in the median over the time between `start` and `end`."""
-    begins, ends = _clipped(steps, start, end)
-    durations, running = ends - begins, steps["num_running"].to_numpy()
+    level = levels(steps, steps["num_running"].to_numpy())
+    begins, running = level.begins.clip(start, end), level.values
+    durations = level.ends.clip(start, end) - begins
     if not durations.sum() > 0:
         return math.nan
     order = np.argsort(running, kind="stable")
@@ -96,10 +98,3 @@ def _ramp_up(steps: pd.DataFrame, start: float, end: float) -> float:
     median = running[order[min(np.searchsorted(busy, max(below, 0.0)), len(order) - 1)]]
     reached = begins[(running >= median) & (durations > 0)]
     return float(reached[0] - start) if len(reached) else math.nan
-
-
-def _clipped(steps: pd.DataFrame, start: float, end: float) -> tuple[Floats, Floats]:
-    """Start and end of each step, cut to the time between `start` and `end`."""
-    begins = floats(steps, "start_time")
-    ends = begins + floats(steps, "duration")
-    return begins.clip(start, end), ends.clip(start, end)

@@ -23,7 +23,7 @@ import pandas as pd
 
 from harness.config import MetricsConfig
 from harness.results.columns import floats, nan_max, nan_min, ratio, total
-from harness.results.engine_metrics import engine_metrics
+from harness.results.engine_metrics import engine_metrics, server_metrics
 from harness.results.latencies import latencies
 from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
@@ -84,7 +84,9 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         **engine_metrics(result, start, duration),
         **_replay_lag(requests),
     }
-    metrics |= _per_gpu_and_user(metrics, result.meta.get("tensor_parallel_size", 1))
+    metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
+    if result.num_servers > 1:
+        metrics["servers"] = server_metrics(result, start, duration)
     notes = [*result.meta.get("notes", ()), *judgement.notes()]
     if excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")

@@ -79,9 +79,8 @@ def _last(result: RunResult) -> float:
 
 
 def _names() -> Iterator[Event]:
-    for process, name in ((_ENGINE, "engine"), (_REQUESTS, "requests")):
-        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
-    yield {"ph": "M", "name": "thread_name", "pid": _ENGINE, "tid": _STEPS, "ts": 0, "args": {"name": "steps"}}
+    names = {_ENGINE + number: f"engine {number}" if num_servers > 1 else "engine" for number in range(num_servers)}
+    names[_ENGINE + num_servers] = "requests"
 
 
 def _step_events(result: RunResult, start: float, end: float) -> Iterator[Event]:

@@ -38,8 +38,11 @@ def _headline(summary: Mapping[str, Any]) -> Text:
     known = [str(summary[key]) for key in ("model", "device", "trace", "arrival", "policy") if summary.get(key)]
     if summary.get("quantization") not in (None, "none"):
         known.insert(1, f"{summary['quantization']} weights")
-    blocks = f"{summary['num_blocks']:,} blocks of {summary['block_size']}"
-    text = Text.assemble(kind, f"  {' · '.join([*known, blocks])}")
+    if summary["num_blocks"] is not None:
+        known.append(f"{summary['num_blocks']:,} blocks of {summary['block_size']}")
+    if (count := summary.get("num_servers") or 1) > 1:
+        known.append(f"{count} servers, {summary['router']}")
+    text = Text.assemble(kind, f"  {' · '.join(known)}")
     if not summary["complete"]:
         left = f"{summary['unfinished']:,} of {summary['num_prompts']:,} requests unfinished"
         reason = summary.get("ended_early") or "interrupted"
@@ -118,6 +121,7 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     failures = [f"{summary[key]:,} {key}" for key in ("rejected", "aborted", "unfinished") if summary[key]]
     counts = [f"{summary['completed']:,} of {summary['num_prompts']:,} finished in {show('duration')} s", *failures]
     yield "Requests", " · ".join(counts)
+    yield from _servers(summary)
     usage = f"{percent(summary['mean_kv_cache_usage'])} mean · {percent(summary['max_kv_cache_usage'])} peak"
     if summary["saved_block_share"]:
         usage += f" · sharing saves {percent(summary['saved_block_share'])} of blocks"
@@ -141,6 +145,19 @@ def _facts(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     yield "Steps", f"{summary['num_steps']:,} · mean {batch}"
     if cost := summary.get("cost_model"):
         yield "Cost model", cost
+
+
+def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
+    """How evenly the servers of a fleet were used."""
+    if not (servers := summary.get("servers")):
+        return
+    shares = [server["num_requests"] / max(1, summary["num_prompts"]) for server in servers]
+    texts = [f"{percent(min(shares))} to {percent(max(shares))} of requests each"]
+    for key, noun, show in (("mean_running", "running", number), ("prefix_cache_hit_rate", "cache hits", percent)):
+        values = [server[key] for server in servers if server[key] is not None]
+        if values and max(values):
+            texts.append(f"{noun} {show(min(values))} to {show(max(values))}")
+    yield "Servers", " · ".join(texts)
 
 
 def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -3,6 +3,7 @@
 Columns of the requests table (times in s since the start of the replay, NaN where a thing never happened):
 
     request_id, and those of session_id, turn, priority, tenant and deadline (s after the arrival) that the trace has
+    server                                   which one it was sent to, from 0; -1 if it never arrived
     status, error                            finished, rejected, aborted or unfinished; why it was rejected
     arrival_time, replay_lag                 when it was meant to come; how much later it was issued, on a real clock
     first_scheduled_time, first_token_time, finish_time
@@ -17,7 +18,7 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
 
 and of the steps table:
 
-    step, start_time, duration               s
+    step, server, lane, start_time, duration    s; which server ran it, for which lane of its pipeline
     num_prefill_seqs, num_decode_seqs, num_prefill_tokens
     num_context_tokens                       sum of the contexts of the decodes, and of those that are padding
     num_padding_tokens                       computed for nobody: one for each ended sequence of a padded static batch,
@@ -112,8 +113,9 @@ class RunResult:
     """What one run leaves behind, whichever engine made it.
 
     requests: one row per request; times and latencies in s, NaN where a thing never happened; status is finished,
-    rejected, aborted or unfinished. steps: one row per engine step, in time order, times in s. num_blocks: size of the
-    KV block pool. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
+    rejected, aborted or unfinished. steps: one row per engine step of each server, in time order, times in s; empty of
+    an engine that tells nothing of its steps. num_blocks: size of the KV block pool of a server, None where it is not
+    known. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
     says why the run ended before all was served, None for a complete one. spans: what each sequence did when, as
     `harness.runs.span_log` has it; only of a run with perfetto=true, and not stored with the tables.
     """
@@ -121,11 +123,30 @@ class RunResult:
     requests: pd.DataFrame
     steps: pd.DataFrame
     gaps: Gaps
-    num_blocks: int
+    num_blocks: int | None
     block_size: int
     complete: bool
     meta: dict[str, Any]
     spans: pd.DataFrame | None = None
+
+    @property
+    def num_servers(self) -> int:
+        return int(self.meta.get("num_servers") or 1)
+
+    @property
+    def num_lanes(self) -> int:
+        """Plans that a server has under way at a time: one for each stage of a pipeline."""
+        return int(self.meta.get("pipeline_parallel_size") or 1)
+
+    @property
+    def num_tracks(self) -> int:
+        """Lanes of all servers."""
+        return self.num_servers * self.num_lanes
+
+    @property
+    def num_fleet_blocks(self) -> int | None:
+        """KV blocks of all servers."""
+        return None if self.num_blocks is None else self.num_blocks * self.num_servers
 
 
 def slot_uses(result: RunResult) -> dict[str, Ints] | None:

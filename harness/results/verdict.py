@@ -18,6 +18,7 @@ import pandas as pd
 
 from harness.results.columns import floats
 from harness.results.demand import offered_load
+from harness.results.servers import levels
 from harness.results.tables import RunResult
 
 Verdict = Literal["stable", "overloaded", "unclear", "closed"]
@@ -106,13 +107,14 @@ def _growth(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]]) -
 
 
 def _share_backed_up(steps: pd.DataFrame, start: float, end: float) -> float:
-    """Share of a time in which requests were left waiting."""
-    begins = floats(steps, "start_time")
-    durations = (begins + floats(steps, "duration")).clip(start, end) - begins.clip(start, end)
-    return float(durations[floats(steps, "num_waiting") > 0].sum()) / (end - start)
+    """Share of a time in which a server left requests waiting."""
+    waiting = levels(steps, steps["num_waiting"].to_numpy())
+    durations = waiting.ends.clip(start, end) - waiting.begins.clip(start, end)
+    return float(durations[waiting.values > 0].sum()) / (end - start)
 
 
 def _waiting_at(steps: pd.DataFrame, time: float) -> int:
-    """Requests that the last step that began by then left waiting."""
-    before = int(np.searchsorted(floats(steps, "start_time"), time, side="right"))
-    return int(steps["num_waiting"].iloc[before - 1]) if before else 0
+    """Requests that the last steps of all servers that began by then left waiting."""
+    waiting = levels(steps, steps["num_waiting"].to_numpy())
+    before = int(np.searchsorted(waiting.begins, time, side="right"))
+    return int(waiting.values[before - 1]) if before else 0

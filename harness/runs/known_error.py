@@ -12,8 +12,8 @@ from typing import Any
 import yaml
 
 import simulator
-from harness.runs.system import System
 from simulator.profile.checks import base_name
+from simulator.system import System
 
 _FILE = Path(simulator.__path__[0]) / "profiles" / "known_errors.yaml"
 

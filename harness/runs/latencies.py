@@ -38,10 +38,22 @@ def with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: array[int]) -> Gaps:
-    """All gaps between tokens: those of single sequences, and for each decode step one shared by the others.
+    """All gaps between tokens: those of single sequences, and for each decode step one that the rest of its lane shares.
 
     Tokens that a step brings together have no gap between them.
     """
+    single = np.frombuffer(single_gaps, dtype=np.int64)
+    lanes = plans["lane"].to_numpy()
+    shared = [_shared_gaps(plans, durations)]
+    if lanes.any():
+        of_step = np.repeat(lanes, plans["num_steps"])
+        shared = [_shared_gaps(plans[lanes == lane], durations[of_step == lane]) for lane in np.unique(lanes)]
+    values, weights = (np.concatenate(parts) for parts in zip(*shared, strict=True))
+    return Gaps(np.concatenate([single, values]) * NS, np.concatenate([np.ones(len(single), np.int64), weights]))
+
+
+def _shared_gaps(plans: pd.DataFrame, durations: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Gaps in ns, and how many sequences had each, of plans that follow one another."""
     all_starts, all_steps, all_decodes = (
         plans[name].to_numpy() for name in ("start_ns", "num_steps", "num_decode_seqs")
     )
@@ -55,7 +67,5 @@ def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: a
     weights = (all_decodes - plans["num_fresh"].to_numpy())[decoding]
     plan = np.repeat(np.arange(len(plans)), all_steps)
     later = np.arange(len(durations)) > all_firsts[plan]
-    single = np.frombuffer(single_gaps, dtype=np.int64)
-    values = np.concatenate([single, shared[weights > 0], durations[later]])
-    counts = [np.ones(len(single), np.int64), weights[weights > 0], all_decodes[plan][later]]
-    return Gaps(values * NS, np.concatenate(counts))
+    values = np.concatenate([shared[weights > 0], durations[later]])
+    return values, np.concatenate([weights[weights > 0], all_decodes[plan][later]])

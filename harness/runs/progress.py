@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from harness.runs.recorder import Recorder
+from harness.runs.record import Record
 
 _REFRESH_S = 0.2
 
 
 @contextmanager
-def progress_bar(recorder: Recorder, total: int, *, simulated: bool, enabled: bool, console: Console) -> Iterator[None]:
-    """Show how far `recorder` is, from a thread that only reads its counters, so that the run does no work for it."""
+def progress_bar(record: Record, total: int, *, simulated: bool, enabled: bool, console: Console) -> Iterator[None]:
+    """Show how far `record` is, from a thread that only reads its counters, so that the run does no work for it."""
     if not enabled or not console.is_terminal:
         yield
         return
@@ -30,8 +30,8 @@ def progress_bar(recorder: Recorder, total: int, *, simulated: bool, enabled: bo
         task = progress.add_task("", total=total, clock="")
 
         def show() -> None:
-            clock = clock_text(recorder, progress.tasks[0].elapsed or 0.0, simulated=simulated)
-            progress.update(task, completed=recorder.num_done, clock=clock)
+            clock = clock_text(record, progress.tasks[0].elapsed or 0.0, simulated=simulated)
+            progress.update(task, completed=record.num_done, clock=clock)
             progress.refresh()
 
         def watch() -> None:
@@ -48,9 +48,9 @@ def progress_bar(recorder: Recorder, total: int, *, simulated: bool, enabled: bo
             show()
 
 
-def clock_text(recorder: Recorder, elapsed_s: float, *, simulated: bool) -> str:
+def clock_text(record: Record, elapsed_s: float, *, simulated: bool) -> str:
     """The time in the run, and how fast a simulation goes, `elapsed_s` seconds after its start."""
-    run_s = recorder.now_ns * 1e-9
+    run_s = record.now_ns * 1e-9
     if not simulated:
         return f"served for {run_s:,.1f} s"
     return f"simulated {run_s:,.0f} s" + (f" at {run_s / elapsed_s:,.0f}x" if elapsed_s else "")

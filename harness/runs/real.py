@@ -22,6 +22,7 @@ from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
 from harness.errors import ConfigError, EngineError
 from harness.results.environment import cpu_model, cpu_with_threads
+from harness.runs.record import Record
 from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Replay, replay_paced
 from harness.runs.shapes import contiguous_rule, model_shape
@@ -54,7 +55,7 @@ class Setup:
 
 
 class RealEngine:
-    """A model loaded and ready to serve `trace`, once; the recorder fills meanwhile.
+    """A model loaded and ready to serve `trace`, once; the record fills meanwhile.
 
     Raises:
         ConfigError: the model cannot be loaded or does not fit, or a backend is not available.
@@ -72,7 +73,8 @@ class RealEngine:
         self.block_bytes = self._executor.block_bytes * setup.engine.tensor_parallel_size
         assert setup.engine.max_model_len is not None
         self._engine = LLMEngine(setup.engine, self._executor, max_model_len=setup.engine.max_model_len)
-        self.recorder = Recorder(reserves=setup.engine.contiguous is not None)
+        recorder = Recorder(reserves=setup.engine.contiguous is not None)
+        self.record = Record([recorder])
         if setup.warm_up:
             with self._failures():
                 self._warm_up(3, setup.temperature)
@@ -82,7 +84,7 @@ class RealEngine:
 
         prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed, setup.engine.max_model_len)
         self._arrivals = arrivals
-        self._intake = Intake(self._engine, prompts, self.recorder, params)
+        self._intake = Intake(self._engine, prompts, recorder, params)
         self._replay = Replay(self._intake, arrivals)
 
     @property
@@ -121,9 +123,9 @@ class RealEngine:
     def stop(self) -> None:
         self._replay.stop()
 
-    def unfinished(self) -> list[Request]:
+    def unfinished(self) -> list[list[Request]]:
         """Requests that were waiting or running when the engine stopped or failed."""
-        return list(self._intake.unfinished.values())
+        return [list(self._intake.unfinished.values())]
 
     def notes(self) -> list[str]:
         """Nothing: all of it was measured."""

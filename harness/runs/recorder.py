@@ -1,4 +1,4 @@
-"""Records a run in flat integer buffers while it goes on, and turns them into the result tables.
+"""Records what a server does in flat integer buffers, while a run goes on.
 
 Per plan one row of counts, per step one duration, per block growth inside a plan one triple, per request one row, and
 with speculation one row of drafts per decode step.
@@ -8,10 +8,11 @@ A million steps take about 100 MB and no Python objects. Any engine that reports
 from __future__ import annotations
 
 from array import array
-from dataclasses import dataclass
+from collections import abc
+from collections.abc import Mapping
 from itertools import chain
 from struct import Struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -21,11 +22,10 @@ from engine.core.kv.tier import DISK, HOST
 from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
 from engine.core.sequence import Request, Sequence
 from harness.results.tables import Gaps
-from harness.runs.latencies import NS, UNSET, seconds, token_gaps, with_latencies
+from harness.runs.latencies import UNSET, token_gaps
 from harness.runs.span_log import SpanLog
 from harness.runs.step_columns import TIME_COLUMNS, matrix, step_columns
 from harness.runs.transfer_log import TransferLog
-from harness.workload.trace import CLASS_COLUMNS, Trace
 
 if TYPE_CHECKING:  # the real engine brings torch
     from engine.step_report import StepReport
@@ -34,30 +34,21 @@ if TYPE_CHECKING:  # the real engine brings torch
 _PLAN_COLUMNS = (
     "start_ns", "num_steps", "num_prefill_seqs", "num_decode_seqs", "num_prefill_tokens", "num_context_tokens",
     "num_running", "num_waiting", "num_used_blocks", "num_saved_blocks", "num_preempted", "num_first_admitted_tokens",
-    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_padding_tokens", "num_fresh",
+    "num_cached_tokens", "num_kv_tokens", "num_reserved_slots", "num_external_slots", "num_padding_tokens", "lane",
+    "num_fresh",
 )  # fmt: skip
-_REQUEST_COLUMNS = (
+REQUEST_COLUMNS = (
     "row", "status", "arrival_ns", "first_scheduled_ns", "first_token_ns", "finish_ns", "num_output_tokens",
     "num_cached_tokens", "num_recomputed_tokens", "num_preemptions", "num_swaps", "num_partial_preemptions",
     "num_host_cached_tokens", "num_disk_cached_tokens",
 )  # fmt: skip
 _PACK_PLAN = Struct(f"{len(_PLAN_COLUMNS)}q").pack  # faster than to extend an array by a tuple
-_PACK_REQUEST = Struct(f"{len(_REQUEST_COLUMNS)}q").pack
+_PACK_REQUEST = Struct(f"{len(REQUEST_COLUMNS)}q").pack
 STATUSES = ("finished", "rejected", "aborted", "unfinished")
 
 
-@dataclass(frozen=True)
-class RecordedRun:
-    """The tables of a run; columns as documented in `harness.results.tables`. `spans` only if it was asked for."""
-
-    requests: pd.DataFrame
-    steps: pd.DataFrame
-    gaps: Gaps
-    spans: pd.DataFrame | None
-
-
 class Recorder:
-    """Observer of a run; `now_ns` and `num_done` (requests finished or refused) tell how far it is.
+    """Observer of a server; `now_ns` and `num_done` (requests finished or refused) tell how far it is.
 
     Args:
         reserves: whether blocks are handed out as contiguous reservations, which decodes use up.
@@ -76,8 +67,8 @@ class Recorder:
         self._single_gaps = array("q")
         self._drafts = array("q")
         self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
-        self._errors: dict[int, str] = {}
-        self._lags: dict[int, int] = {}
+        self.errors: dict[int, str] = {}  # why requests were refused, by row
+        self.lags: dict[int, int] = {}  # how much later than intended requests were issued, by row
         self._times = array("q")
         self._spans: SpanLog | None = None
 
@@ -93,7 +84,7 @@ class Recorder:
     # -- while the run goes on ------------------------------------------------------------------------------------
 
     def on_refused(self, request: Request, reason: str) -> None:
-        self._errors[request.request_id] = reason
+        self.errors[request.request_id] = reason
         self._add_request(request, STATUSES.index("rejected"))
         self.num_done += 1
 
@@ -133,7 +124,8 @@ class Recorder:
                 start_ns, plan.num_steps, len(prefills), plan.num_decodes - plan.num_padding_seqs, prefill_tokens,
                 work.num_context_tokens, plan.num_running, plan.num_waiting, plan.num_used_blocks,
                 plan.num_saved_blocks, len(plan.preempted), admitted, cached, plan.num_kv_tokens,
-                plan.num_reserved_slots, plan.num_external_slots, plan.num_padding_tokens, len(last_token_times),
+                plan.num_reserved_slots, plan.num_external_slots, plan.num_padding_tokens, plan.lane,
+                len(last_token_times),
             )
         )  # fmt: skip
         self._num_plans += 1
@@ -158,7 +150,7 @@ class Recorder:
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
         """A request was issued on a real clock, this much later than intended."""
-        self._lags[issued.row] = issued.issued_ns - issued.arrival_ns
+        self.lags[issued.row] = issued.issued_ns - issued.arrival_ns
 
     def on_report(self, report: StepReport) -> None:
         """A plan ran on a real engine. Only the whole is timed, so its steps share the time evenly."""
@@ -187,24 +179,39 @@ class Recorder:
 
     # -- afterwards -----------------------------------------------------------------------------------------------
 
-    def tables(self, trace: Trace, unfinished: list[Request]) -> RecordedRun:
-        """Build the tables; `unfinished` are the requests that were waiting or running when the run ended."""
+    def end(self, unfinished: abc.Sequence[Request]) -> None:
+        """The run has ended with these requests waiting or running; to be called before what follows is asked for."""
         self._drop_half_recorded()
         for request in unfinished:
             self._add_request(request, STATUSES.index("unfinished"))
-        plans = pd.DataFrame(matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
-        durations = np.frombuffer(self._durations, dtype=np.int64)
-        gaps = token_gaps(plans, durations, self._single_gaps)  # first, as it needs memory for a while
-        steps = step_columns(
-            plans, durations, matrix(self._growth, 3), matrix(self._drafts, 4),
+
+    def request_rows(self) -> NDArray[np.int64]:
+        """A row per request that was seen, with `REQUEST_COLUMNS`: int64[n, columns]."""
+        return matrix(self._requests, len(REQUEST_COLUMNS))
+
+    @property
+    def parked_ns(self) -> Mapping[int, int]:
+        """How long sequences of a request were parked, in sum, by row."""
+        return self._transfers.parked_ns
+
+    def gaps(self) -> Gaps:
+        return token_gaps(self._plan_table(), self._step_durations(), self._single_gaps)
+
+    def steps(self) -> dict[str, Any]:
+        """The columns of the table of steps."""
+        return step_columns(
+            self._plan_table(), self._step_durations(), matrix(self._growth, 3), matrix(self._drafts, 4),
             matrix(self._times, len(TIME_COLUMNS)), self._transfers, reserves=self._reserves,
         )  # fmt: skip
-        return RecordedRun(
-            self._request_table(trace),
-            pd.DataFrame(steps, copy=False),
-            gaps,
-            None if self._spans is None else self._spans.table(trace.table["request_id"].to_numpy()),
-        )
+
+    def span_table(self, request_ids: NDArray[np.int64]) -> pd.DataFrame | None:
+        return None if self._spans is None else self._spans.table(request_ids)
+
+    def _plan_table(self) -> pd.DataFrame:
+        return pd.DataFrame(matrix(self._plans, len(_PLAN_COLUMNS)), columns=list(_PLAN_COLUMNS), copy=False)
+
+    def _step_durations(self) -> NDArray[np.int64]:
+        return np.frombuffer(self._durations, dtype=np.int64)
 
     def _drop_half_recorded(self) -> None:
         """Remove what a plan left whose recording was cut short by an exception, such as MemoryError."""
@@ -221,34 +228,6 @@ class Recorder:
         del self._drafts[len(self._drafts) // 4 * 4 :]
         while self._drafts and self._drafts[-4] >= len(self._durations):
             del self._drafts[-4:]
-
-    def _request_table(self, trace: Trace) -> pd.DataFrame:
-        unfinished = {"status": STATUSES.index("unfinished")}
-        never_issued = [unfinished.get(name, UNSET if name.endswith("_ns") else 0) for name in _REQUEST_COLUMNS]
-        values = np.tile(np.array(never_issued), (len(trace.table), 1))
-        done = matrix(self._requests, len(_REQUEST_COLUMNS))
-        values[done[:, 0]] = done
-        recorded = pd.DataFrame(values, columns=list(_REQUEST_COLUMNS), copy=False)
-        source = trace.table
-        table = pd.DataFrame({"request_id": source["request_id"].to_numpy()})
-        for column in ("session_id", "turn", *CLASS_COLUMNS):
-            if column in source:
-                table[column] = source[column].to_numpy()
-        statuses = np.asarray(STATUSES)[recorded["status"].to_numpy()]
-        table["status"] = pd.Categorical(statuses, categories=list(STATUSES))
-        table["error"] = pd.Series(self._errors, index=table.index, dtype="object")
-        table["arrival_time"] = seconds(recorded["arrival_ns"].to_numpy())
-        # A simulated request is issued exactly when it is meant to be: it has no lag.
-        table["replay_lag"] = pd.Series(self._lags, index=table.index, dtype=np.float64) * NS
-        for name in ("first_scheduled", "first_token", "finish"):
-            table[f"{name}_time"] = seconds(recorded[f"{name}_ns"].to_numpy())
-        table["num_prompt_tokens"] = source["num_prompt_tokens"].to_numpy()
-        table["num_sequences"] = trace.num_sequences
-        table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
-        for column in _REQUEST_COLUMNS[_REQUEST_COLUMNS.index("num_output_tokens") :]:
-            table[column] = recorded[column].to_numpy()
-        table["parked_time"] = pd.Series(self._transfers.parked_ns, table.index, float).fillna(0.0) * NS
-        return with_latencies(table, recorded)
 
 
 def _counts(sequence: Sequence) -> tuple[int, ...]:

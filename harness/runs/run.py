@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -25,7 +26,7 @@ from harness.results.tables import RunResult
 from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
 from harness.runs.memory import check_memory, kept_for_tables
 from harness.runs.progress import progress_bar
-from harness.runs.recorder import Recorder
+from harness.runs.record import Record
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
 from harness.workload.arrivals import OpenLoop, make_arrivals
@@ -39,10 +40,10 @@ from simulator.beams import RandomParents
 class Engine(Protocol):
     """An engine that serves a trace, simulated or real. `run` serves it all; a signal handler may call `stop`.
 
-    Where `run` raises, `unfinished` still tells which requests are left: what was recorded is written.
+    Where `run` raises, `unfinished` still tells which requests each server has left: what was recorded is written.
     """
 
-    recorder: Recorder
+    record: Record
     num_blocks: int
     block_bytes: int
 
@@ -66,7 +67,7 @@ class Engine(Protocol):
 
     def stop(self) -> None: ...
 
-    def unfinished(self) -> list[Request]: ...
+    def unfinished(self) -> Sequence[Sequence[Request]]: ...
 
     def close(self) -> None: ...
 
@@ -159,9 +160,9 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     check_memory(len(trace.table), int(trace.table["num_output_tokens"].sum()), config.max_num_seqs)
     engine = make_engine(config, trace, arrivals)
     if config.perfetto:
-        engine.recorder.record_spans()
+        engine.record.record_spans()
     simulated = config.engine.kind == "sim"
-    bar = progress_bar(engine.recorder, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
+    bar = progress_bar(engine.record, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
         for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
             console.print(line, highlight=False, soft_wrap=not console.is_terminal)
@@ -213,7 +214,10 @@ def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
         # A random stream of its own, as that of the trace.
         rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=tuple(b"beams")))
         parents = RandomParents(trace.beam_replacement or 0.0, rng)
-        return SimulatedEngine(resolve(config), trace, arrivals, choose_parents=parents)
+        rule = config.router.make() if config.replicas > 1 else None
+        return SimulatedEngine(
+            resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule, choose_parents=parents
+        )
     with interrupts.held():
         from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
@@ -246,7 +250,7 @@ def collect(
     failure: BaseException | None,
     wall_s: float,
 ) -> RunResult:
-    recorded = engine.recorder.tables(trace, engine.unfinished())
+    recorded = engine.record.tables(trace, engine.unfinished())
     meta = {
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
@@ -255,6 +259,10 @@ def collect(
         "kv_cache_dtype": config.engine.kv_cache_dtype,
         "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "num_servers": config.replicas,
+        "num_gpus": config.num_gpus,
+        "router": config.router.rule if config.replicas > 1 else None,
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
@@ -272,7 +280,7 @@ def collect(
         "cost_source": engine.step_times_from(),
         "cost_model": engine.cost_model_text(),
         "wall_time_s": wall_s,
-        "run_time_s": engine.recorder.now_ns * 1e-9,
+        "run_time_s": engine.record.now_ns * 1e-9,
         "config": config.model_dump(mode="json"),
         "environment": _environment(),
     }

@@ -48,11 +48,12 @@ def step_columns(
     start_ns = plans["start_ns"].to_numpy()[plan] + ended - ended[first][plan]
     steps: dict[str, Any] = {
         "step": np.arange(len(durations)),
+        "lane": _spread(plans["lane"].to_numpy(), plan),
         "start_time": start_ns * NS,
         "duration": durations * NS,
     }
     del ended, start_ns
-    for column in plans.columns[2:-1]:
+    for column in plans.columns[2:-2]:
         steps[column] = _spread(plans[column].to_numpy(), plan)
     base = steps["num_context_tokens"]
     padding = ahead * steps["num_padding_tokens"]  # of ended sequences, as steps after the first have no prompts

@@ -26,9 +26,10 @@ from harness.measured.inferencex import Rows, read_rows
 from harness.plots import write_validation_plots
 from harness.results.files import ERRORS, VALIDATION, write_whole
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import System, resolve
+from harness.runs.system import resolve
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
+from simulator.system import System
 
 KIND = "inferencex"
 
@@ -96,7 +97,7 @@ def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) 
     trace = Trace(row.id, trace_table(columns), row.id)
     engine = SimulatedEngine(system, trace, ClosedLoop(num_requests, concurrency))
     engine.run()
-    requests = engine.recorder.tables(trace, engine.unfinished()).requests
+    requests = engine.record.tables(trace, engine.unfinished()).requests
     finished = requests[requests["status"] == "finished"]
     if len(finished) < num_requests:
         raise ConfigError(f"{row.id}: {num_requests - len(finished)} requests were refused in the simulation")

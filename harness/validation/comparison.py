@@ -13,10 +13,10 @@ from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
 from harness.measured.own_run import SAMPLES, sample_steps
 from harness.results.tables import Floats, Ints, RunResult
-from harness.runs.fitted import Calibration
 from harness.validation.metrics import align, comparison, part_of, statistics, with_request_errors
 from harness.validation.simulation import simulated_requests
 from harness.validation.steps import StepReplay
+from simulator.calibration import Calibration
 
 
 @dataclass(frozen=True, eq=False)

@@ -81,11 +81,11 @@ def _execute(run: MeasuredRun) -> Floats:
             raise MeasuredRunError(f"{run.source}: measured on {device}, this is {engine.device_name}")
         times_ns = engine.run_paced(whole_ns(measured["duration"]).tolist())
         unfinished = engine.unfinished()
-        recorded = engine.recorder.tables(trace, unfinished)
+        recorded = engine.record.tables(trace, unfinished)
     finally:
         engine.close()
     different = first_difference(measured, recorded.steps)
-    if different is not None or unfinished:
+    if different is not None or any(unfinished):
         raise MeasuredRunError(
             f"{run.source}: step {len(measured) if different is None else different:,} of {len(measured):,} is planned "
             "otherwise than in the measured run; it can only be executed again as it was configured"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from harness.results.environment import cpu_with_threads
-from harness.runs.fitted import same_setting
+from simulator.calibration import same_setting
 from simulator.profile.profile import Profile
 from simulator.quantization import QUANTIZATIONS
 

@@ -20,12 +20,12 @@ from engine.core.work import StepWork
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
 from harness.results.tables import DECISIONS, Floats
-from harness.runs.recorder import RecordedRun
+from harness.runs.record import RecordedRun
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import System
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
+from simulator.system import System
 
 KINDS = ("prefill", "decode", "mixed")
 _NEVER_NS = 10**13  # longer than any run: the time of every step after the last measured one
@@ -131,10 +131,10 @@ def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part
 
 def serve_at(system: System, trace: Trace, seen_ns: npt.NDArray[np.int64], times: GivenTimes) -> RecordedRun:
     """Simulate `trace` with requests that reach the scheduler at `seen_ns` (ascending) and steps that take `times`."""
-    one_by_one = system.engine.model_copy(update={"compress": False, "max_lookahead_steps": 1})
-    engine = SimulatedEngine(replace(system, engine=one_by_one), trace, OpenLoop(seen_ns), times)
+    one_by_one = replace(system, compress=False, max_lookahead_steps=1)
+    engine = SimulatedEngine(one_by_one, trace, OpenLoop(seen_ns), times)
     engine.run()
-    return engine.recorder.tables(trace, engine.unfinished())
+    return engine.record.tables(trace, engine.unfinished())
 
 
 def deviations(executions: Floats) -> tuple[Floats, Floats]:

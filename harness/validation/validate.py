@@ -15,7 +15,6 @@ from harness.measured import MeasuredRun, load_measured
 from harness.measured.own_run import at_median_times
 from harness.plots import write_validation_plots
 from harness.results.tables import RunResult
-from harness.runs.fitted import Calibration
 from harness.runs.run import serve
 from harness.runs.system import resolve
 from harness.validation.closed_loops import KIND, validate_rows
@@ -25,6 +24,7 @@ from harness.validation.settings import different_device, different_settings
 from harness.validation.simulation import different_pool, load_run, priced_at_medians, simulation_config
 from harness.validation.steps import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
+from simulator.calibration import Calibration
 from simulator.costs.cost import CostModel
 from simulator.costs.profiled import ProfiledCost
 

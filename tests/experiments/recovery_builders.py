@@ -15,11 +15,12 @@ from harness.config import RunConfig
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import queued_times, series_table
 from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import System, resolve
+from harness.runs.system import resolve
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
+from simulator.system import System
 from tests.harness.builders import config
 
 EARLY = [

@@ -18,7 +18,7 @@ from harness.measured.measured_run import requests_table
 from harness.results.files import CALIBRATION, VALIDATION
 from harness.results.tables import Floats
 from harness.runs import fitted
-from harness.runs.fitted import Calibration
+from simulator.calibration import Calibration
 from tests.harness.builders import GROUND_TRUTH, config, execute_in
 
 needs_ground_truth = pytest.mark.skipif(

@@ -19,7 +19,8 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
-from harness.runs.recorder import RecordedRun, Recorder
+from harness.runs.record import Record, RecordedRun
+from harness.runs.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
@@ -129,7 +130,7 @@ def simulate(
         assert not scheduler.unfinished
         scheduler.check_integrity()
     assert arrivals.next_ns == NEVER
-    return [recorder.tables(trace, []) for recorder in recorders]
+    return [Record([recorder]).tables(trace, [[]]) for recorder in recorders]
 
 
 def simulate_case(case: Case, cost_model: CostModel = ROOFLINE, **options: Any) -> list[RecordedRun]:

@@ -18,6 +18,7 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, SequenceStatus
 from engine.core.work import StepWork
+from harness.runs.record import Record
 from harness.runs.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
@@ -178,11 +179,11 @@ def test_stop_ends_after_the_plan_under_way(alone: bool) -> None:
             if start_ns > 10_000_000:
                 fleet.stop()
 
-    replica = Replica(scheduler, ROOFLINE, Both(recorder, Stops()), compress=False)  # type: ignore[arg-type]
+    replica = Replica(scheduler, ROOFLINE, Both(recorder, Stops()), compress=False)
     arrivals = OpenLoop(np.array([0, 0, 10**18]))
     fleet = Fleet(arrivals, request_factory(trace, 4), [replica], alone=alone)
     fleet.run()
-    run = recorder.tables(trace, scheduler.unfinished)
+    run = Record([recorder]).tables(trace, [scheduler.unfinished])
     assert run.requests["status"].tolist() == ["finished", "unfinished", "unfinished"]
     assert run.requests["arrival_time"].isna().tolist() == [False, False, True]
     assert run.steps["num_decode_seqs"].max() == 1

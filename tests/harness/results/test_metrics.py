@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.config import MetricsConfig, SloConfig
-from harness.results.engine_metrics import step_integral
 from harness.results.metrics import summarize
+from harness.results.servers import step_integral
 from harness.results.tables import Gaps, RunResult
 from tests.harness.made_up_results import ToyRequest, run_toy_engine
 
@@ -50,7 +51,7 @@ def test_step_integral_equals_a_walk_over_steps(rows: list[tuple[float, float, i
         durations.append(duration)
         amounts.append(amount)
         now = starts[-1] + duration
-    got = step_integral(np.array(starts), np.array(durations), np.array(amounts), times)
+    got = step_integral(pd.DataFrame({"start_time": starts, "duration": durations}), np.array(amounts), times)
     for time, value in zip(times, got, strict=True):
         expected = 0.0
         for start, duration, amount in zip(starts, durations, amounts, strict=True):

@@ -15,7 +15,7 @@ from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.preemption import VICTIM_RULES, PreemptionMode  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations  # noqa: E402
-from harness.runs.recorder import RecordedRun  # noqa: E402
+from harness.runs.record import RecordedRun  # noqa: E402
 from harness.workload.trace import Trace  # noqa: E402
 from tests.harness.runs.twins import (  # noqa: E402
     BLOCK_BYTES,

@@ -83,7 +83,7 @@ def test_a_negative_overhead_of_a_profile_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "docs" / "fidelity").rglob("*.yaml")), ids=lambda path: path.stem)
 def test_published_constants_are_in_their_ranges(path: Path) -> None:
     calibration = fitted.read(path)
-    calibration.check(calibration.cost, calibration.constants)
+    fitted.check(calibration, calibration.cost, calibration.constants)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from harness.errors import ConfigError
 from harness.results.files import read_results
 from harness.runs.run import run
 from harness.runs.system import resolve
-from harness.runs.tiers import num_host_blocks, offload_options
+from harness.runs.tiers import resolve_tiers
 from tests.harness.builders import config
 
 # Conversations of the laptop's model, in a pool of one and a half of their longest.
@@ -53,10 +53,11 @@ def test_sizes_are_those_of_the_blocks_of_all_ranks() -> None:
     settings = config(*RUN, *TIERS, "tiers.overlap=false", "tiers.disk.eviction=fifo")
     system = resolve(settings)
     each = system.pool.block_bytes * 2
-    assert num_host_blocks(settings.tiers, system.pool, 2) == int(0.005 * 2**30) // each
+    tiers = resolve_tiers(settings.tiers, system.pool, 2)
+    assert tiers.num_host_blocks == int(0.005 * 2**30) // each
     expected = OffloadOptions(num_disk_blocks=2**30 // each, overlap=False, disk_eviction="fifo")
-    assert offload_options(settings.tiers, system.pool, 2) == expected
-    assert offload_options(config(*RUN).tiers, system.pool, 2) is None
+    assert tiers.offload == expected
+    assert resolve_tiers(config(*RUN).tiers, system.pool, 2).offload is None
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.runs.progress import clock_text, progress_bar
+from harness.runs.record import Record
 from harness.runs.recorder import Recorder
 
 
@@ -31,14 +32,14 @@ def recorder() -> Recorder:
 def test_only_a_simulation_is_called_simulated(
     recorder: Recorder, simulated: bool, elapsed_s: float, text: str
 ) -> None:
-    assert clock_text(recorder, elapsed_s, simulated=simulated) == text
+    assert clock_text(Record([recorder]), elapsed_s, simulated=simulated) == text
 
 
 @pytest.mark.parametrize("simulated", [True, False])
 def test_the_bar_ends_with_the_last_numbers(recorder: Recorder, simulated: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80)
     recorder._last_step = (10**12, np.full(10, 10**9))  # 17 minutes
-    with progress_bar(recorder, 100_000, simulated=simulated, enabled=True, console=console):
+    with progress_bar(Record([recorder]), 100_000, simulated=simulated, enabled=True, console=console):
         recorder.num_done = 100_000
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "100,000/100,000" in shown and ("simulated" in shown) is simulated
@@ -47,6 +48,6 @@ def test_the_bar_ends_with_the_last_numbers(recorder: Recorder, simulated: bool)
 
 def test_no_bar_without_a_terminal(recorder: Recorder) -> None:
     console = Console(file=io.StringIO(), force_terminal=False)
-    with progress_bar(recorder, 40, simulated=True, enabled=True, console=console):
+    with progress_bar(Record([recorder]), 40, simulated=True, enabled=True, console=console):
         pass
     assert console.file.getvalue() == ""  # type: ignore[attr-defined]

@@ -10,8 +10,9 @@ from engine.core.work import StepWork
 from harness.config import parse
 from harness.errors import ConfigError
 from harness.runs.speculation import accepted_length
-from harness.runs.system import System, resolve
+from harness.runs.system import resolve
 from simulator.costs.drafting import DraftingCost
+from simulator.system import System
 from tests.harness.builders import composed
 
 GOLDEN = """

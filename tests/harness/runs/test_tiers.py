@@ -11,7 +11,6 @@ from harness.errors import ConfigError
 from harness.results.files import read_results
 from harness.runs.run import run
 from harness.runs.system import resolve
-from harness.runs.tiers import num_host_blocks, transfer_block_us
 from tests.harness.builders import config
 
 STARVED = (
@@ -29,8 +28,8 @@ def summary_of(folder: Path, *overrides: str) -> dict[str, Any]:
 def test_host_memory_is_counted_in_blocks_of_all_ranks(ranks: int) -> None:
     system = resolve(config("num_blocks=100", "tiers=host", f"tensor_parallel_size={ranks}", "tiers.host.gb_per_s=10"))
     each = 2 * 36 * 16 * 8 * 128 * 2
-    assert num_host_blocks(system.tiers, system.pool, ranks) == (64 << 30) // each
-    assert transfer_block_us(system.tiers, system.pool) == pytest.approx(each / ranks / 10e9 * 1e6)
+    assert system.tiers.num_host_blocks == (64 << 30) // each
+    assert system.tiers.transfer_block_us(system.pool) == pytest.approx(each / ranks / 10e9 * 1e6)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 from engine.core.kv.contiguous import Contiguous  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
+from harness.runs.record import Record  # noqa: E402
 from tests.harness.runs.twins import (  # noqa: E402
     BLOCK_BYTES,
     OPTIONS,
@@ -139,7 +140,10 @@ def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int
     trace = make_trace()
     real = run_real(trace, OPTIONS[name], num_blocks, 1, speculation=NgramOptions(3, 1, 3))
     simulated = run_twin(real, OPTIONS[name], num_blocks, 1, num_drafts=3)
-    measured, twin = assert_equal(real, simulated, trace, "num_accepted_tokens"), simulated.tables(trace, [])
+    measured, twin = (
+        assert_equal(real, simulated, trace, "num_accepted_tokens"),
+        Record([simulated]).tables(trace, [[]]),
+    )
     drafted = [run.steps["num_drafted_tokens"].to_numpy() for run in (measured, twin)]
     assert (drafted[0] <= drafted[1]).all(), "the simulation drafts as many as there may be"
     assert measured.steps["num_accepted_tokens"].sum() > 50

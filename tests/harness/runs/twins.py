@@ -30,7 +30,8 @@ from engine.runner.kv_cache import GIB
 from engine.sampling_params import SamplingParams
 from engine.speculation import NgramOptions
 from engine.step_report import StepReport
-from harness.runs.recorder import RecordedRun, Recorder
+from harness.runs.record import Record, RecordedRun
+from harness.runs.recorder import Recorder
 from harness.runs.replay import Intake, Issued, Replay, replay_paced
 from harness.workload.arrivals import OpenLoop
 from harness.workload.prompts import PromptSource
@@ -188,7 +189,7 @@ def check_ended(intake: Intake) -> None:
 
 def assert_equal(real: LoggingRecorder, twin: Recorder, trace: Trace, *columns: str) -> RecordedRun:
     """Prove that both made the same plans, and that requests fared alike; returns the tables of the real run."""
-    measured, simulated = real.tables(trace, []), twin.tables(trace, [])
+    measured, simulated = (Record([each]).tables(trace, [[]]) for each in (real, twin))
     steps = [*DECISIONS, *columns]
     pd.testing.assert_frame_equal(measured.steps[steps], simulated.steps[steps], check_exact=True)
     others = [c for c in measured.requests if c != "replay_lag"]

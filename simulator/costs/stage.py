@@ -1,0 +1,80 @@
+"""The share of a step that a stage of a pipeline takes.
+
+The time of a step is affine in the number of layers: what each layer takes, and the rest (embedding, LM head, sampler,
+the host), which is priced in the last stage. Both follow from the times of a model with all layers and with fewer:
+
+    layer = (time of all layers - time of fewer layers) / layers between them        rest = time - layers · layer
+
+A stage hands the hidden state and the residual of each token to the next one, over the link between two devices:
+latency + 2·tokens·hidden_size·dtype_bytes / bandwidth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.work import StepWork
+from simulator.costs.cost import CostModel
+from simulator.hardware import Device, ModelShape
+
+
+class LayerCost(NamedTuple):
+    """Cost models of a model with all its layers, and with fewer, of the same kinds in the same shares."""
+
+    whole: CostModel
+    part: CostModel
+    num_layers: int
+    num_part_layers: int
+
+    def of(self, work: StepWork) -> tuple[float, float]:
+        """ns of a layer, and of what belongs to none."""
+        whole = self.whole.step_ns(work)
+        layer = (whole - self.part.step_ns(work)) / (self.num_layers - self.num_part_layers)
+        return layer, whole - self.num_layers * layer
+
+
+class StageCost:
+    """Cost model of a stage with `num_layers` layers; of the last one with the rest of a step."""
+
+    def __init__(self, layers: LayerCost, num_layers: int, model: ModelShape, device: Device, *, is_last: bool) -> None:
+        self._layers = layers
+        self._num_layers = num_layers
+        self._is_last = is_last
+        self._send_ns = device.link_latency_s * 1e9
+        self._send_token_ns = 2 * model.hidden_size * model.dtype_bytes / device.link_bandwidth * 1e9
+
+    def step_ns(self, work: StepWork) -> int:
+        layer, rest = self._layers.of(work)
+        if not self._is_last:
+            num_tokens = work.num_decodes * work.tokens_per_decode + sum(chunk.num_tokens for chunk in work.chunks)
+            rest = self._send_ns + self._send_token_ns * num_tokens
+        return max(1, round(self._num_layers * layer + rest))
+
+    def decode_ns(self, work: StepWork, num_steps: int) -> NDArray[np.int64]:
+        return np.array([self.step_ns(work.after(step)) for step in range(num_steps)])
+
+
+def largest_stage(model: ModelShape, num_stages: int) -> ModelShape:
+    """A model with as many layers as the largest stage of a pipeline, of the same kinds in about the same shares.
+
+    It has both embeddings: they are on the first and the last stage, and which is the largest depends on the model. So
+    a KV pool that is sized for it is rather too small.
+    """
+    count = max(layers_of_stages(model.num_layers, num_stages))
+    if count == model.num_layers:
+        return model
+    sliding = round(model.num_sliding_layers * count / model.num_layers)
+    return replace(model, num_layers=count, num_sliding_layers=sliding)
+
+
+def layers_of_stages(num_layers: int, num_stages: int) -> list[int]:
+    """Layers of each stage, as even as can be; as vLLM has it, what is left over goes to the stages before the last."""
+    each, left = divmod(num_layers, num_stages)
+    layers = [each] * num_stages
+    for stage in range(left):
+        layers[num_stages - 2 - stage if num_stages > 1 else 0] += 1
+    return layers

@@ -1,0 +1,98 @@
+"""Servers from systems: a scheduler of the core with a cost model beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import gcd
+
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import SchedulerOptions
+from engine.core.work import ChunkWork, StepWork
+from simulator.beams import ChooseParents, keep_all
+from simulator.costs.cost import CostModel
+from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
+from simulator.replica import Observer, Replica
+from simulator.system import System
+
+
+def make_replica(
+    system: System, cost: CostModel, observer: Observer, *, choose_parents: ChooseParents = keep_all
+) -> Replica:
+    """A server as `system` describes it, whose steps `cost` prices; `choose_parents` decides which beams continue which
+    others."""
+    return Replica(
+        scheduler_of(system),
+        cost,
+        observer,
+        compress=system.compress,
+        max_lookahead_steps=system.max_lookahead_steps,
+        transfers=system.tiers.links(system.pool, system.tensor_parallel_size),
+        choose_parents=choose_parents,
+    )
+
+
+def scheduler_of(system: System) -> Scheduler:
+    """The scheduler of a server, with a pool of its own."""
+    return make_scheduler(
+        _with_recompute_time(system),
+        num_blocks=system.pool.num_blocks,
+        block_size=system.block_size,
+        max_num_seqs=system.max_num_seqs,
+        max_num_batched_tokens=system.max_num_batched_tokens,
+        max_model_len=system.max_model_len,
+        make_decodes=UniformDecodes if system.speculation is None else system.speculation.make_decodes,
+        contiguous=system.contiguous,
+        num_host_blocks=system.tiers.num_host_blocks,
+        transfer_block_us=system.tiers.transfer_block_us(system.pool),
+        offload=system.tiers.offload,
+        num_lanes=system.pipeline_parallel_size,
+    )
+
+
+def stage_costs(system: System) -> list[CostModel]:
+    """The cost models of the stages of a pipeline; none for a server that is no pipeline."""
+    num_stages = system.pipeline_parallel_size
+    if num_stages == 1:
+        return []
+    model = system.model
+    part = _with_fewer_layers(system)
+    layers = LayerCost(system.cost_model(), part.cost_model(), model.num_layers, part.model.num_layers)
+    sizes = layers_of_stages(model.num_layers, num_stages)
+    return [
+        StageCost(layers, size, model, system.device, is_last=stage == num_stages - 1)
+        for stage, size in enumerate(sizes)
+    ]
+
+
+def _with_fewer_layers(system: System) -> System:
+    """The same system with about half of the layers, of the same kinds in the same shares."""
+    model, profile = system.model, system.profile
+    groups = gcd(model.num_layers, model.num_sliding_layers)
+    share = (groups // 2) / groups if groups > 1 else 0.5
+    count = round(model.num_layers * share)
+    fewer = replace(model, num_layers=count, num_sliding_layers=round(model.num_sliding_layers * share))
+    if profile is None:
+        return replace(system, model=fewer)
+    meta = profile.meta
+    calls = {
+        name: number * count // model.num_layers if number % model.num_layers == 0 else number
+        for name, number in meta.calls.items()
+    }
+    sizes = {name: getattr(fewer, name) for name in ("num_layers", "num_sliding_layers") if name in meta.shape}
+    shape = meta.shape | sizes
+    meta = replace(
+        meta, num_layers=count, calls=calls, shape=shape, eager_step_us=meta.eager_step_us * count / model.num_layers
+    )
+    return replace(system, model=fewer, profile=replace(profile, meta=meta))
+
+
+def _with_recompute_time(system: System) -> SchedulerOptions:
+    """The scheduler's options; preemption=auto predicts with the time of a token in the largest prefill step."""
+    options = system.scheduler
+    if options.preemption != "auto" or options.recompute_token_us is not None:
+        return options
+    num_tokens = min(system.max_num_batched_tokens, system.max_model_len)
+    step_ns = system.cost_model().step_ns(StepWork([ChunkWork(0, num_tokens, True)], 0, 0, 0))
+    return replace(options, recompute_token_us=step_ns / num_tokens / 1e3)

@@ -1,0 +1,187 @@
+"""What is simulated, as plain data: model, device, the limits and rules of a server, and what prices its steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from engine.core.kv.contiguous import Contiguous
+from engine.core.scheduler_options import SchedulerOptions
+from simulator.calibration import Calibration
+from simulator.costs import linear
+from simulator.costs.constants import Constant, profiled_constants
+from simulator.costs.cost import CostModel
+from simulator.costs.drafting import DraftingCost
+from simulator.costs.profiled import ProfiledCost
+from simulator.costs.roofline import RooflineCost
+from simulator.hardware import Device, ModelShape
+from simulator.memory import KVPool
+from simulator.profile.profile import Profile
+from simulator.quantities import RANGES
+from simulator.speculation import Speculation
+from simulator.tiers import Tiers
+
+MakeCost = Callable[[ModelShape, Device, int], CostModel]
+"""Makes the cost model of a model on so many ranks of a device."""
+
+
+@dataclass(frozen=True)
+class CostChoice:
+    """Which cost model prices the steps.
+
+    Attributes:
+        kind: its name.
+        source: the profile, as it was asked for; or the function that makes a cost model of the user's own.
+        statistic: whether profiled decode steps are priced at their mean, or all steps at their median.
+        make: makes one of the user's own.
+    """
+
+    kind: Literal["roofline", "profiled", "linear", "custom"]
+    source: str | None = None
+    statistic: Literal["mean", "median"] | None = None
+    make: MakeCost | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class System:
+    """One server.
+
+    Attributes:
+        model, device: what serves on what.
+        tensor_parallel_size: GPUs that share each layer.
+        pipeline_parallel_size: stages that share out the layers.
+        block_size, max_num_seqs, max_num_batched_tokens, max_model_len: limits, as the scheduler takes them.
+        scheduler: its options.
+        pool: the KV blocks of one rank.
+        cost: which cost model prices the steps.
+        contiguous: how contiguous reservations are made; None where blocks are paged.
+        tiers: the memories behind the device's.
+        compress: whether decode steps without decisions are simulated at once.
+        cache_outputs: whether generated blocks that nobody shares are cached, too.
+        max_lookahead_steps: decode steps in a plan.
+        speculation: what is drafted and accepted, None without speculation.
+        draft_token_s: seconds that drafting a token takes for all sequences of a step.
+        drafter: the system that drafts, None where drafting takes no model.
+        profile: the measured times that price it, None without any.
+        calibration: the fitted constants of the cost model, None without any.
+        notes: what a reader of the results must know about the cost model.
+    """
+
+    model: ModelShape
+    device: Device
+    tensor_parallel_size: int
+    block_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    scheduler: SchedulerOptions
+    pool: KVPool
+    cost: CostChoice
+    pipeline_parallel_size: int = 1
+    contiguous: Contiguous | None = None
+    tiers: Tiers = Tiers()
+    compress: bool = True
+    cache_outputs: bool = False
+    max_lookahead_steps: int = 1
+    speculation: Speculation | None = None
+    draft_token_s: float = 0.0
+    drafter: System | None = None
+    profile: Profile | None = None
+    calibration: Calibration | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_gpus(self) -> int:
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of a KV block on all ranks."""
+        return self.pool.block_bytes * self.num_gpus
+
+    def fitted_for(self) -> dict[str, Any]:
+        """What the fitted constants of a cost model hold for."""
+        return {
+            "model": self.model.name,
+            "quantization": self.model.quantization.name,
+            "device": self.device.name,
+            "profile": self.cost.source if self.cost.kind == "profiled" else None,
+            "statistic": self.cost.statistic,
+            "tensor_parallel_size": self.tensor_parallel_size,
+        }
+
+    def constants(self) -> dict[str, Constant]:
+        """The constants of the cost model that can be fitted, by name, with their defaults in this system.
+
+        Those of `roofline` are the keys of the device that its datasheet does not state. Without tensor parallelism,
+        the constants of communication have no effect and are left out. A fit stays within the range of a constant.
+
+        Raises:
+            ValueError: model and device are so far apart that a default is out of its range.
+        """
+        constants = self._constants()
+        for name, constant in constants.items():
+            if not RANGES[name].holds(constant.default):
+                raise ValueError(
+                    f"{name} would be {constant.default:.3g} for {self.model.name}: must be {RANGES[name]}"
+                )
+        return {name: each._replace(high=min(each.high, RANGES[name].high)) for name, each in constants.items()}
+
+    def _constants(self) -> dict[str, Constant]:
+        device, ranks = self.device, self.tensor_parallel_size
+        match self.cost.kind:
+            case "profiled":
+                return profiled_constants(device, ranks, async_scheduling=self.scheduler.async_scheduling)
+            case "custom":
+                return {}
+            case "linear":
+                return linear.constants(self.model, device, ranks)
+        constants = {
+            "memory_efficiency": Constant(device.memory_efficiency, 0.05, 1.0),
+            "flops_efficiency": Constant(device.flops_efficiency, 0.05, 1.0),
+            "step_overhead_s": Constant(device.step_overhead_s, 0.0, 0.02),
+        }
+        if ranks > 1:
+            constants["link_latency_s"] = Constant(device.link_latency_s, 0.0, 0.002)
+        return constants
+
+    def cost_model(self, constants: Mapping[str, float] | None = None) -> CostModel:
+        """A new cost model with these `constants`, by default those of the calibration, and defaults for the rest.
+
+        Raises:
+            ProfileError: the profile is of another system.
+        """
+        if constants is None:
+            constants = self.calibration.constants if self.calibration else {}
+        model = self._plain_cost_model(constants)
+        if self.speculation is None or not (self.drafter or self.draft_token_s):
+            return model
+        drafter = self.drafter._plain_cost_model({}) if self.drafter else None
+        return DraftingCost(model, self.speculation.num_drafts, drafter, round(self.draft_token_s * 1e9))
+
+    def _plain_cost_model(self, constants: Mapping[str, float]) -> CostModel:
+        cost, ranks = self.cost, self.tensor_parallel_size
+        if cost.make is not None:
+            return cost.make(self.model, self.device, ranks)
+        values = {name: constant.default for name, constant in self.constants().items()} | dict(constants)
+        if cost.kind == "linear":
+            return linear.LinearCost(values, pads_prompts=self.scheduler.max_padding is not None)
+        if cost.kind == "roofline":
+            rates: dict[str, Any] = values
+            return RooflineCost(self.model, replace(self.device, **rates), ranks)
+        assert self.profile is not None
+        is_async, of_means = self.scheduler.async_scheduling, cost.statistic == "mean"
+        return ProfiledCost(self.profile, self.model, ranks, values, of_means=of_means, is_async=is_async)
+
+    def step_times_from(self) -> str:
+        """Where the times of steps come from, in one line."""
+        fit = f", constants of {self.calibration.path}" if self.calibration else ""
+        if self.cost.kind == "custom":
+            return f"step times: {self.cost.source}"
+        if self.profile is None:
+            what = "roofline of the device's rates" if self.cost.kind == "roofline" else "four constants"
+            return f"step times: cost={self.cost.kind}, {what}{fit}"
+        source, meta = self.profile.meta.source, self.profile.meta
+        tool = source.get("database") and f", {source['tool']} {source['database']}"
+        return f"step times: measured kernels of {meta.model} on {meta.device}{tool or ''}{fit}"
