@@ -1,7 +1,8 @@
 """A run as a trace for ui.perfetto.dev and chrome://tracing, in the Trace Event Format.
 
     process "engine"     thread "steps": one slice per step; an instant where a step preempts; counters of running and
-                         waiting requests and of the KV pool
+                         waiting requests and of the KV pool. Each server of a fleet has a process ("engine 0"), each
+                         lane of a pipeline a thread
     process "requests"   one asynchronous slice per request, from its arrival on, with its parts: waiting, parked,
                          prefill, decode, preempted and swapped, as `harness.runs.span_log` has them. Each further
                          sample or beam of a request has a slice of its own, from the first token on
@@ -14,6 +15,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ import numpy as np
 import pandas as pd
 
 from harness.results.files import write_whole
+from harness.results.servers import overlap_free
 from harness.results.tables import RunResult
 
 TRACE = "trace.json.gz"
 MOST_EVENTS = 400_000  # about 60 MB of JSON; the page takes seconds to load them
-_ENGINE, _REQUESTS, _STEPS = 1, 2, 1  # process and thread ids
+_ENGINE, _REQUESTS = 1, 2  # process ids
 _EVENTS_OF_A_STEP, _EVENTS_OF_A_SPAN = 4, 2
 _STEP_ARGS = ("num_decode_seqs", "num_prefill_seqs", "num_prefill_tokens", "num_context_tokens")
 _REQUEST_ARGS = (
@@ -58,7 +61,7 @@ def trace_events(result: RunResult, spans: pd.DataFrame, start: float, end: floa
     spans = spans.fillna({"end": max(_last(result), spans["start"].max())})
     events = [*_step_events(result, start, end), *_request_events(result.requests, spans, start, end)]
     events.sort(key=lambda event: event["ts"])  # stable: of one time, an end stays before what begins
-    return [*_names(), *events]
+    return [*_names(result), *events]
 
 
 def _end_of_events(result: RunResult, spans: pd.DataFrame, start: float) -> float:
@@ -78,19 +81,33 @@ def _last(result: RunResult) -> float:
     return float(max((column.max() for column in ends if column.notna().any()), default=0.0))
 
 
-def _names() -> Iterator[Event]:
-    names = {_ENGINE + number: f"engine {number}" if num_servers > 1 else "engine" for number in range(num_servers)}
-    names[_ENGINE + num_servers] = "requests"
+def _names(result: RunResult) -> Iterator[Event]:
+    servers, lanes = range(result.num_servers), range(result.num_lanes)
+    names = {_process(server): f"engine {server}" if len(servers) > 1 else "engine" for server in servers}
+    for process, name in {**names, _REQUESTS: "requests"}.items():
+        yield {"ph": "M", "name": "process_name", "pid": process, "tid": 0, "ts": 0, "args": {"name": name}}
+    for process, lane in product(names, lanes):
+        name = f"steps of lane {lane}" if len(lanes) > 1 else "steps"
+        yield {"ph": "M", "name": "thread_name", "pid": process, "tid": 1 + lane, "ts": 0, "args": {"name": name}}
+
+
+def _process(server: int) -> int:
+    """The process of a server; the requests have the second one."""
+    return server + (_ENGINE if server == 0 else _REQUESTS)
 
 
 def _step_events(result: RunResult, start: float, end: float) -> Iterator[Event]:
-    steps = result.steps
+    for steps in overlap_free(result.steps):
+        yield from _events_of_lane(result, steps, start, end)
+
+
+def _events_of_lane(result: RunResult, steps: pd.DataFrame, start: float, end: float) -> Iterator[Event]:
     begins = steps["start_time"].to_numpy()
     # No step lasts into the next one, so that rounding cannot make slices of a thread overlap.
     ends = np.minimum(begins + steps["duration"].to_numpy(), np.append(begins[1:], np.inf))
-    shown = steps[(ends > start) & (begins < end)]
-    for row, begin, stop in zip(shown.to_dict("records"), begins[shown.index], ends[shown.index], strict=True):
-        at = {"ts": _us(max(begin, start)), "pid": _ENGINE, "tid": _STEPS}
+    shown = (ends > start) & (begins < end)
+    for row, begin, stop in zip(steps[shown].to_dict("records"), begins[shown], ends[shown], strict=True):
+        at = {"ts": _us(max(begin, start)), "pid": _process(row.get("server", 0)), "tid": 1 + row.get("lane", 0)}
         parts = [name for name in ("prefill", "decode") if row[f"num_{name}_seqs"]]
         duration = round(_us(min(stop, end)) - at["ts"], 3)
         args = {name: row[name] for name in _STEP_ARGS} | {"step": row["step"]}
@@ -100,8 +117,9 @@ def _step_events(result: RunResult, start: float, end: float) -> Iterator[Event]
             yield {"ph": "i", "name": "preempted", "cat": "step", "s": "t", "args": args} | at
         counts = {"running": row["num_running"], "waiting": row["num_waiting"]}
         yield {"ph": "C", "name": "requests", "args": counts} | at
-        share = round(100 * row["num_used_blocks"] / result.num_blocks, 3)
-        yield {"ph": "C", "name": "KV pool, %", "args": {"used": share}} | at
+        if result.num_blocks is not None:
+            share = round(100 * row["num_used_blocks"] / result.num_blocks, 3)
+            yield {"ph": "C", "name": "KV pool, %", "args": {"used": share}} | at
 
 
 def _request_events(requests: pd.DataFrame, spans: pd.DataFrame, start: float, end: float) -> Iterator[Event]:

@@ -38,7 +38,7 @@ def with_latencies(table: pd.DataFrame, recorded: pd.DataFrame) -> pd.DataFrame:
 
 
 def token_gaps(plans: pd.DataFrame, durations: NDArray[np.int64], single_gaps: array[int]) -> Gaps:
-    """All gaps between tokens: those of single sequences, and for each decode step one that the rest of its lane shares.
+    """All gaps between tokens: those of single sequences, and for each decode step one for the rest of its lane.
 
     Tokens that a step brings together have no gap between them.
     """
