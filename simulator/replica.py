@@ -136,7 +136,8 @@ class Replica:
         num_free = self.scheduler.blocks.num_free_blocks
         if self._under_way is not None:
             start, ends = self._under_way
-            num_later = int(ends.searchsorted(now - start))  # steps after the first that have begun before now
+            # Steps after the first that are planned by now: where one ends now, the next one only if planned ahead.
+            num_later = int(ends.searchsorted(now - start, "right" if self.scheduler.plans_ahead else "left"))
             num_free -= self.scheduler.num_blocks_due(num_later)
         return num_free
 

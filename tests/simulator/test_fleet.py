@@ -1,0 +1,144 @@
+"""Fleets: the router decides at the arrival, on the state of that time, and nothing depends on the order of servers."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.policy_options import NoOptions
+from engine.core.routing.least_requests import LeastRequests
+from engine.core.routing.prefix_affinity import PrefixAffinity, PrefixAffinityOptions
+from engine.core.routing.round_robin import RoundRobin
+from engine.core.routing.router import BaseRouter, Router, ServerView
+from engine.core.sequence import Request
+from harness.runs.record import RecordedRun
+from harness.workload.arrivals import OpenLoop
+from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
+from tests.simulator.workloads import Case, cases, make_trace, simple_trace
+
+
+class Nosy(BaseRouter):
+    """Looks at all that there is to see, and chooses by it."""
+
+    reads_prefixes = True
+
+    def __init__(self, options: Any = None, order: abc.Sequence[int] | None = None) -> None:
+        super().__init__(options)
+        self.seen: list[tuple[Any, ...]] = []
+        self._order = order  # the number that each server goes by
+
+    def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+        order = self._order or range(len(servers))
+        views = [self._look(request, servers[order.index(number)]) for number in range(len(servers))]
+        self.seen.append((request.request_id, request.arrival_time, *views))
+        number = min(range(len(views)), key=lambda n: (views[n][2] + views[n][3] - views[n][5] // 8, -views[n][4]))
+        return order.index(number)
+
+    @staticmethod
+    def _look(request: Request, server: ServerView) -> tuple[int, ...]:
+        counts = server.num_requests, server.num_tokens, server.num_waiting, server.num_running
+        return (*counts, server.num_free_blocks, server.prefix_hits(request))
+
+
+def rules() -> dict[str, Router]:
+    return {
+        "turn": RoundRobin(NoOptions()),
+        "least": LeastRequests(NoOptions()),
+        "prefix": PrefixAffinity(PrefixAffinityOptions(max_ahead=3)),
+        "nosy": Nosy(),
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans())
+def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(case: Case, is_flat: bool) -> None:
+    price = {"cost_model": FlatCost(10_000)} if is_flat else {}
+    stepped, compressed = Nosy(), Nosy()
+    runs = [simulate_case(case, rule=rule, compress=rule is compressed, **price) for rule in (stepped, compressed)]
+    for one, other in zip(*runs, strict=True):
+        assert_same(one, other)
+    assert stepped.seen == compressed.seen and len(stepped.seen) == 25
+
+
+@settings(max_examples=25, deadline=None)
+@given(cases(num_replicas=3), st.permutations(range(3)), st.booleans())
+def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, order: list[int], is_flat: bool) -> None:
+    price = {"cost_model": FlatCost(10_000)} if is_flat else {}  # many steps end at the same time
+    runs = simulate_case(case, rule=Nosy(), **price)
+    permuted = simulate_case(case, rule=Nosy(order=order), **price)
+    for place, number in enumerate(order):
+        assert_same(permuted[place], runs[number])
+
+
+@settings(max_examples=10, deadline=None)
+@given(cases())
+def test_a_fleet_of_one_is_a_server_without_a_router(case: Case) -> None:
+    alone = simulate_case(case)
+    for rule in rules().values():
+        assert_same(simulate_case(case, rule=rule, alone=False)[0], alone[0])
+
+
+@settings(max_examples=20, deadline=None)
+@given(cases(num_replicas=st.sampled_from([2, 4])), st.sampled_from(sorted(rules())))
+def test_every_request_is_served_once_and_counted_back_to_nothing(case: Case, name: str) -> None:
+    rule = rules()[name]
+    runs = simulate_case(case, rule=rule)
+    served = [row for run in runs for row in np.flatnonzero(run.requests["status"] == "finished")]
+    assert sorted(served) == list(range(len(make_trace(case).table)))
+
+
+def finished(run: RecordedRun) -> list[int]:
+    return np.flatnonzero(run.requests["status"] == "finished").tolist()
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_server_is_chosen_at_the_arrival_and_not_when_its_step_ends(compress: bool) -> None:
+    # Steps take 1 ms. Rows 0 and 1 run on servers 0 and 1; row 0 ends at 3 ms. Row 2 comes at 2.5 ms, when both have a
+    # request, and goes to server 0; row 3 comes at 2.6 ms, when server 1 has fewer. At 3 ms it would be otherwise.
+    trace = simple_trace([4] * 4, [3, 50, 5, 5])
+    times = np.array([0, 0, 2_500_000, 2_600_000])
+    runs = simulate(
+        trace, OpenLoop(times), [make(4), make(4)], FlatCost(1_000_000), rule=LeastRequests(NoOptions()),
+        compress=compress,
+    )  # fmt: skip
+    assert [finished(run) for run in runs] == [[0, 2], [1, 3]]
+    assert runs[0].requests["first_scheduled_time"][2] == pytest.approx(0.003)
+    assert runs[1].requests["first_scheduled_time"][3] == pytest.approx(0.003)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_request_that_ends_when_another_arrives_counts_no_more(compress: bool) -> None:
+    trace = simple_trace([4] * 3, [3, 50, 5])
+    times = np.array([0, 0, 3_000_000])  # row 0 ends just then
+    rule = Nosy()
+    simulate(trace, OpenLoop(times), [make(4), make(4)], FlatCost(1_000_000), rule=rule, compress=compress)
+    (_, _, first, second) = rule.seen[2]
+    assert first[:4] == (0, 0, 0, 0) and second[:4] == (1, 4, 0, 1)
+
+
+def test_conversations_stay_where_their_prefix_is() -> None:
+    turns = 6
+    trace = simple_trace([8 * (turn + 1) for _ in range(4) for turn in range(turns)], [4] * 4 * turns,
+                         session_id=np.repeat(np.arange(4), turns))  # fmt: skip
+    order = np.argsort(np.tile(np.arange(turns), 4), kind="stable")
+    trace = simple_trace(
+        trace.table["num_prompt_tokens"].to_numpy()[order].tolist(), [4] * 4 * turns,
+        session_id=trace.table["session_id"].to_numpy()[order],
+    )  # fmt: skip
+    arrivals = OpenLoop(np.arange(4 * turns) * 1_000_000)
+    cached = {}
+    for name in ("turn", "prefix"):
+        schedulers = [make(4) for _ in range(3)]
+        runs = simulate(trace, arrivals, schedulers, FlatCost(1000), rule=rules()[name])
+        arrivals = OpenLoop(np.arange(4 * turns) * 1_000_000)
+        cached[name] = sum(run.requests["num_cached_tokens"].sum() for run in runs)
+        if name == "prefix":
+            for session in range(4):
+                rows = np.flatnonzero(trace.table["session_id"] == session)
+                assert sum(bool(set(rows) & set(finished(run))) for run in runs) == 1
+    assert cached["prefix"] > 2 * cached["turn"]
