@@ -65,7 +65,7 @@ class BlockPool:
     @property
     def num_uncached(self) -> int:
         """Free blocks, or fewer, that are taken before any whose content can be found."""
-        return len(self._free)
+        return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
         """Whether a block is free but its content is kept, so that it can be brought back."""
@@ -99,9 +99,14 @@ class BlockPool:
         free = self._free
         if count == 1 and free:
             return [free.pop()]
-        blocks = _pop(free, count)
-        while (missing := count - len(blocks)) > 0:
-            blocks += self._dequeue(missing)
+        split = len(free) - count
+        if split >= 0:
+            blocks = free[split:]
+            del free[split:]
+        else:
+            blocks, self._free = free, []
+            while (missing := count - len(blocks)) > 0:
+                blocks += self._dequeue(missing)
         blocks.sort()
         return blocks
 
@@ -165,13 +170,15 @@ class BlockPool:
     def _dequeue(self, count: int) -> list[int]:
         """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
         segment = next(iter(self._queue))
-        queued, offset, segment_of = segment.blocks, segment.offset, self._segment_of
+        queued, segment_of = segment.blocks, self._segment_of
+        blocks = queued[-count:]
+        del queued[-count:]
         if not segment.hashes:
             del self._queue[segment]
             self._free = queued
-            return _pop(queued, count)
-        blocks = _pop(queued, count)
-        hashes = segment.hashes[offset + len(queued) : offset + len(queued) + len(blocks)]
+            return blocks
+        first = segment.offset + len(queued)
+        hashes = segment.hashes[first : first + len(blocks)]
         if segment.num_stale:
             is_here = [segment_of[block] is segment for block in blocks]
             segment.num_stale -= is_here.count(False)
@@ -217,11 +224,3 @@ class BlockPool:
             queued |= valid
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
         return queued | unhashed
-
-
-def _pop(stack: list[int], count: int) -> list[int]:
-    """Take the last `count` of `stack`, or all."""
-    first = max(0, len(stack) - count)
-    popped = stack[first:]
-    del stack[first:]
-    return popped
