@@ -48,11 +48,11 @@ class PlanMaker:
         num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
         ending = running.ending if is_alone else [sequence for each in lanes for sequence in each.ending]
         if ending:
-            num_used, num_saved = blocks.num_used_blocks(ending), blocks.num_saved_blocks(ending)
-        has_others = num_decodes + len(chunks) != num_running or waiting.holders or running.landing
+            num_used, num_saved = blocks.count_blocks(ending)
+        has_others = num_decodes + len(chunks) + len(ending) != num_running or waiting.holders or running.landing
         if has_others or self._reserves or self._pads:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
-        else:  # all that runs takes part, so that all blocks which are shared are full
+        else:  # all that goes on takes part, so that all blocks which are shared are full
             num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
             for sequence, start, num_chunk_tokens, is_last in prefills:
                 end = start + num_chunk_tokens

@@ -79,7 +79,7 @@ def _num_padding_tokens(lane: RunningSet, num_decodes: int) -> int:
 
 def _num_shared_slots(lanes: list[RunningSet], useless: abc.Sequence[Sequence], blocks: BlockManager) -> int:
     """How often slots that hold a token are counted more than once when all sequences but `useless` are summed."""
-    num_saved_blocks = blocks.num_saved_blocks(useless)
+    _, num_saved_blocks = blocks.count_blocks(useless)
     if not num_saved_blocks:
         return 0
     num_unfilled, seen = 0, set()

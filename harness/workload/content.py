@@ -123,6 +123,9 @@ def _hash_tokens(tokens: NDArray[np.int32], block_size: int) -> list[int]:
 
 
 def _from_hash_ids(hash_ids: NDArray[np.int64], span: int, num_tokens: int, block_size: int) -> list[int]:
+    if len(hash_ids) == 1:  # an array takes twice as long for a short prompt
+        start = int(hash_ids[0]) * span
+        return list(range(start + block_size - 1, start + num_tokens, block_size))
     if span % block_size == 0:  # each hash id covers whole blocks: no division per block
         starts = hash_ids[:, np.newaxis] * span
         ends = np.arange(block_size - 1, min(span, num_tokens), block_size)

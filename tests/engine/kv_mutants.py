@@ -19,11 +19,7 @@ KV_MUTANTS = [
     Mutant("a hit is not counted as stale", "kv/block_pool.py", "            segment.num_stale += 1\n", ""),
     Mutant("stale blocks are taken", "kv/block_pool.py", "if segment.num_stale:", "if False:"),
     Mutant("stale blocks are not uncounted", "kv/block_pool.py", "segment.num_stale -= is_here.count(False)", "pass"),
-    Mutant("an empty segment stays", "kv/block_pool.py",
-           "hashes = [*compress(hashes, is_here)]\n            blocks = [*compress(blocks, is_here)]\n"
-           "        if not segment.num_blocks:",
-           "hashes = [*compress(hashes, is_here)]\n            blocks = [*compress(blocks, is_here)]\n"
-           "        if False:"),
+    Mutant("an empty segment stays", "kv/block_pool.py", "if segment.num_stale == len(queued):", "if False:"),
     Mutant("a private block is lost", "kv/block_pool.py", "self._free.extend(reversed(private))",
            "self._free.extend(private[1:])"),
     Mutant("the third holder counts as one", "kv/block_pool.py", "if self._shared[block] == 1:",

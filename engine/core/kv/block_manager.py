@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, abc
+from collections import abc
 from typing import Literal
 
 from engine.core.hashing import token_bytes
@@ -65,21 +65,17 @@ class BlockManager:
     def num_free_blocks(self) -> int:
         return self.pool.num_free
 
-    def num_used_blocks(self, without: abc.Collection[Sequence] = ()) -> int:
-        """Blocks that some sequence references, other than those in `without`."""
-        used = self.num_blocks - self.pool.num_free
-        if not without:
-            return used
-        references = Counter(block for sequence in without for block in sequence.block_table)
-        return used - sum(self.pool.num_references(block) == count for block, count in references.items())
+    def num_used_blocks(self) -> int:
+        """Blocks that some sequence references."""
+        return self.num_blocks - self.pool.num_free
 
-    def num_saved_blocks(self, without: abc.Collection[Sequence] = ()) -> int:
-        """Blocks that sharing saves: entries of all block tables, those of `without` left out, beyond the first for
-        each block."""
-        if not without:
-            return self.pool.num_extra_references
-        entries = self.num_used_blocks() + self.pool.num_extra_references - sum(len(s.block_table) for s in without)
-        return entries - self.num_used_blocks(without)
+    def count_blocks(self, without: abc.Iterable[Sequence]) -> tuple[int, int]:
+        """Blocks that sequences other than `without` reference, and blocks that sharing saves: entries of their block
+        tables beyond the first for each block."""
+        tables = [sequence.block_table for sequence in without]
+        num_freed = self.pool.num_freed_by(tables)
+        num_saved = self.pool.num_extra_references - sum(map(len, tables)) + num_freed
+        return self.num_blocks - self.pool.num_free - num_freed, num_saved
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)

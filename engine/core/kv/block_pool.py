@@ -12,19 +12,20 @@ hashed or not.
 
 Blocks are freed and taken many at a time, so the queue holds segments: blocks that one release freed, in the order of
 their block table, so that the last goes first. A hit takes blocks out of a segment: they stay in its list, stale, and
-are skipped.
+are skipped. A segment of unhashed blocks, which nobody can bring back, is taken as a whole when it is the oldest: what
+is left of it goes next.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from itertools import compress, repeat
+from itertools import chain, compress
 
 from engine.core.kv.pool import Evict
 
 
 class _Segment:
-    """Blocks that were freed together; `hashes[offset + i]` is the hash of `blocks[i]`, or there are no hashes.
+    """Blocks that were freed together; `hashes[offset + i]` is the hash of `blocks[i]`, or all are unhashed.
 
     The hashes are the sequence's own list: a copy for every release would take longer than all else here.
     """
@@ -36,10 +37,6 @@ class _Segment:
         self.hashes = hashes
         self.offset = offset
         self.num_stale = 0  # how many of the blocks were brought back by hits
-
-    @property
-    def num_blocks(self) -> int:
-        return len(self.blocks) - self.num_stale
 
 
 class BlockPool:
@@ -60,20 +57,18 @@ class BlockPool:
         self.num_extra_references = 0
         self.has_one_queue = has_one_queue
         self._evict = evict
-        self._free = [] if has_one_queue else list(range(num_blocks - 1, -1, -1))  # unhashed ones, the last first
+        self._free = list(range(num_blocks - 1, -1, -1))  # unhashed ones, which go before the queue, the last first
         self._queue: OrderedDict[_Segment, None] = OrderedDict()
-        self._segment_of: list[_Segment | None] = [None] * num_blocks  # of queued blocks
+        self._segment_of: list[_Segment | None] = [None] * num_blocks  # of hashed blocks in the queue
         self._shared: dict[int, int] = {}  # references beyond the first
-        if has_one_queue:
-            self._enqueue(list(range(num_blocks - 1, -1, -1)), [], 0)
 
     @property
     def num_uncached(self) -> int:
         """Free blocks, or fewer, that are taken before any whose content can be found."""
-        return len(self._free)
+        return 0 if self.has_one_queue else len(self._free)
 
     def is_queued(self, block: int) -> bool:
-        """Whether a block is free but kept in the queue, so that it can be brought back."""
+        """Whether a block is free but its content is kept, so that it can be brought back."""
         return self._segment_of[block] is not None
 
     def count_queued(self, blocks: list[int]) -> int:
@@ -82,6 +77,14 @@ class BlockPool:
 
     def is_shared(self, block: int) -> bool:
         return block in self._shared
+
+    def num_freed_by(self, tables: list[list[int]]) -> int:
+        """How many blocks become free when all of `tables` are released."""
+        num_entries, shared = sum(map(len, tables)), self._shared
+        if not shared:
+            return num_entries
+        counts = Counter(chain.from_iterable([shared.keys() & table for table in tables]))
+        return num_entries - sum([count - (shared[block] + 1 == count) for block, count in counts.items()])
 
     def num_references(self, block: int) -> int:
         """How many sequences hold a block that is held."""
@@ -96,16 +99,14 @@ class BlockPool:
         free = self._free
         if count == 1 and free:
             return [free.pop()]
-        if len(free) >= count:
-            split = len(free) - count
+        split = len(free) - count
+        if split >= 0:
             blocks = free[split:]
-            blocks.reverse()
             del free[split:]
-            return blocks
-        blocks = free.copy()
-        free.clear()
-        while (missing := count - len(blocks)) > 0:
-            blocks += self._dequeue(missing)
+        else:
+            blocks, self._free = free, []
+            while (missing := count - len(blocks)) > 0:
+                blocks += self._dequeue(missing)
         blocks.sort()
         return blocks
 
@@ -121,7 +122,7 @@ class BlockPool:
             segment_of[block] = None
             self.num_free -= 1
             segment.num_stale += 1
-            if not segment.num_blocks:
+            if segment.num_stale == len(segment.blocks):
                 del self._queue[segment]
 
     def release(self, table: list[int], hashes: list[int], num_hashed: int) -> None:
@@ -145,7 +146,7 @@ class BlockPool:
         private = table[max(num_hashed, num_kept) :]
         if private:
             if self.has_one_queue:
-                self._enqueue(private, [], 0)
+                self._queue[_Segment(private, [], 0)] = None
             else:
                 self._free.extend(reversed(private))
         if num_hashed > num_kept:
@@ -167,18 +168,23 @@ class BlockPool:
             segment_of[block] = segment
 
     def _dequeue(self, count: int) -> list[int]:
-        """Take up to `count` blocks from the oldest segment."""
+        """Take up to `count` blocks from the oldest segment; no other free blocks go before it."""
         segment = next(iter(self._queue))
-        queued, offset, segment_of = segment.blocks, segment.offset, self._segment_of
-        first = max(0, len(queued) - count)
-        blocks, hashes = queued[first:], segment.hashes[offset + first : offset + len(queued)]
-        del queued[first:]
+        queued, segment_of = segment.blocks, self._segment_of
+        blocks = queued[-count:]
+        del queued[-count:]
+        if not segment.hashes:
+            del self._queue[segment]
+            self._free = queued
+            return blocks
+        first = segment.offset + len(queued)
+        hashes = segment.hashes[first : first + len(blocks)]
         if segment.num_stale:
             is_here = [segment_of[block] is segment for block in blocks]
             segment.num_stale -= is_here.count(False)
             hashes = [*compress(hashes, is_here)]
             blocks = [*compress(blocks, is_here)]
-        if not segment.num_blocks:
+        if segment.num_stale == len(queued):
             del self._queue[segment]
         for block in blocks:
             segment_of[block] = None
@@ -200,17 +206,21 @@ class BlockPool:
         assert len(free) + len(references) == self.num_blocks, "a block is lost"
         assert {b: n - 1 for b, n in references.items() if n > 1} == self._shared, "reference counts are off"
         assert self.num_extra_references == sum(self._shared.values()), "extra references are miscounted"
-        assert self.has_one_queue or None not in queued.values(), "an unhashed block is kept as cached"
         return {block: each for block, each in queued.items() if each is not None}
 
     def _queued_hashes(self) -> dict[int, int | None]:
         """The blocks in the queue with their hashes; proves that the queue is sound."""
         queued: dict[int, int | None] = {}
+        unhashed: dict[int, None] = {}
         for segment in self._queue:
             left = segment.blocks
-            hashes = segment.hashes[segment.offset :] or repeat(None)
+            if not segment.hashes:
+                assert left and self.has_one_queue, "unhashed blocks are queued behind hashed ones"
+                unhashed |= dict.fromkeys(left)
+                continue
+            hashes = segment.hashes[segment.offset :]
             valid = {b: h for b, h in zip(left, hashes, strict=False) if self._segment_of[b] is segment}
-            assert len(valid) == segment.num_blocks > 0, "stale blocks are miscounted"
-            queued.update(valid)
+            assert len(valid) == len(left) - segment.num_stale > 0, "stale blocks are miscounted"
+            queued |= valid
         assert {b for b, segment in enumerate(self._segment_of) if segment is not None} == queued.keys()
-        return queued
+        return queued | unhashed

@@ -143,6 +143,9 @@ class RangePool:
     def is_shared(self, block: int) -> bool:
         return False
 
+    def num_freed_by(self, tables: list[list[int]]) -> int:
+        return sum(map(len, tables))
+
     def num_references(self, block: int) -> int:
         return 1
 

@@ -46,6 +46,9 @@ class Pool(Protocol):
     def is_shared(self, block: int) -> bool:
         """Whether several sequences hold a block."""
 
+    def num_freed_by(self, tables: list[list[int]]) -> int:
+        """How many blocks become free when all of `tables` are released."""
+
     def num_references(self, block: int) -> int:
         """How many sequences hold a block that is held."""
 

@@ -113,17 +113,18 @@ class PrefixIndex:
 
     def remove(self, blocks: list[int], hashes: list[int]) -> None:
         """The content of `blocks`, added under these hashes, is about to be overwritten."""
-        left = len(blocks)
-        if not self._runs:
-            self._remove_entered(blocks, hashes)
-            left = 0
+        run_at, left = self._run_at, len(blocks)
         while left:
-            run = self._run_at.get(blocks[left - 1])
-            if run is None:
-                left -= 1
-                self._remove_one(blocks[left], hashes[left])
-            else:
+            if (run := run_at.get(blocks[left - 1])) is not None:
                 left = self._shorten(run, blocks, left)
+                continue
+            start = 0
+            if not run_at.keys().isdisjoint(blocks[:left]):
+                start = left - 1
+                while blocks[start - 1] not in run_at:
+                    start -= 1
+            self._remove_entered(blocks[start:left], hashes[start:left])
+            left = start
         if self._content:
             for block in blocks:
                 self._content.pop(block, None)
@@ -146,6 +147,8 @@ class PrefixIndex:
 
     def _remove_entered(self, blocks: list[int], hashes: list[int]) -> None:
         index, duplicates = self._blocks, self._duplicates
+        if self._runs and not (self._runs.keys().isdisjoint(hashes) and all(map(index.__contains__, hashes))):
+            self.enter([*self._runs])  # a block is not the last of its run
         if duplicates and not duplicates.keys().isdisjoint(hashes):
             for block, block_hash in zip(blocks, hashes, strict=True):
                 self._remove_one(block, block_hash)
@@ -154,8 +157,6 @@ class PrefixIndex:
                 del index[block_hash]
 
     def _remove_one(self, block: int, block_hash: int) -> None:
-        if block_hash in self._runs or block_hash not in self._blocks:  # the block is not the last of its run
-            self.enter([*self._runs])
         duplicates = self._duplicates.get(block_hash)
         if duplicates is None:
             del self._blocks[block_hash]
