@@ -117,7 +117,7 @@ def _import(key: str, name: str) -> Any:
 
 
 def _checked_policy(name: str, found: Any) -> Any:
-    needed = ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admits", "compose")
+    needed = ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admit", "compose")
     missing = [each for each in needed if not hasattr(found, each)]
     if missing or not isinstance(found, type):
         what = f"it has no {missing[0]}" if missing else "it is no class"

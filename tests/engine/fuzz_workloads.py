@@ -92,7 +92,7 @@ def draw_policy(
 ) -> SchedulerOptions:
     """A policy, or any that there is, with settings of its own, and several priorities, tenants and deadlines."""
     names = sorted(POLICIES)
-    names += [name for name in names if POLICIES[name].admits is not BasePolicy.admits] * 2  # more can go wrong there
+    names += [name for name in names if POLICIES[name].admit is not BasePolicy.admit] * 2  # more can go wrong there
     policy = policy or rng.choice(names)
     own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
     victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from engine.core.beams import missing_blocks
+from engine.core.admission.need import missing_blocks
 from engine.core.kv.lower_tiers import match_below
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
