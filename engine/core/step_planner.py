@@ -104,7 +104,7 @@ class StepPlanner(GivingWay):
         waiting, running, limits, admission = self.waiting, self.running, self.limits, self.admission
         if not limits.cuts_prompts:
             cut = "never"
-        while budget > 0 and running.num_seats < limits.max_num_seqs and (sequence := waiting.candidate) is not None:
+        while budget > 0 and admission.free_seats > 0 and (sequence := waiting.candidate) is not None:
             need = Need(sequence, budget, admission.look)
             may_cut = cut == "any" or cut == "first" and not draft.prefills
             answer = admission.ask(need, draft, budget, may_cut=may_cut)

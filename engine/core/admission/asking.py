@@ -88,6 +88,10 @@ class Admission:
         self.running = running
         self.limits = limits
 
+    @property
+    def free_seats(self) -> int:
+        return self.limits.max_num_seqs - len(self.running.sequences) - self.running.num_reserved
+
     def state(self, now: int, free_tokens: int, *, may_cut: bool, follows_decodes: bool = False) -> AdmissionState:
         """What is left now; with `follows_decodes` what will be when all decodes have computed a token."""
         running, limits, decodes = self.running, self.limits, self.running.decodes
@@ -95,9 +99,8 @@ class Admission:
         if limits.watermark_blocks and sequences:
             free_blocks -= limits.watermark_blocks
         has_decoded = follows_decodes or len(decodes.fresh) < len(decodes.sequences) or bool(running.ending)
-        free_seats = limits.max_num_seqs - len(sequences) - running.num_reserved
         return _make_state(
-            (now, free_tokens, may_cut, free_seats, free_blocks, sequences, has_decoded, self.waiting, self.blocks)
+            (now, free_tokens, may_cut, self.free_seats, free_blocks, sequences, has_decoded, self.waiting, self.blocks)
         )
 
     def ask(self, need: Need, draft: StepDraft, budget: int, *, may_cut: bool) -> Admit | Wait:
