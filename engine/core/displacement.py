@@ -22,13 +22,13 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
     victims = sorted(planner.candidates(), key=rank)
     budget = planner.max_num_batched_tokens - len(running.decodes.sequences) * running.decodes.tokens_per_decode
     budget -= sum(planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
-    num_seats = num_blocks = 0  # of those for whom room is made
+    others: Need | None = None  # of those for whom room is made
     for sequence in planner.waiting.first(limits.max_num_seqs):
         if budget <= 0:
             break
         need = Need(sequence, budget, planner.admission.look)
-        need.blocks += num_blocks
-        need.seats += num_seats
+        if others is not None:
+            need.join(others)
         after = [victim for victim in victims if rank(victim) > rank(sequence)]
         kept = sum(len(other.block_table) for other in planner.waiting.all_holders() if rank(other) > rank(sequence))
         if not after or _must_wait(planner, need, _state_without(planner, draft.now, budget, after, kept)):
@@ -39,7 +39,7 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
                 if after.pop() in running.sequences:  # not preempted with another beam of its request
                     planner.preempt(draft, victims[-1])
                 victims.pop()
-        budget, num_seats, num_blocks = budget - need.tokens, need.seats, need.blocks
+        budget, others = budget - need.tokens, need
     draft.is_starved = False  # who gave way did so for those that are admitted now
 
 
@@ -52,7 +52,7 @@ def _state_without(
 ) -> AdmissionState:
     """What is left when those `leaving` have given up all that they hold, waiting ones `num_kept` blocks, and who runs
     on has got the blocks of the step."""
-    state = planner.admission.state(now, budget, may_cut=planner.limits.cuts_prompts)
+    state = planner.admission.state(now, budget, planner.limits.cuts_prompts)
     free_seats, free_blocks = state.free_seats, state.free_blocks + num_kept - planner.num_blocks_due()
     for sequence in leaving:
         free_seats += 1 + sequence.num_forks

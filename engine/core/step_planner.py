@@ -107,11 +107,16 @@ class StepPlanner(GivingWay):
         while budget > 0 and admission.free_seats > 0 and (sequence := waiting.candidate) is not None:
             need = Need(sequence, budget, admission.look)
             may_cut = cut == "any" or cut == "first" and not draft.prefills
-            answer = admission.ask(need, draft, budget, may_cut=may_cut)
+            state = admission.state(draft.now, budget, may_cut)
+            answer = admission.admit(need, state)
             if isinstance(answer, Wait):
+                admission.hold(need, state, answer)
+                draft.wait_until = answer.until
                 if waiting.holders and self._others_give_up(sequence):
                     continue
                 return
+            if not need.is_seen:
+                need.see()
             if need.is_parked:
                 self._parking.admit(draft, waiting.pop(), need.match)
                 continue

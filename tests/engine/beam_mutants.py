@@ -28,7 +28,7 @@ _MUTANTS = [
     Mutant("a beam decodes before the others are back", "beams.py",
            "if not all(each in running.gathering for each in beams):", "if beam is leader:"),
     Mutant("blocks of the other beams are not asked for", "admission/need.py",
-           "            need.blocks += missing_blocks(blocks, sequence)\n", "            pass\n"),
+           "            needed += missing_blocks(blocks, sequence)\n", "            pass\n"),
     Mutant("the pool is promised to one beam", "beams.py",
            "own = (num_blocks - shared) // request.num_sequences", "own = num_blocks - shared"),
     Mutant("a replaced beam unblocks nobody", "beams.py", "            running.note_release()\n", ""),

@@ -9,7 +9,6 @@ from typing import NamedTuple
 from engine.core.admission.need import Need, Needs
 from engine.core.kv.block_manager import BlockManager
 from engine.core.limits import Limits
-from engine.core.plan import StepDraft
 from engine.core.running_set import RunningSet
 from engine.core.sequence import Sequence
 from engine.core.supply import suppliers
@@ -48,9 +47,8 @@ class AdmissionState(NamedTuple):
         free_seats: of the lane.
         free_blocks: that an admission may take: the watermark is left to those who run.
         running: the sequences of the lane, in order of admission.
-        has_decoded: whether one of them has decoded, when the step that is asked about comes.
-        waiting: the queue.
-        blocks: the pool, of all lanes.
+        follows_decodes: it is the step after one in which all decodes compute a token.
+        lane: what the next three are read from.
     """
 
     now: int
@@ -59,9 +57,24 @@ class AdmissionState(NamedTuple):
     free_seats: int
     free_blocks: int
     running: Collection[Sequence]
-    has_decoded: bool
-    waiting: WaitingQueue
-    blocks: BlockManager
+    follows_decodes: bool
+    lane: Admission
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """The queue."""
+        return self.lane.waiting
+
+    @property
+    def blocks(self) -> BlockManager:
+        """The pool, of all lanes."""
+        return self.lane.blocks
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether somebody of the lane has decoded, when the step comes."""
+        running, decodes = self.lane.running, self.lane.running.decodes
+        return self.follows_decodes or len(decodes.fresh) < len(decodes.sequences) or bool(running.ending)
 
 
 AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
@@ -87,36 +100,24 @@ class Admission:
         self.waiting = waiting
         self.running = running
         self.limits = limits
+        self._watermark = limits.watermark_blocks
 
     @property
     def free_seats(self) -> int:
         return self.limits.max_num_seqs - len(self.running.sequences) - self.running.num_reserved
 
-    def state(self, now: int, free_tokens: int, *, may_cut: bool, follows_decodes: bool = False) -> AdmissionState:
-        """What is left now; with `follows_decodes` what will be when all decodes have computed a token."""
-        running, limits, decodes = self.running, self.limits, self.running.decodes
-        sequences, free_blocks = running.sequences, self.blocks.num_free_blocks
-        if limits.watermark_blocks and sequences:
-            free_blocks -= limits.watermark_blocks
-        has_decoded = follows_decodes or len(decodes.fresh) < len(decodes.sequences) or bool(running.ending)
-        return _make_state(
-            (now, free_tokens, may_cut, self.free_seats, free_blocks, sequences, has_decoded, self.waiting, self.blocks)
-        )
+    def state(self, now: int, free_tokens: int, may_cut: bool, follows_decodes: bool = False) -> AdmissionState:
+        """What is left now, for this step or the one after the decodes."""
+        sequences, free_blocks, watermark = self.running.sequences, self.blocks.num_free_blocks, self._watermark
+        if watermark and sequences:
+            free_blocks -= watermark
+        fields = (now, free_tokens, may_cut, self.free_seats, free_blocks, sequences, follows_decodes, self)
+        return _make_state(fields)
 
-    def ask(self, need: Need, draft: StepDraft, budget: int, *, may_cut: bool) -> Admit | Wait:
-        """Ask whether the head of the queue may enter a step that has `budget` tokens left, and note why it waits."""
-        state = self.state(draft.now, budget, may_cut=may_cut)
-        answer = self.admit(need, state)
-        if isinstance(answer, Wait):
-            if answer.until is not None:
-                draft.wait_until = answer.until
-            if need.is_seen:
-                self._hold(need, answer, lacks_blocks=need.blocks > state.free_blocks)
-        return answer
-
-    def _hold(self, need: Need, answer: Wait, *, lacks_blocks: bool) -> None:
+    def hold(self, need: Need, state: AdmissionState, answer: Wait) -> None:
         """Note what the head waits for; where that is blocks, it is not asked about again before there may be some."""
-        if not lacks_blocks and answer != WAIT:
+        lacks_blocks = need.is_seen and need.blocks > state.free_blocks
+        if not lacks_blocks and (answer != WAIT or not need.is_seen):
             return
         sequence, match = need.sequence, need.match
         num_matched = match.num_kept + len(match.blocks)

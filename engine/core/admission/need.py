@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import match_below
@@ -11,8 +10,9 @@ from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.limits import Limits
 from engine.core.sequence import Sequence
 
-Look = Callable[["Need", int], None]
-"""Fills in a need, given the tokens that the step has left."""
+Look = Callable[[Sequence, int], tuple[PrefixMatch, bool, int, int]]
+"""Computes, for a sequence and the tokens that the step has left, what of it need not be computed, whether it is parked,
+and the tokens and blocks that it needs."""
 
 
 class Need:
@@ -30,38 +30,44 @@ class Need:
         seats: its own, and those of the sequences that will be forked from it.
         tokens: that it computes first, however few the step has left; 0 if its KV comes from another tier.
         blocks: free blocks that its admission takes, with at most `budget` of these tokens computed.
-        match: what need not be computed.
-        is_parked: it is admitted to wait until its KV has come from another tier.
-        is_seen: whether anything but the seats was read.
+        match: what need not be computed, once it is seen.
+        is_parked: it is admitted to wait until its KV has come from another tier, once that is seen.
+        is_seen: whether tokens or blocks were read.
     """
 
-    __slots__ = ("_budget", "_look", "blocks", "is_parked", "is_seen", "match", "seats", "sequence", "tokens")
-
-    sequence: Sequence
-    seats: int
-    tokens: int
-    blocks: int
-    match: PrefixMatch
-    is_parked: bool
-    is_seen: bool
+    __slots__ = ("_blocks", "_budget", "_look", "_tokens", "is_parked", "is_seen", "match", "seats", "sequence")
 
     def __init__(self, sequence: Sequence, budget: int, look: Look | None) -> None:
         self.sequence = sequence
         self.seats = 1 + sequence.num_forks
-        self.is_seen = False
+        self.match = NO_MATCH
+        self.is_parked = self.is_seen = False
+        self._tokens = self._blocks = 0
         self._budget = budget
         self._look = look
 
-    def __getattr__(self, name: str) -> Any:
-        """Called for what is not computed yet."""
+    @property
+    def tokens(self) -> int:
         if not self.is_seen:
-            self.is_seen = True
-            (self._look or _look_away)(self, self._budget)
-        return object.__getattribute__(self, name)
+            self.see()
+        return self._tokens
 
+    @property
+    def blocks(self) -> int:
+        if not self.is_seen:
+            self.see()
+        return self._blocks
 
-def _look_away(need: Need, budget: int) -> None:
-    need.match, need.is_parked, need.tokens, need.blocks = NO_MATCH, False, 0, 0
+    def see(self) -> None:
+        """Compute all but the seats."""
+        self.is_seen = True
+        if self._look is not None:
+            self.match, self.is_parked, self._tokens, self._blocks = self._look(self.sequence, self._budget)
+
+    def join(self, others: Need) -> None:
+        """Let it be the need of `others` too, who come before it."""
+        self.seats += others.seats
+        self._blocks = self.blocks + others.blocks
 
 
 class Needs:
@@ -72,9 +78,9 @@ class Needs:
         self._offload = blocks.offload
         self._limits = limits
 
-    def look(self, need: Need, budget: int) -> None:
-        """Fill in a need: prefix hits, then the first chunk, then the blocks that must be free for it."""
-        sequence, blocks, limits, offload = need.sequence, self._blocks, self._limits, self._offload
+    def look(self, sequence: Sequence, budget: int) -> tuple[PrefixMatch, bool, int, int]:
+        """Prefix hits, then the first chunk, then the blocks that must be free for it, as `Look` has it."""
+        blocks, limits, offload = self._blocks, self._limits, self._offload
         length, is_beam = sequence.num_tokens, sequence.request.num_common_blocks is not None
         is_whole = limits.checks_full_prompt or is_beam
         if sequence.host_blocks is not None:
@@ -87,10 +93,10 @@ class Needs:
         num_cached_tokens = match.num_cached_tokens
         tokens = limits.chunk_tokens(length - num_cached_tokens, length)
         checked = length if is_whole else num_cached_tokens + (tokens if tokens < budget else budget)
-        need.match, need.is_parked, need.tokens = match, is_parked, 0 if is_parked else tokens
-        need.blocks = blocks.blocks_needed(sequence, match, checked)
+        needed = blocks.blocks_needed(sequence, match, checked)
         if is_beam:
-            need.blocks += missing_blocks(blocks, sequence)
+            needed += missing_blocks(blocks, sequence)
+        return match, is_parked, 0 if is_parked else tokens, needed
 
 
 def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
