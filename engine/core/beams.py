@@ -137,15 +137,6 @@ def without_readmitted(sequences: dict[Sequence, None]) -> dict[Sequence, None]:
     return {sequence: None for sequence in sequences if sequence.request.num_common_blocks is None}
 
 
-def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
-    """Blocks that the other beams of a suspended request need beside those of `leader`, its first; 0 for others."""
-    common = leader.request.num_common_blocks
-    if common is None:
-        return 0
-    num_kept = (max(common, len(beam.block_table)) for beam in leader.request.sequences[1:])
-    return leader.num_forks * blocks.blocks_for(leader.num_tokens) - sum(num_kept)
-
-
 def seat(running: RunningSet, blocks: BlockManager, leader: Sequence) -> list[Sequence]:
     """Seat the other beams of a request whose first was just admitted, with blocks of their own; returns them.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.core import beams, padding
+from engine.core.admission.need import missing_blocks
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import give_up
 from engine.core.plan import StepDraft
@@ -70,7 +71,7 @@ class GivingWay:
             if not holder.block_table:
                 del self.waiting.holders[holder]
             holder = self.waiting.last_holder(spared)
-        self.waiting.head_blocked = False
+        self.waiting.unblock_head()
         return True
 
     def _others_give_up(self, head: Sequence) -> bool:
@@ -81,7 +82,7 @@ class GivingWay:
         if self.running.sequences or not self.waiting.head_blocked:
             return False
         num_missing = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) - self.num_free_blocks
-        num_missing += beams.missing_blocks(self._blocks, head)
+        num_missing += missing_blocks(self._blocks, head)
         return self.reclaim(num_missing, spared=head)
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:

@@ -2,37 +2,50 @@
 
 from __future__ import annotations
 
-from engine.core.kv.block_manager import BlockManager
-from engine.core.policy import Policy, make_view
-from engine.core.running_set import RunningSet
-from engine.core.waiting_queue import WaitingQueue
+from engine.core.admission.asking import Admission, Admit
+from engine.core.admission.need import Need
 
 
-def decode_horizon(
-    policy: Policy, running: RunningSet, waiting: WaitingQueue, blocks: BlockManager, num_running: int, num_seats: int
-) -> int:
+def decode_horizon(admission: Admission, now: int, *, pads: bool) -> int:
     """Decode steps of a lane, the planned one included, in which nobody ends, enters or lacks a block.
 
-    The policy says whether the head of the queue could enter; a head that lacks blocks can also come to fit when a
-    decode fills a block that the head could share. `num_running` and `num_seats` are those of all lanes.
+    The policy says whether the head of the queue could enter the next step; a head that has to wait can also come to
+    fit when a decode fills a block that the head could share.
     """
+    running, blocks = admission.running, admission.blocks
     decodes = running.decodes
     limit = decodes.next_event()
-    if limit > 1 and waiting:
-        has_seat, head_fits = num_running < num_seats, not waiting.head_blocked
-        view = make_view((len(waiting), num_running, has_seat, head_fits, waiting.head, running.sequences))
-        if running.ending or policy.admits(view):
-            return 1
-        if waiting.head_blocked and waiting.suppliers and policy.admits(view._replace(head_fits=True)):
-            limit = min(limit, _steps_until_supply(running, waiting, blocks.block_size))
-    if limit <= 1 or running.ending and policy.pads:  # padding joins when the step is known to have ended
+    if limit > 1 and admission.waiting:
+        limit = 1 if running.ending else min(limit, _steps_until_admission(admission, now, limit))
+    if limit <= 1 or running.ending and pads:  # padding joins when the step is known to have ended
         return 1
     if blocks.offload is not None:  # what a step drives out of the prefix cache is copied before, in a plan of its own
         return decodes.affordable_steps(limit, blocks.pool.num_uncached)
     return decodes.affordable_steps(limit, blocks.num_free_blocks)
 
 
-def _steps_until_supply(running: RunningSet, waiting: WaitingQueue, block_size: int) -> int:
+def _steps_until_admission(admission: Admission, now: int, limit: int) -> int:
+    """Decode steps until the head of the queue may enter, `limit` if that depends on what ends them.
+
+    What it needs is known if it was told to wait. If not, nobody may look now, since what it can share the next step
+    may know better: then a policy that wants to know is asked again then.
+    """
+    waiting = admission.waiting
+    need = waiting.held or Need(waiting.head, 0, None)
+    state = admission.state(now, admission.limits.max_num_batched_tokens, True, follows_decodes=True)
+    answer = admission.admit(need, state)
+    if isinstance(answer, Admit) or answer.until is not None or (need.is_seen and waiting.held is None):
+        return 1
+    steps = limit if answer.steps is None else answer.steps
+    if waiting.held is not None and waiting.suppliers:
+        supplied = state._replace(free_blocks=state.free_blocks + need.blocks)
+        if isinstance(admission.admit(need, supplied), Admit):
+            steps = min(steps, _steps_until_supply(admission))
+    return steps
+
+
+def _steps_until_supply(admission: Admission) -> int:
     """Decode steps until one of the suppliers of the queue's head fills the awaited block."""
-    end = (waiting.awaited_block + 1) * block_size
-    return min(running.decodes.steps_until(supplier, end) for supplier in waiting.suppliers)
+    waiting = admission.waiting
+    end = (waiting.awaited_block + 1) * admission.blocks.block_size
+    return min(admission.running.decodes.steps_until(supplier, end) for supplier in waiting.suppliers)

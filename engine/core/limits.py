@@ -51,6 +51,13 @@ class Limits:
         max_padding = self.max_num_batched_tokens if pads and self.max_padding is None else self.max_padding
         return replace(self, max_num_seqs=max_num_seqs, max_padding=max_padding)
 
+    def chunk_tokens(self, left: int, budget: int) -> int:
+        """Tokens of the next chunk of a prompt with `left` to compute, within the budget and the limit of a chunk."""
+        most = self.max_chunk_tokens
+        if most and most < left:
+            left = most
+        return left if left < budget else budget
+
     def pads_too_much(self, sizes: Iterable[int], more: int) -> bool:
         """Whether one more prompt, of `more` tokens, would bring a step of `sizes`, padded, over a limit."""
         if self.max_padding is None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from engine.core.admission.asking import Admission
 from engine.core.horizon import decode_horizon
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepDraft, StepPlan, make_step_plan
-from engine.core.policy import Policy
 from engine.core.running_set import RunningSet
 from engine.core.slots import count_slots, num_to_compute
 from engine.core.waiting_queue import WaitingQueue
@@ -14,20 +14,18 @@ from engine.core.work import make_chunk_work, make_work
 
 
 class PlanMaker:
-    """Makes the plans of a scheduler with `num_seats` seats in its lanes."""
+    """Makes the plans of a scheduler whose lanes are entered by these admissions; the prompts of a step are padded to
+    the longest if it `pads`."""
 
-    def __init__(
-        self, policy: Policy, lanes: list[RunningSet], blocks: BlockManager, waiting: WaitingQueue, num_seats: int
-    ) -> None:
-        self._policy = policy
-        self._num_seats = num_seats
-        self._lanes = lanes
+    def __init__(self, admissions: list[Admission], blocks: BlockManager, waiting: WaitingQueue, *, pads: bool) -> None:
+        self._admissions = admissions
+        self._lanes = [admission.running for admission in admissions]
         self._blocks = blocks
         self._waiting = waiting
         self._pool = blocks.pool
         self._block_size = blocks.block_size
         self._reserves = isinstance(blocks, ContiguousManager)
-        self._pads = policy.pads
+        self._pads = pads
 
     def make(self, lane: int, draft: StepDraft) -> StepPlan:
         """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`."""
@@ -42,7 +40,7 @@ class PlanMaker:
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
             if is_alone and not (prefills or draft.transfers or draft.paused or running.beams):
-                horizon = decode_horizon(self._policy, running, waiting, blocks, num_running, self._num_seats)
+                horizon = decode_horizon(self._admissions[lane], draft.now, pads=self._pads)
         else:
             work, fresh = make_work((chunks, 0, 0, 0, num_copied, 1, None, None)), []
         num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0

@@ -2,38 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from functools import partial
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, Protocol
 
+from engine.core.admission.asking import WAIT, WAIT_FOR_A_STEP, AdmissionState, Admit, Wait, make_admit
+from engine.core.admission.need import Need
 from engine.core.plan import StepDraft
 from engine.core.policy_options import NoOptions
 from engine.core.preemption import Preemption
-from engine.core.sequence import Sequence
 from engine.core.step_planner import StepPlanner
 from engine.core.waiting_queue import QueueOrder, WaitingQueue
-
-
-class QueueView(NamedTuple):
-    """What the scheduler tells of the queue while only decodes run.
-
-    Attributes:
-        num_waiting, num_running: sequences.
-        has_seat: one more sequence may run.
-        head_fits: the pool has room for the head of the queue, as far as is known.
-        head: the head of the queue.
-        running: the sequences of the lane, in order of admission.
-    """
-
-    num_waiting: int
-    num_running: int
-    has_seat: bool
-    head_fits: bool
-    head: Sequence
-    running: Collection[Sequence]
-
-
-make_view = partial(tuple.__new__, QueueView)  # from a tuple of all fields, as `_make`, without a Python call
 
 
 class Policy(Protocol):
@@ -61,10 +38,11 @@ class Policy(Protocol):
     def make_queue(self) -> WaitingQueue:
         """An empty waiting queue; the scheduler asks once."""
 
-    def admits(self, view: QueueView) -> bool:
-        """Whether the head of the queue could enter the next step if nothing else changes.
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        """Whether the head of the queue may enter a step, with how many tokens; or until when it waits.
 
-        While it could not, decode steps run on without being planned one by one.
+        It is asked when a step is planned, and then whether the head could enter the step after it. While it could not,
+        decode steps run on without being planned one by one.
         """
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
@@ -74,7 +52,7 @@ class Policy(Protocol):
 class BasePolicy:
     """Chunked prefill: all decodes, then prompt chunks in what the token budget leaves.
 
-    It keeps order and preemption, and admits whoever has a seat and blocks, but nobody in a step that preempts.
+    It keeps order and preemption, and admits whoever has a seat, tokens and blocks, but nobody in a step that preempts.
     """
 
     options_type: ClassVar[type[Any]] = NoOptions
@@ -89,8 +67,15 @@ class BasePolicy:
     def make_queue(self) -> WaitingQueue:
         return WaitingQueue(self.order)
 
-    def admits(self, view: QueueView) -> bool:
-        return view.has_seat and view.head_fits
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        if need.seats > state.free_seats:
+            return WAIT
+        num_tokens = need.tokens
+        if num_tokens > state.free_tokens:
+            if not state.may_cut:
+                return WAIT_FOR_A_STEP
+            num_tokens = state.free_tokens
+        return make_admit((num_tokens,)) if need.blocks <= state.free_blocks else WAIT
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         planner.decode(draft)

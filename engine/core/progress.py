@@ -78,7 +78,7 @@ class Progress:
             end_batch(self._running)
 
     def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
-        self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue
+        self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue
         started: list[Sequence] = []
         for sequence, start, num_tokens, is_last in flight.plan.prefills:
             if sequence not in self._running.prefilling:  # aborted meanwhile

@@ -103,7 +103,7 @@ class RunningSet:
             self.returning.append(sequence)  # it gets no token of the plan that is under way
             return
         del self.parked[sequence]
-        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share
+        self._waiting.unblock_head()  # it may fill a block that the first in the queue can share
         land(self._blocks, sequence)
         sequence.status = SequenceStatus.PREFILLING
         if sequence.request.num_common_blocks is not None:  # the beams of a request go on together
@@ -151,7 +151,7 @@ class RunningSet:
 
     def resume(self) -> None:
         """Let the paused sequences decode again."""
-        self._waiting.head_blocked = False  # they may fill a block that the first in the queue can share
+        self._waiting.unblock_head()  # they may fill a block that the first in the queue can share
         for sequence in self.paused:
             self.decodes.join(sequence)
         self.paused.clear()
@@ -179,7 +179,7 @@ class RunningSet:
 
     def note_release(self) -> None:
         """Blocks were given up: the head of the queue may fit now."""
-        self._waiting.head_blocked = False
+        self._waiting.unblock_head()
 
     def release_early(self, sequence: Sequence) -> None:
         """Let an ending sequence go at once, because its blocks are needed."""
@@ -203,7 +203,7 @@ class RunningSet:
         del self.landing[sequence]
         land(self._blocks, sequence)
         self._blocks.release(sequence)
-        self._waiting.head_blocked = False
+        self._waiting.unblock_head()
 
     # -- between states -------------------------------------------------------------------------------------------
 

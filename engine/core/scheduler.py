@@ -77,11 +77,13 @@ class Scheduler:
             running = RunningSet(blocks, self.waiting, decodes, lag=int(plans_ahead))
             limits.check(decodes.tokens_per_decode, pads=policy.pads)
             bounds = limits.of_lane(lane, num_lanes, pads=policy.pads)
-            self._planners.append(StepPlanner(blocks, self.waiting, running, policy.preemption, bounds))
+            self._planners.append(StepPlanner(blocks, self.waiting, running, bounds, policy.preemption, policy.admit))
         self._lanes = [planner.running for planner in self._planners]
         pads_to = self.max_model_len if policy.pads else None
         self._progress = [Progress(lane, blocks, self.waiting, pads_to) for lane in self._lanes]
-        self._maker = PlanMaker(policy, self._lanes, blocks, self.waiting, self.max_num_seqs)
+        self._maker = PlanMaker(
+            [planner.admission for planner in self._planners], blocks, self.waiting, pads=policy.pads
+        )
         self._requests: dict[int, Request] = {}
         self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused

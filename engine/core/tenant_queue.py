@@ -111,7 +111,8 @@ class TenantQueue(WaitingQueue):
         if self.heaps:
             least = min(self.heaps.items(), key=lambda item: (self.served[item[0]], item[1][0]))[1]
         if least is not self._heap:
-            self._heap, self.head_blocked = least, False
+            self._heap = least
+            self.unblock_head()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         super().check_integrity(running)

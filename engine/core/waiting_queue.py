@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from engine.core.admission.need import Need
 from engine.core.sequence import Sequence
 
 QueueOrder = Callable[[Sequence], Any]
@@ -31,11 +32,13 @@ class WaitingQueue:
 
     Attributes:
         holders: those that kept blocks when they were preempted.
-        head_blocked: the pool has no room for the head until something is released, or until one of `suppliers` fills
-            the block `awaited_block` that the head could then share; whoever does so resets it.
+        held: what the head needs, if a policy let it wait until something is released, or until one of `suppliers`
+            fills the block `awaited_block` that the head could then share; whoever does so calls `unblock_head`.
+        head_blocked: what it lacks is blocks, so that nobody needs to ask about it before that.
     """
 
     def __init__(self, order: QueueOrder) -> None:
+        self.held: Need | None = None
         self.head_blocked = False
         self.awaited_block = 0
         self.suppliers: list[Sequence] = []
@@ -60,15 +63,19 @@ class WaitingQueue:
         """The head, unless there is none or it is known not to fit."""
         return None if self.head_blocked or not self._heap else self._heap[0][-1]
 
-    def block_head(self, awaited_block: int, suppliers: list[Sequence]) -> None:
-        """Note that the head does not fit, and who may change that without releasing anything."""
-        self.head_blocked = True
+    def hold_head(self, need: Need, awaited_block: int, suppliers: list[Sequence], *, is_blocked: bool) -> None:
+        """Note that the head has to wait, and who may change that without releasing anything."""
+        self.held, self.head_blocked = need, is_blocked
         self.awaited_block, self.suppliers = awaited_block, suppliers
+
+    def unblock_head(self) -> None:
+        """Something has changed, or another sequence is the head: a policy is asked about it."""
+        self.held, self.head_blocked = None, False
 
     def look_for_supply(self) -> None:
         """Unblock the head if a supplier has filled the awaited block."""
         if self.head_blocked and any(s.num_registered_blocks > self.awaited_block for s in self.suppliers):
-            self.head_blocked = False
+            self.unblock_head()
 
     def push(self, sequence: Sequence) -> None:
         self._num_pushed += 1
@@ -77,12 +84,13 @@ class WaitingQueue:
         if sequence.block_table:
             self.holders[sequence] = entry[:3]
         if self._heap[0][-1] is sequence:
-            self.head_blocked = False
+            self.unblock_head()
 
     def pop(self) -> Sequence:
         sequence: Sequence = heapq.heappop(self._heap)[-1]
         if self.holders:
             self.holders.pop(sequence, None)
+        self.held = None
         return sequence
 
     def all_holders(self) -> list[Sequence]:
@@ -104,7 +112,7 @@ class WaitingQueue:
 
     def on_release(self, sequence: Sequence) -> None:
         """A sequence gave back its seat, and most often its blocks, so that the head may fit."""
-        self.head_blocked = False
+        self.unblock_head()
 
     def check_integrity(self, running: Iterable[Sequence]) -> None:
         """Prove, given all sequences with a seat, that the queue is in order; raises AssertionError."""
@@ -115,4 +123,4 @@ class WaitingQueue:
         self._heap = [entry for entry in self._heap if entry[-1] is not sequence]
         heapq.heapify(self._heap)
         self.holders.pop(sequence, None)
-        self.head_blocked = False
+        self.unblock_head()

@@ -12,8 +12,9 @@ from pathlib import Path
 
 from engine.core.policies import POLICIES
 from tests.engine.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz_workloads import random_workload, with_beams
+from tests.engine.fuzz_workloads import OWN_POLICY, random_workload, with_beams
 from tests.engine.mutants import MUTANTS
+from tests.engine.outputs_fit import OutputsFit
 from tests.engine.soundness import check_workload
 
 LONGEST_S = 30  # of processor time: far more than a workload takes
@@ -62,6 +63,7 @@ def try_mutants(num_seeds: int) -> None:
 
 
 def main() -> None:
+    POLICIES[OWN_POLICY] = OutputsFit
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--first", type=int, default=0, help="first seed")
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="number of workloads")

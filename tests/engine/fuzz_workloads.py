@@ -30,6 +30,8 @@ POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
     "fair": {"input_weight": [0, 1], "output_weight": [1, 2]},
 }
 """Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""
+OWN_POLICY = "tests.engine.outputs_fit:OutputsFit"
+"""A policy from elsewhere that restricts admission; `tests.engine.fuzz` enters it."""
 APART = ("prefill_first", "static")
 """Policies that never let prompts and decodes share a step."""
 UNSHARED: dict[str, Any] = {
@@ -91,8 +93,8 @@ def draw_policy(
     rng: random.Random, options: SchedulerOptions, cases: list[Case], policy: str | None
 ) -> SchedulerOptions:
     """A policy, or any that there is, with settings of its own, and several priorities, tenants and deadlines."""
-    names = sorted(POLICIES)
-    names += [name for name in names if POLICIES[name].admits is not BasePolicy.admits] * 2  # more can go wrong there
+    names = sorted(name for name in POLICIES if name != OWN_POLICY)
+    names += [name for name in names if POLICIES[name].admit is not BasePolicy.admit] * 2  # more can go wrong there
     policy = policy or rng.choice(names)
     own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
     victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])

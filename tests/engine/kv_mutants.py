@@ -82,8 +82,6 @@ KV_MUTANTS = [
            "return Transfer(DEVICE, target, DEVICE, target)"),
     Mutant("forks have no blocks of their own due", "step_planner.py",
            "return num_due + running.num_shared_blocks() if running.forked else num_due", "return num_due"),
-    Mutant("seats of forks are not reserved", "step_planner.py",
-           "running.num_seats + sequence.num_forks >=", "running.num_seats >="),
     Mutant("a swap keeps the wrong blocks", "kv/lower_tiers.py", "sources = sequence.block_table[: blocks",
            "sources = sequence.block_table[::-1][: blocks"),
     Mutant("a swap loses its last block", "kv/lower_tiers.py",
@@ -98,7 +96,7 @@ KV_MUTANTS = [
            "            self._blocks.register(sequence, sequence.num_computed_tokens)\n        if sequence.is_pre",
            "            pass\n        if sequence.is_pre"),
     Mutant("ready leaves the head blocked", "running_set.py",
-           "        self._waiting.head_blocked = False  # it may fill a block that the first in the queue can share\n",
+           "        self._waiting.unblock_head()  # it may fill a block that the first in the queue can share\n",
            ""),
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",

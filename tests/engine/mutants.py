@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+from tests.engine.admission_mutants import ADMISSION_MUTANTS
 from tests.engine.beam_mutants import BEAM_MUTANTS
 from tests.engine.kv_mutants import KV_MUTANTS
 from tests.engine.mutant import Mutant
 from tests.engine.padding_mutants import PADDING_MUTANTS
 
 MUTANTS = [
+    *ADMISSION_MUTANTS,
     *KV_MUTANTS,
     *BEAM_MUTANTS,
     *PADDING_MUTANTS,
@@ -66,25 +68,14 @@ MUTANTS = [
            "self.decodes.remove(sequence)\n        sequence.leave(SequenceStatus.DECODING)",
            "sequence.leave(SequenceStatus.DECODING)"),
     Mutant("a chunk unblocks nobody", "progress.py",
-           "self._waiting.head_blocked = False  # what was computed may shorten the prompt of the first in the queue",
+           "self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue",
            "pass"),
     # -- the planner, the policies and the scheduler ------------------------------------------------------------------
-    Mutant("one seat too many", "step_planner.py", "sequence.num_forks >= limits.max_num_seqs",
-           "sequence.num_forks > limits.max_num_seqs"),
     Mutant("a planned prompt gives way", "step_planner.py", "del unplanned[sequence]",
            "unplanned = self.running.prefilling.copy()"),
-    Mutant("a full budget admits nobody", "step_planner.py", "if wanted > budget and (cut",
-           "if wanted >= budget and (cut"),
     Mutant("recomputed tokens are counted from the start", "step_planner.py",
            "min(num_tokens, sequence.num_lost_tokens - start)", "num_tokens"),
     Mutant("nobody looks for supply", "step_planner.py", "            self.waiting.look_for_supply()\n", ""),
-    Mutant("the horizon ignores suppliers", "horizon.py",
-           "limit = min(limit, _steps_until_supply(running, waiting, blocks.block_size))",
-           "pass"),
-    Mutant("the horizon ignores the queue", "horizon.py", "if running.ending or policy.admits(view):",
-           "if False:"),
-    Mutant("static batching waits for each end", "policies/static.py", "return not view.num_running and view.head_fits",
-           "return view.head_fits"),
     Mutant("the watermark is rounded down", "scheduler_making.py",
            "watermark_blocks=ceil(watermark * blocks.num_blocks)",
            "watermark_blocks=int(options.watermark * blocks.num_blocks)"),
@@ -96,10 +87,11 @@ MUTANTS = [
     Mutant("an urgent arrival finds the head blocked", "waiting_queue.py", "if self._heap[0][-1] is sequence:",
            "if False:"),
     Mutant("the less urgent keep their places", "displacement.py", "if not after or", "if after or"),
-    Mutant("fair shares leave the head blocked", "tenant_queue.py", "self._heap, self.head_blocked = least, False",
-           "self._heap = least", ("--policy", "fair")),
+    Mutant("fair shares leave the head blocked", "tenant_queue.py",
+           "            self._heap = least\n            self.unblock_head()\n", "            self._heap = least\n",
+           ("--policy", "fair")),
     Mutant("fair shares are looked at when something happens", "policies/fair.py",
-           "view.head_fits or len(self._queue.heaps) > 1", "view.head_fits", ("--policy", "fair")),
+           " and len(self._queue.heaps) > 1:", " and False:", ("--policy", "fair")),
     Mutant("the preempted go to the end", "waiting_queue.py", "sequence.request.order, self._num_pushed",
            "self._num_pushed, self._num_pushed"),
 ]  # fmt: skip

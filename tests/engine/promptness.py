@@ -8,14 +8,14 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from engine.core.beams import missing_blocks
+from engine.core.admission.need import missing_blocks
 from engine.core.kv.lower_tiers import match_below
 from engine.core.plan import StepPlan
 from engine.core.policies import POLICIES
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Sequence
 from engine.core.tenant_queue import TenantQueue
-from tests.engine.fuzz_workloads import APART
+from tests.engine.fuzz_workloads import APART, OWN_POLICY
 from tests.engine.workload import Workload
 
 
@@ -162,6 +162,14 @@ def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
         assert free >= reserve_of(workload), "an admission went below the watermark"
 
 
+def outputs_to_come(scheduler: Scheduler, head: Sequence) -> int:
+    """Blocks for what those that run and the head of the queue generate, beyond those that they get now."""
+    size, (lane,) = scheduler.blocks.block_size, scheduler._planners
+    held = [(sequence, len(sequence.block_table)) for sequence in lane.running.sequences]
+    held.append((head, math.ceil(head.num_tokens / size)))
+    return sum(max(0, math.ceil((sequence.end_length - 1) / size) - count) for sequence, count in held)
+
+
 def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None, head: Sequence) -> bool:
     """Whether the head of the queue fits into what the plan leaves of seats, tokens and blocks."""
     options, blocks = workload.options, scheduler.blocks
@@ -178,6 +186,7 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     decode_tokens = num_decodes * workload.tokens_per_decode if options.policy not in APART else 0
     budget = workload.max_num_batched_tokens - decode_tokens - sum(sizes)
     reserve = reserve_of(workload) if lane.running.sequences else 0
+    reserve += outputs_to_come(scheduler, head) if options.policy == OWN_POLICY and lane.running.sequences else 0
     if head.host_blocks is not None:
         needed = blocks.blocks_for(head.num_tokens) + missing_blocks(blocks, head)
         return budget > 0 and needed + reserve <= blocks.num_free_blocks

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.core.admission.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
+from engine.core.admission.need import Need
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy, QueueView
+from engine.core.policy import BasePolicy
 from engine.core.preemption import Preemption
 from engine.core.step_planner import StepPlanner
 from engine.core.tenant_queue import TenantQueue
@@ -47,8 +49,11 @@ class Fair(BasePolicy):
     def make_queue(self) -> TenantQueue:
         return self._queue
 
-    def admits(self, view: QueueView) -> bool:
-        return view.has_seat and (view.head_fits or len(self._queue.heaps) > 1)
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        answer = super().admit(need, state)
+        if isinstance(answer, Wait) and state.free_seats > 0 and len(self._queue.heaps) > 1:
+            return WAIT_FOR_A_STEP  # then another tenant may have the head
+        return answer
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         has_seat = planner.running.num_seats < planner.limits.max_num_seqs

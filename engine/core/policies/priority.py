@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
+from engine.core.admission.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
+from engine.core.admission.need import Need
 from engine.core.displacement import make_way
 from engine.core.kv.pool import Pool
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy, QueueView, nanoseconds
+from engine.core.policy import BasePolicy, nanoseconds
 from engine.core.preemption import Preemption
 from engine.core.sequence import Sequence
 from engine.core.step_planner import StepPlanner
@@ -44,8 +46,11 @@ class Priority(BasePolicy):
         self._ageing = None if options.ageing_s is None else nanoseconds(options.ageing_s)
         self._settled: tuple[Collection[Sequence] | None, Sequence | None, int] = None, None, 0
 
-    def admits(self, view: QueueView) -> bool:
-        return super().admits(view) or self._outranks(view.head, view.running)
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        answer = super().admit(need, state)
+        if isinstance(answer, Wait) and self._outranks(need.sequence, state.running):
+            return WAIT_FOR_A_STEP  # then others make way for it
+        return answer
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         if planner.waiting and self._outranks(planner.waiting.head, planner.running.sequences):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.core.admission.asking import WAIT, AdmissionState, Admit, Wait
+from engine.core.admission.need import Need
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy, QueueView, nanoseconds
+from engine.core.policy import BasePolicy, nanoseconds
 from engine.core.preemption import Preemption
 from engine.core.step_planner import StepPlanner
 from engine.core.waiting_queue import QueueOrder
@@ -44,29 +46,21 @@ class Static(BasePolicy):
         self.pads = options.padded
         self._max_queue_delay = nanoseconds(options.max_queue_delay_s)
 
-    def admits(self, view: QueueView) -> bool:
-        return not view.num_running and view.head_fits
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        if state.has_decoded:
+            return WAIT
+        if not state.running and len(state.waiting) < state.free_seats:
+            start = min(sequence.request.arrival_time for sequence in state.waiting) + self._max_queue_delay
+            if state.now < start:
+                return Wait(until=start)
+        return super().admit(need, state)
 
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
-        running = planner.running
-        decodes = running.decodes
-        is_filling = len(decodes.fresh) == len(decodes.sequences) and not running.ending
-        is_due = bool(running.sequences) or self._is_due(planner, draft)
         budget = planner.continue_prefills(draft, planner.max_num_batched_tokens)
-        if is_filling and is_due and not draft.is_starved:
+        if not draft.is_starved:
             planner.admit(draft, budget, cut="first")
-        if not draft.prefills and not decodes.sequences.keys() <= running.padding.keys():
+        if not draft.prefills and not planner.running.decodes.sequences.keys() <= planner.running.padding.keys():
             planner.decode(draft)
-
-    def _is_due(self, planner: StepPlanner, draft: StepDraft) -> bool:
-        """Whether a batch may start now: it is full, or its first request has waited long enough."""
-        waiting = planner.waiting
-        if 0 < len(waiting) < planner.limits.max_num_seqs:
-            start = min(sequence.request.arrival_time for sequence in waiting) + self._max_queue_delay
-            if draft.now < start:
-                draft.wait_until = start
-                return False
-        return True
 
 
 POLICY = Static

@@ -13,6 +13,8 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from engine.core.kv.contiguous import Contiguous  # noqa: E402
+from engine.core.policies import POLICIES  # noqa: E402
+from engine.core.policy import BasePolicy  # noqa: E402
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
 from harness.runs.record import Record  # noqa: E402
@@ -78,7 +80,8 @@ def test_the_simulator_repeats_a_real_run(name: str, num_blocks: int, lookahead:
     assert (len(real.durations) == len(measured.steps)) == (lookahead == 1)
     assert measured.steps["num_cached_tokens"].sum() > 0
     preempts = num_blocks == 40 or name == "priority"  # the urgent take seats of others
-    assert (measured.steps["num_preempted"].sum() > 0) == preempts
+    may_restrict = POLICIES[OPTIONS[name].policy].admit is not BasePolicy.admit  # so that nobody needs to give way
+    assert (measured.steps["num_preempted"].sum() > 0) == preempts or may_restrict
     for row, request in real.requests.items():
         tokens = request.sequences[0].token_ids
         assert tokens and TOKENS.setdefault(row, tokens) == tokens, "what is generated hangs on who decodes beside it"

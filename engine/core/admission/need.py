@@ -1,0 +1,108 @@
+"""What a waiting sequence needs to enter a step: tokens, blocks and seats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.lower_tiers import match_below
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
+from engine.core.limits import Limits
+from engine.core.sequence import Sequence
+
+Look = Callable[[Sequence, int], tuple[PrefixMatch, bool, int, int]]
+"""Computes, for a sequence and the tokens that the step has left, what of it need not be computed, whether it is parked,
+and the tokens and blocks that it needs."""
+
+
+class Need:
+    """What a waiting sequence needs to enter a step.
+
+    All but the seats takes a look into the prefix cache. So it is computed when it is first read, and never for a
+    policy that lets the sequence wait for something else.
+
+    Args:
+        budget: tokens that the step has left.
+        look: fills in the rest; None where nobody may look now: then it is 0, and `is_seen` tells that it was read.
+
+    Attributes:
+        sequence: who wants to enter; of suspended beams the first, for all of them.
+        seats: its own, and those of the sequences that will be forked from it.
+        tokens: that it computes first, however few the step has left; 0 if its KV comes from another tier.
+        blocks: free blocks that its admission takes, with at most `budget` of these tokens computed.
+        match: what need not be computed, once it is seen.
+        is_parked: it is admitted to wait until its KV has come from another tier, once that is seen.
+        is_seen: whether tokens or blocks were read.
+    """
+
+    __slots__ = ("_blocks", "_budget", "_look", "_tokens", "is_parked", "is_seen", "match", "seats", "sequence")
+
+    def __init__(self, sequence: Sequence, budget: int, look: Look | None) -> None:
+        self.sequence = sequence
+        self.seats = 1 + sequence.num_forks
+        self.match = NO_MATCH
+        self.is_parked = self.is_seen = False
+        self._tokens = self._blocks = 0
+        self._budget = budget
+        self._look = look
+
+    @property
+    def tokens(self) -> int:
+        if not self.is_seen:
+            self.see()
+        return self._tokens
+
+    @property
+    def blocks(self) -> int:
+        if not self.is_seen:
+            self.see()
+        return self._blocks
+
+    def see(self) -> None:
+        """Compute all but the seats."""
+        self.is_seen = True
+        if self._look is not None:
+            self.match, self.is_parked, self._tokens, self._blocks = self._look(self.sequence, self._budget)
+
+    def join(self, others: Need) -> None:
+        """Let it be the need of `others` too, who come before it."""
+        self.seats += others.seats
+        self._blocks = self.blocks + others.blocks
+
+
+class Needs:
+    """Computes what sequences need to enter a lane with these limits."""
+
+    def __init__(self, blocks: BlockManager, limits: Limits) -> None:
+        self._blocks = blocks
+        self._offload = blocks.offload
+        self._limits = limits
+
+    def look(self, sequence: Sequence, budget: int) -> tuple[PrefixMatch, bool, int, int]:
+        """Prefix hits, then the first chunk, then the blocks that must be free for it, as `Look` has it."""
+        blocks, limits, offload = self._blocks, self._limits, self._offload
+        length, is_beam = sequence.num_tokens, sequence.request.num_common_blocks is not None
+        is_whole = limits.checks_full_prompt or is_beam
+        if sequence.host_blocks is not None:
+            match, is_parked, is_whole = NO_MATCH, True, True
+        elif offload is None:
+            match, is_parked = blocks.match(sequence), False
+        else:
+            match = match_below(blocks, sequence, blocks.match(sequence))
+            is_parked = offload.must_wait(match)
+        num_cached_tokens = match.num_cached_tokens
+        tokens = limits.chunk_tokens(length - num_cached_tokens, length)
+        checked = length if is_whole else num_cached_tokens + (tokens if tokens < budget else budget)
+        needed = blocks.blocks_needed(sequence, match, checked)
+        if is_beam:
+            needed += missing_blocks(blocks, sequence)
+        return match, is_parked, 0 if is_parked else tokens, needed
+
+
+def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
+    """Blocks that the other beams of a suspended request need beside those of `leader`, its first; 0 for others."""
+    common = leader.request.num_common_blocks
+    if common is None:
+        return 0
+    num_kept = (max(common, len(beam.block_table)) for beam in leader.request.sequences[1:])
+    return leader.num_forks * blocks.blocks_for(leader.num_tokens) - sum(num_kept)
