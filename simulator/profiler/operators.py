@@ -14,7 +14,7 @@ from engine.models.attention import Attention
 from engine.models.blocks import CausalLM, GatedMLP
 from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, LayerKV
 from kernels.kv_integers import LARGEST, head_dim_of, quantize_blocks
 from kernels.kv_store import store_kv
 from kernels.sampler import sample
@@ -254,6 +254,5 @@ def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:
 def _forward(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata
 ) -> Callable[[], object]:
-    return lambda: attention.backend.forward(
-        q, k, v, cache[0], cache[1], metadata, attention.scale, kv_scales=attention.kv_scales
-    )
+    kv = LayerKV(cache[0], cache[1], attention.kv_scales)
+    return lambda: attention.backend.forward(q, (k, v), kv, metadata, attention.scale)

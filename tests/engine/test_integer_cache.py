@@ -16,7 +16,7 @@ from engine.llm import LLM  # noqa: E402
 from engine.runner import kv_cache  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
-from experiments.kv_error import measure  # noqa: E402
+from experiments.claims.kv_error import measure  # noqa: E402
 from harness.runs.system import resolve  # noqa: E402
 from tests.engine.llm_builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
 from tests.harness.builders import config  # noqa: E402
