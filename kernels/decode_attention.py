@@ -15,11 +15,10 @@ from torch import Tensor
 
 from kernels.attention_configs import decode_config, device_limits
 from kernels.attention_metadata import LayerKV
-from kernels.attention_splits import MIN_SPLIT_TOKENS, decode_splits, empty_partials, join_splits, split_range
-from kernels.attention_tile import attend_tile, find_blocks
-from kernels.kv_integers import BITS
+from kernels.attention_splits import decode_splits, empty_partials, join_splits, split_range
+from kernels.attention_tile import attend_tile, find_blocks, launch_constants
 from kernels.launch import Launcher
-from kernels.runtime import INTERPRETED, Value, constexpr, next_power_of_2, tl, triton
+from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
 
@@ -128,7 +127,7 @@ def decode_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
-    kv_heads, group_size = kv.keys.shape[2], heads // kv.keys.shape[2]
+    kv_heads = kv.keys.shape[2]
     capability, num_sms = device_limits(q.device)
     config = decode_config(capability, head_dim, q.element_size(), kv.keys.dtype)
     splits = splits or decode_splits(batch * kv_heads, max_context, config.programs_per_sm * num_sms)
@@ -149,20 +148,8 @@ def decode_attention(
         out.stride(0),
         splits,
         context_lens if kv.scales is None else kv.scales,
-        kv_heads=kv_heads,
-        group_size=group_size,
-        head_dim=head_dim,
-        block_size=kv.keys.shape[1],
-        block_n=config.block_n,
-        block_d=max(16, next_power_of_2(head_dim)),
-        block_g=max(16, next_power_of_2(group_size)),
-        min_split=MIN_SPLIT_TOKENS,
-        one_split=splits == 1,
-        quantized=kv.scales is not None,
-        bits=BITS.get(kv.keys.dtype, 0),
-        interpreted=INTERPRETED,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        block_g=max(16, next_power_of_2(heads // kv_heads)),
+        **launch_constants(heads, head_dim, kv, config, splits),
     )
     if splits > 1:
         join_splits(partial, log_sum, out)

@@ -83,7 +83,7 @@ class FlashBackend:
         """See AttentionBackend.forward; `kv` has no scales."""
         assert kv.scales is None, "flash-attn 2 reads no float8 cache"
         if new is not None:
-            store_kv(*new, kv.keys, kv.values, metadata.slot_mapping)
+            store_kv(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]

@@ -19,12 +19,11 @@ from torch.nn import functional
 
 from kernels.attention_configs import device_limits, prefill_config
 from kernels.attention_metadata import LayerKV
-from kernels.attention_splits import MIN_SPLIT_TOKENS, empty_partials, join_splits, prefill_splits, split_range
-from kernels.attention_tile import attend_tile, find_blocks
-from kernels.kv_integers import BITS
+from kernels.attention_splits import empty_partials, join_splits, prefill_splits, split_range
+from kernels.attention_tile import attend_tile, find_blocks, launch_constants
 from kernels.kv_store import read_blocks
 from kernels.launch import Launcher
-from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
+from kernels.runtime import Value, ceil_div, constexpr, tl, triton
 
 LOG2_E = 1.4426950408889634
 
@@ -203,20 +202,8 @@ def prefill_attention(
         block_tables.stride(0),
         splits,
         context_lens if kv.scales is None else kv.scales,
-        kv_heads=kv_heads,
-        group_size=group_size,
-        head_dim=head_dim,
-        block_size=kv.keys.shape[1],
         block_m=config.block_m,
-        block_n=config.block_n,
-        block_d=max(16, next_power_of_2(head_dim)),
-        min_split=MIN_SPLIT_TOKENS,
-        one_split=splits == 1,
-        quantized=kv.scales is not None,
-        bits=BITS.get(kv.keys.dtype, 0),
-        interpreted=INTERPRETED,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **launch_constants(heads, head_dim, kv, config, splits),
     )
     if splits > 1:
         join_splits(partial, log_sum, out)

@@ -28,7 +28,7 @@ class TorchBackend:
     ) -> Tensor:
         """See AttentionBackend.forward."""
         assert new is not None, "stores them itself"
-        store_kv_reference(*new, kv.keys, kv.values, metadata.slot_mapping, kv.scales)
+        store_kv_reference(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         if first:

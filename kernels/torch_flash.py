@@ -64,7 +64,7 @@ class TorchFlashBackend:
         if not first or not metadata.begins_prompts:
             return self._triton.forward(q, new, kv, metadata, scale, out)
         if new is not None:
-            store_kv_triton(*new, kv.keys, kv.values, metadata.slot_mapping)
+            store_kv_triton(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         slots, bounds, longest = metadata.slot_mapping[:first], metadata.cu_seqlens_q, metadata.max_seqlen_q
         keys, values = (cache.flatten(0, 1).index_select(0, slots) for cache in (kv.keys, kv.values))

@@ -23,7 +23,7 @@ class TritonBackend:
     ) -> Tensor:
         """See AttentionBackend.forward."""
         if new is not None:
-            store_kv_triton(*new, kv.keys, kv.values, metadata.slot_mapping, kv.scales)
+            store_kv_triton(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]

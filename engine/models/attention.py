@@ -107,7 +107,7 @@ class Attention(nn.Module):
         """
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         if self.stores_itself(qkv):
-            return Projected(self.rotary_store(qkv, positions, *cache, slots, out), None)
+            return Projected(self.rotary_store(qkv, positions, cache, slots, out), None)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
@@ -130,16 +130,11 @@ class Attention(nn.Module):
         return runs_triton(x) and self.backend.takes_stored
 
     def rotary_store(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        out: Tensor | None = None,
+        self, qkv: Tensor, positions: Tensor, cache: LayerCache, slots: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Normalise and rotate q and k, and store k and v in the caches `keys` and `values`; returns q, as `out`."""
+        """Normalise and rotate q and k, and store k and v in the cache; returns q, as `out`."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, keys, values, slots, self.kv_scales, out)
+        kv = LayerKV(*cache, self.kv_scales)
+        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, kv, slots, out)

@@ -206,9 +206,9 @@ def store(cache: torch.dtype, head_dim: int = 128, group: int = 2, is_normed: bo
     kv, qkv = empty_kv(cache, head_dim), torch.zeros(64, 8 * group + 16, head_dim, dtype=torch.bfloat16)
     weight = torch.ones(head_dim, dtype=torch.bfloat16)
     norms = HeadNorms(weight, weight, 1e-6) if is_normed else None
-    rotary_store(qkv, norms, torch.zeros(1024, head_dim), positions, kv.keys, kv.values, slots, kv.scales)
+    rotary_store(qkv, norms, torch.zeros(1024, head_dim), positions, kv, slots)
     k, v = qkv[:, 8 * group : -8], qkv[:, -8:]
-    kv_store.store_kv_triton(k, v, kv.keys, kv.values, slots, kv.scales)
+    kv_store.store_kv_triton(k, v, kv, slots)
 
 
 def after_attention() -> None:

@@ -111,7 +111,7 @@ def test_torch_flash_takes_the_chunks_that_begin_their_prompts(monkeypatch: pyte
     monkeypatch.setattr(torch_flash, "_flash_attention", kernel)
     monkeypatch.setattr(backend, "_triton", Rest())
     case = make_case(Shape(16, 4, 2, 64), [(5, 5), (37, 37), (1, 1)], [1, 20], seed=1)
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, case.metadata.slot_mapping)
+    store_kv_reference(*case.new, case.kv, case.metadata.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
     for begins in (True, False):  # without being told so, it leaves all to Triton
         metadata = replace(case.metadata, begins_prompts=begins)

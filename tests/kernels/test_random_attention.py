@@ -42,7 +42,7 @@ def stored(case: Case, cache: torch.dtype) -> tuple[Case, torch.Tensor | None, t
         case, expected = in_integers(case, cache)
     else:
         expected = naive_attention(case)
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, case.metadata.slot_mapping, scales)
+    store_kv_reference(*case.new, case.kv._replace(scales=scales), case.metadata.slot_mapping)
     return case, scales, expected
 
 

@@ -29,7 +29,7 @@ SHAPES = [
 
 def decode(case: Case, splits: int | None) -> torch.Tensor:
     meta = case.metadata
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
     tables, bound = meta.decode_block_tables, meta.max_decode_context
     decode_attention(case.q, case.kv, meta.decode_context_lens, tables, case.scale, bound, out, splits)
@@ -90,7 +90,7 @@ def test_float8_cache(triton_device: str, shape: Shape) -> None:
     """Chunks and decodes over a float8 cache that the reference has filled; every head has another scale."""
     case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
     meta, kv = case.metadata, case.kv._replace(scales=scales)
-    store_kv_reference(case.k, case.v, kv.keys, kv.values, meta.slot_mapping, scales)
+    store_kv_reference(*case.new, kv, meta.slot_mapping)
     out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
     prefill_attention(
         case.q[:first], kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
@@ -119,7 +119,7 @@ def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits
     """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
     case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)
     meta = case.metadata
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
     prefill_attention(
         case.q, case.kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
