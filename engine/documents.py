@@ -101,7 +101,7 @@ def parse_yaml(text: str, *, numbers: str = "finite") -> Any:
         raise DocumentError(f"not YAML: {_one_line(getattr(error, 'problem', None) or error)}") from None
     except DocumentError:
         raise
-    except (ValueError, LookupError, TypeError, RecursionError) as error:  # from PyYAML's constructors of numbers
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError) as error:  # of PyYAML's constructors
         raise DocumentError(f"not YAML: {_one_line(error)}") from None
     _check(document, "not YAML", finite=numbers == "finite")
     return document
@@ -150,7 +150,7 @@ class _Loader(yaml.SafeLoader):
 
 def _without_dates() -> dict[str, list[tuple[str, Any]]]:
     """PyYAML's rules for plain text, but for dates, and with numbers such as 1e-3 as floats."""
-    exponent = (_FLOAT, re.compile(r"^[-+]?(?:\d+\.?\d*|\.\d+)[eE][-+]?\d+$"))
+    exponent = (_FLOAT, re.compile(r"^[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"))
     rules = {
         first: [rule for rule in known if rule[0] != _TIMESTAMP]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()

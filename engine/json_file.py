@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import reprlib
 from collections import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from engine import documents
+from engine.documents import DocumentError
 
 _MOST_BYTES = 64 << 20  # the index of a model with 100,000 tensors has 10 MB
 _SHORT = reprlib.Repr()
@@ -22,21 +24,9 @@ class ModelError(ValueError):
 def read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; raises ModelError if there is none, or the file is larger than 64 MiB."""
     try:
-        if path.exists() and not path.is_file():
-            raise ModelError(f"{path}: not a file")
-        if path.stat().st_size > _MOST_BYTES:
-            raise ModelError(f"{path}: larger than {_MOST_BYTES >> 20} MiB")
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ModelError(f"{path}: no such file") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise ModelError(f"{path}: nested too deeply") from None
-    except ModelError:
-        raise
-    except ValueError as error:  # of the JSON, of its encoding, or an integer of thousands of digits
-        raise ModelError(f"{path}: not JSON: {error}") from None
+        data = documents.read_json(path, numbers="any", max_bytes=_MOST_BYTES)
+    except DocumentError as error:
+        raise ModelError(f"{path}: {error}") from None
     if not isinstance(data, dict):
         raise ModelError(f"{path}: not a JSON object")
     return data

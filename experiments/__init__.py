@@ -24,11 +24,6 @@ def composed(*overrides: str) -> RunConfig:
         return parse(compose("config", overrides=list(overrides)))
 
 
-def command_of(module: str) -> str:
-    """The command of this process, which runs `module`."""
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
-
-
 def provenance(module: str) -> dict[str, Any]:
     """The command of this process, which runs `module`, and its environment."""
-    return {"command": command_of(module), "environment": environment()}
+    return {"command": shlex.join(["python", "-m", module, *sys.argv[1:]]), "environment": environment()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DISTSERVE_RATES = ("100-1", "200-2", "250-2.5", "300-3")  # requests and requests/s
-DISTSERVE_POOL = 3389  # KV blocks at 3 requests/s; experiments.recovery finds 3,387 to 3,390
+DISTSERVE_POOL = 3389  # KV blocks at 3 requests/s, of 3,387 to 3,390 that its steps show (docs/fidelity.md)
 _VLLM = {
     "llama": ("Llama-3.1-8B", ["model=llama-3.1-8b"], "sharegpt-llama-3.1-8b-300-sps10.jsonl"),
     "qwen": ("Qwen3-32B", ["model=qwen3-32b", "tensor_parallel_size=2"], "sharegpt-qwen3-32b-300-sps10.jsonl"),

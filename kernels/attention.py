@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from kernels.attention_metadata import AttentionBackend, AttentionMetadata
+from kernels.attention_metadata import AttentionBackend, AttentionMetadata, LayerKV, NewKV
 from kernels.flash_attention import MAX_HEAD_DIM, FlashBackend, flash_unavailable
 from kernels.kv_integers import LARGEST
 from kernels.kv_store import FP8_DTYPE
@@ -20,6 +20,8 @@ __all__ = [
     "AttentionMetadata",
     "BackendName",
     "BackendUnavailableError",
+    "LayerKV",
+    "NewKV",
     "available_backends",
     "select_backend",
 ]

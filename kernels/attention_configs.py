@@ -1,7 +1,7 @@
 """Compile-time choices of the attention kernels for each GPU architecture, in one table.
 
 The choices are made from what the compiler reports, since no GPU was at hand: no spills, two and more programs on a
-multiprocessor (`experiments/results/kernel_occupancy.json`). Candidates for a sweep on a GPU are listed here too.
+multiprocessor (`experiments/results/kernel_occupancy.csv`). Candidates for a sweep on a GPU are listed here too.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -45,6 +45,23 @@ class AttentionMetadata:
     """Whether every prefill chunk is known to begin its sequence, so that its context is the chunk itself."""
 
 
+NewKV = tuple[Tensor, Tensor] | None
+"""Keys and values of a step's tokens, [T, kv_heads, head_dim] each, last two dimensions contiguous; None for keys and
+values that `kernels.rotary_store` has stored already."""
+
+
+class LayerKV(NamedTuple):
+    """The KV cache of one layer.
+
+    keys, values: [num_blocks, block_size, kv_heads, row width], contiguous; the row width is head_dim, but for integers
+    (`kernels.kv_integers`). scales: float32[2, kv_heads] of a float8 cache (`kernels.kv_store`), else None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None = None
+
+
 class AttentionBackend(Protocol):
     """Stores a step's keys and values in the paged cache, then attends causally over it."""
 
@@ -52,26 +69,14 @@ class AttentionBackend(Protocol):
     is_capturable: bool
     """Whether a step without prefill can be captured in a CUDA graph."""
     takes_stored: bool
-    """Whether k and v may be None, for new keys and values that `kernels.rotary_store` has stored already."""
+    """Whether `new` may be None."""
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """Attention of one layer in one step -> [T, heads, head_dim], which is `out` if given, else a new tensor.
 
-        q: [T, heads, head_dim]; k, v: [T, kv_heads, head_dim]; last two dimensions contiguous. Without k and v, the
-        cache must hold them already.
-        k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; written in place.
+        q: [T, heads, head_dim], last two dimensions contiguous. `new` is stored in `kv`, in place.
         scale: factor of the scores before the softmax.
-        kv_scales: float32[2, kv_heads] of a float8 cache (`kernels.kv_store`), None for a cache of q's dtype.
         """
         ...

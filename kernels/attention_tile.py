@@ -6,8 +6,35 @@ Triton's software pipeline keeps `num_stages` - 1 tiles of them in flight while 
 
 from __future__ import annotations
 
-from kernels.kv_integers import load_codes, load_scales
-from kernels.runtime import Value, constexpr, tl, triton
+from typing import Any
+
+from kernels.attention_configs import DecodeConfig, PrefillConfig
+from kernels.attention_metadata import LayerKV
+from kernels.attention_splits import MIN_SPLIT_TOKENS
+from kernels.kv_integers import BITS, load_codes, load_scales
+from kernels.runtime import INTERPRETED, Value, constexpr, next_power_of_2, tl, triton
+
+
+def launch_constants(
+    heads: int, head_dim: int, kv: LayerKV, config: DecodeConfig | PrefillConfig, splits: int
+) -> dict[str, Any]:
+    """The constants that both kernels are compiled by, and Triton's options."""
+    kv_heads = kv.keys.shape[2]
+    return {
+        "kv_heads": kv_heads,
+        "group_size": heads // kv_heads,
+        "head_dim": head_dim,
+        "block_size": kv.keys.shape[1],
+        "block_n": config.block_n,
+        "block_d": max(16, next_power_of_2(head_dim)),
+        "min_split": MIN_SPLIT_TOKENS,
+        "one_split": splits == 1,
+        "quantized": kv.scales is not None,
+        "bits": BITS.get(kv.keys.dtype, 0),
+        "interpreted": INTERPRETED,
+        "num_warps": config.num_warps,
+        "num_stages": config.num_stages,
+    }
 
 
 @triton.jit

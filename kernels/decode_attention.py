@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from kernels.attention_configs import decode_config, device_limits
-from kernels.attention_splits import MIN_SPLIT_TOKENS, decode_splits, empty_partials, join_splits, split_range
-from kernels.attention_tile import attend_tile, find_blocks
-from kernels.kv_integers import BITS
+from kernels.attention_metadata import LayerKV
+from kernels.attention_splits import decode_splits, empty_partials, join_splits, split_range
+from kernels.attention_tile import attend_tile, find_blocks, launch_constants
 from kernels.launch import Launcher
-from kernels.runtime import INTERPRETED, Value, constexpr, next_power_of_2, tl, triton
+from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 
 LOG2_E = 1.4426950408889634
 
@@ -105,23 +105,20 @@ launch_decode = Launcher(decode_kernel)
 
 def decode_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     context_lens: Tensor,
     block_tables: Tensor,
     scale: float,
     max_context: int,
     out: Tensor | None = None,
     splits: int | None = None,
-    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of one new token per sequence over its context -> [B, heads, head_dim].
 
     The key and value of the new token must be in the cache already.
 
     q, out: [B, heads, head_dim], last two dimensions contiguous, any stride between rows.
-    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
-    float8 with kv_scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
+    kv: of q's dtype, float8 with scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
     context_lens: int32[B]; 0 marks a padded row, whose output is zeros. block_tables: int32[B, max_blocks].
     max_context: upper bound of context_lens. splits: splits of each context; None takes `decode_splits`.
     Launches without synchronising, so it can be captured in a CUDA graph.
@@ -130,16 +127,16 @@ def decode_attention(
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
     if batch == 0:
         return out
-    kv_heads, group_size = k_cache.shape[2], heads // k_cache.shape[2]
+    kv_heads = kv.keys.shape[2]
     capability, num_sms = device_limits(q.device)
-    config = decode_config(capability, head_dim, q.element_size(), k_cache.dtype)
+    config = decode_config(capability, head_dim, q.element_size(), kv.keys.dtype)
     splits = splits or decode_splits(batch * kv_heads, max_context, config.programs_per_sm * num_sms)
     partial, log_sum = empty_partials(q, splits) if splits > 1 else (out, out)
     launch_decode(
         (kv_heads, batch, splits),
         q,
-        k_cache,
-        v_cache,
+        kv.keys,
+        kv.values,
         context_lens,
         block_tables,
         out,
@@ -150,21 +147,9 @@ def decode_attention(
         block_tables.stride(0),
         out.stride(0),
         splits,
-        context_lens if kv_scales is None else kv_scales,
-        kv_heads=kv_heads,
-        group_size=group_size,
-        head_dim=head_dim,
-        block_size=k_cache.shape[1],
-        block_n=config.block_n,
-        block_d=max(16, next_power_of_2(head_dim)),
-        block_g=max(16, next_power_of_2(group_size)),
-        min_split=MIN_SPLIT_TOKENS,
-        one_split=splits == 1,
-        quantized=kv_scales is not None,
-        bits=BITS.get(k_cache.dtype, 0),
-        interpreted=INTERPRETED,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        context_lens if kv.scales is None else kv.scales,
+        block_g=max(16, next_power_of_2(heads // kv_heads)),
+        **launch_constants(heads, head_dim, kv, config, splits),
     )
     if splits > 1:
         join_splits(partial, log_sum, out)

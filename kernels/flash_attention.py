@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_metadata import AttentionMetadata, LayerKV, NewKV
 from kernels.kv_store import store_kv
 from kernels.runtime import ceil_div
 
@@ -78,29 +78,20 @@ class FlashBackend:
         self._cu_seqlens_k: Tensor | None = None
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.forward; kv_scales must be None."""
-        assert kv_scales is None, "flash-attn 2 reads no float8 cache"
-        if k is not None and v is not None:
-            store_kv(k, v, k_cache, v_cache, metadata.slot_mapping)
+        """See AttentionBackend.forward; `kv` has no scales."""
+        assert kv.scales is None, "flash-attn 2 reads no float8 cache"
+        if new is not None:
+            store_kv(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]
         if first:
             out[:first] = self._library.flash_attn_varlen_func(
                 q[:first],
-                k_cache,
-                v_cache,
+                kv.keys,
+                kv.values,
                 cu_seqlens_q=metadata.cu_seqlens_q,
                 cu_seqlens_k=self._context_bounds(metadata),
                 max_seqlen_q=metadata.max_seqlen_q,
@@ -111,11 +102,11 @@ class FlashBackend:
             )
         if last > first:
             # flash-attn chooses its splits by the width of the table, so the table gets no more columns than needed.
-            width = ceil_div(max(metadata.max_decode_context, 1), k_cache.shape[1])
+            width = ceil_div(max(metadata.max_decode_context, 1), kv.keys.shape[1])
             attended = self._library.flash_attn_with_kvcache(
                 q[first:last].unsqueeze(1),
-                k_cache,
-                v_cache,
+                kv.keys,
+                kv.values,
                 cache_seqlens=metadata.decode_context_lens,
                 block_table=metadata.decode_block_tables[:, :width],
                 softmax_scale=scale,

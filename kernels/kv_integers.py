@@ -20,6 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.attention_metadata import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 
@@ -232,24 +233,24 @@ def store_integers_kernel(
 launch_store_integers = Launcher(store_integers_kernel)
 
 
-def store_integers_triton(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+def store_integers_triton(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
     """`kernels.kv_store.store_kv` for a cache of integers; head_dim must be a multiple of 4."""
     tokens, kv_heads, head_dim = k.shape
-    bits = BITS[k_cache.dtype]
+    bits = BITS[kv.keys.dtype]
     launch_store_integers(
         (tokens, kv_heads),
         k,
         v,
-        k_cache,
-        v_cache,
+        kv.keys,
+        kv.values,
         slot_mapping,
         k.stride(0),
         v.stride(0),
         head_dim=head_dim,
-        block_size=k_cache.shape[1],
+        block_size=kv.keys.shape[1],
         bits=bits,
         block=next_power_of_2(head_dim * bits // 8),
-        largest=float(LARGEST[k_cache.dtype]),
+        largest=float(LARGEST[kv.keys.dtype]),
         smallest_scale=SMALLEST_SCALE,
         largest_scale=LARGEST_SCALE,
         num_warps=1,

@@ -13,6 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from kernels.attention_metadata import LayerKV
 from kernels.kv_integers import LARGEST, dequantize_blocks, store_integers_reference, store_integers_triton
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
@@ -21,40 +22,34 @@ FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = 448.0
 
 
-def store_kv(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
-) -> None:
-    """Store row t of `k` and `v` in slot `slot_mapping[t]` of the caches, in place.
+def store_kv(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+    """Store row t of `k` and `v` in slot `slot_mapping[t]` of a cache, in place.
 
-    k, v: [T, kv_heads, head_dim], last two dimensions contiguous; any dtype, cast to the cache's.
-    k_cache, v_cache: [num_blocks, block_size, kv_heads, row width], contiguous; the row width is head_dim, but for
-    integers (`kernels.kv_integers`).
+    k, v: [T, kv_heads, head_dim], last two dimensions contiguous; any dtype, cast to the cache's. Of a float8 cache,
+    scaled values beyond ±448 are clamped.
     slot_mapping: int64[T], each slot at most once; -1 marks padding, which is not stored.
-    kv_scales: scales of a float8 cache; scaled values beyond ±448 are clamped.
     """
     if runs_triton(k):
-        store_kv_triton(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+        store_kv_triton(k, v, kv, slot_mapping)
     else:
-        store_kv_reference(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+        store_kv_reference(k, v, kv, slot_mapping)
 
 
-def store_kv_reference(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
-) -> None:
+def store_kv_reference(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
     """PyTorch version of `store_kv`; reads the slots on the host, so on a GPU it would synchronise."""
     if slot_mapping.numel() == 0:
         return
     if int(slot_mapping.min()) < 0:
         kept = (slot_mapping >= 0).nonzero().squeeze(1)
         k, v, slot_mapping = k[kept], v[kept], slot_mapping[kept]
-    for i, (new, cache) in enumerate(((k, k_cache), (v, v_cache))):
+    for i, (new, cache) in enumerate(((k, kv.keys), (v, kv.values))):
         rows = cache.view(-1, cache.shape[2], cache.shape[3])
         if cache.dtype in LARGEST:
             store_integers_reference(new, cache, slot_mapping)
-        elif kv_scales is None:
+        elif kv.scales is None:
             rows.index_copy_(0, slot_mapping, new.to(cache.dtype))
         else:  # as bytes: torch has no index_copy_ for float8 on the CPU
-            rows.view(torch.uint8).index_copy_(0, slot_mapping, quantize(new, kv_scales[i]).view(torch.uint8))
+            rows.view(torch.uint8).index_copy_(0, slot_mapping, quantize(new, kv.scales[i]).view(torch.uint8))
 
 
 def quantize(x: Tensor, scales: Tensor) -> Tensor:
@@ -114,14 +109,12 @@ def store_kv_kernel(
 launch_store_kv = Launcher(store_kv_kernel)
 
 
-def store_kv_triton(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, kv_scales: Tensor | None = None
-) -> None:
+def store_kv_triton(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
     """Triton version of `store_kv`."""
     if slot_mapping.shape[0] == 0:
         return
-    if k_cache.dtype in LARGEST:
-        store_integers_triton(k, v, k_cache, v_cache, slot_mapping)
+    if kv.keys.dtype in LARGEST:
+        store_integers_triton(k, v, kv, slot_mapping)
         return
     width = k.shape[1] * k.shape[2]
     block = next_power_of_2(width)
@@ -129,16 +122,16 @@ def store_kv_triton(
         (slot_mapping.shape[0],),
         k,
         v,
-        k_cache,
-        v_cache,
+        kv.keys,
+        kv.values,
         slot_mapping,
         k.stride(0),
         v.stride(0),
-        slot_mapping if kv_scales is None else kv_scales,
+        slot_mapping if kv.scales is None else kv.scales,
         width=width,
         head_dim=k.shape[2],
         block=block,
-        quantized=kv_scales is not None,
+        quantized=kv.scales is not None,
         fp8_max=FP8_MAX,
         num_warps=1 if block <= 512 else 4,
     )

@@ -18,12 +18,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.attention_configs import device_limits, prefill_config
-from kernels.attention_splits import MIN_SPLIT_TOKENS, empty_partials, join_splits, prefill_splits, split_range
-from kernels.attention_tile import attend_tile, find_blocks
-from kernels.kv_integers import BITS
+from kernels.attention_metadata import LayerKV
+from kernels.attention_splits import empty_partials, join_splits, prefill_splits, split_range
+from kernels.attention_tile import attend_tile, find_blocks, launch_constants
 from kernels.kv_store import read_blocks
 from kernels.launch import Launcher
-from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, tl, triton
+from kernels.runtime import Value, ceil_div, constexpr, tl, triton
 
 LOG2_E = 1.4426950408889634
 
@@ -152,8 +152,7 @@ launch_prefill = Launcher(prefill_kernel)
 
 def prefill_attention(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     cu_seqlens_q: Tensor,
     context_lens: Tensor,
     block_tables: Tensor,
@@ -162,7 +161,6 @@ def prefill_attention(
     max_context: int,
     out: Tensor | None = None,
     splits: int | None = None,
-    kv_scales: Tensor | None = None,
 ) -> Tensor:
     """Attention of prompt chunks over their contexts -> [T, heads, head_dim].
 
@@ -170,8 +168,7 @@ def prefill_attention(
 
     q, out: [T, heads, head_dim], the chunks' tokens one after the other; last two dimensions contiguous, any stride
     between tokens.
-    k_cache, v_cache: [num_blocks, block_size, kv_heads, head_dim], contiguous; float32, float16 or bfloat16, as q, or
-    float8 with kv_scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
+    kv: of q's dtype, float8 with scales (`kernels.kv_store`), or integers (`kernels.kv_integers`).
     cu_seqlens_q: int32[n + 1]; context_lens: int32[n]; block_tables: int32[n, max_blocks].
     max_seqlen_q: tokens of the longest chunk; max_context: the largest of context_lens. splits: splits of each context;
     None takes `prefill_splits`. Launches without synchronising.
@@ -180,9 +177,9 @@ def prefill_attention(
     num_rows, heads, head_dim = context_lens.shape[0], q.shape[1], q.shape[2]
     if num_rows == 0 or q.shape[0] == 0:
         return out
-    kv_heads, group_size = k_cache.shape[2], heads // k_cache.shape[2]
+    kv_heads, group_size = kv.keys.shape[2], heads // kv.keys.shape[2]
     capability, num_sms = device_limits(q.device)
-    config = prefill_config(capability, head_dim, max_seqlen_q * group_size, q.element_size(), k_cache.dtype)
+    config = prefill_config(capability, head_dim, max_seqlen_q * group_size, q.element_size(), kv.keys.dtype)
     tiles = ceil_div(max_seqlen_q * group_size, config.block_m)
     if splits is None:
         programs = kv_heads * min(num_rows * tiles, q.shape[0] * group_size // config.block_m + num_rows)
@@ -191,8 +188,8 @@ def prefill_attention(
     launch_prefill(
         (kv_heads * splits, tiles, num_rows),
         q,
-        k_cache,
-        v_cache,
+        kv.keys,
+        kv.values,
         cu_seqlens_q,
         context_lens,
         block_tables,
@@ -204,21 +201,9 @@ def prefill_attention(
         out.stride(0),
         block_tables.stride(0),
         splits,
-        context_lens if kv_scales is None else kv_scales,
-        kv_heads=kv_heads,
-        group_size=group_size,
-        head_dim=head_dim,
-        block_size=k_cache.shape[1],
+        context_lens if kv.scales is None else kv.scales,
         block_m=config.block_m,
-        block_n=config.block_n,
-        block_d=max(16, next_power_of_2(head_dim)),
-        min_split=MIN_SPLIT_TOKENS,
-        one_split=splits == 1,
-        quantized=kv_scales is not None,
-        bits=BITS.get(k_cache.dtype, 0),
-        interpreted=INTERPRETED,
-        num_warps=config.num_warps,
-        num_stages=config.num_stages,
+        **launch_constants(heads, head_dim, kv, config, splits),
     )
     if splits > 1:
         join_splits(partial, log_sum, out)
@@ -227,19 +212,17 @@ def prefill_attention(
 
 def prefill_attention_reference(
     q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     cu_seqlens_q: Tensor,
     context_lens: Tensor,
     block_tables: Tensor,
     scale: float,
     out: Tensor,
-    kv_scales: Tensor | None = None,
 ) -> None:
     """PyTorch version of `prefill_attention`, one sequence after the other."""
-    block_size, kv_heads = k_cache.shape[1:3]
+    block_size, kv_heads = kv.keys.shape[1:3]
     group_size, head_dim = q.shape[1] // kv_heads, q.shape[2]
-    scales_of_both = (None, None) if kv_scales is None else kv_scales
+    scales_of_both = (None, None) if kv.scales is None else kv.scales
     bounds = cu_seqlens_q.tolist()
     for row, context in enumerate(context_lens.tolist()):
         start, end = bounds[row], bounds[row + 1]
@@ -249,7 +232,7 @@ def prefill_attention_reference(
         blocks = block_tables[row, : ceil_div(context, block_size)].long()
         keys, values = (
             read_blocks(cache.index_select(0, blocks), scales, q.dtype).view(-1, kv_heads, head_dim)[:context]
-            for cache, scales in zip((k_cache, v_cache), scales_of_both, strict=True)
+            for cache, scales in zip((kv.keys, kv.values), scales_of_both, strict=True)
         )
         # `expand` repeats each KV head for its query heads without copying it.
         shape = (context, kv_heads, group_size, head_dim)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.attention_metadata import LayerKV
 from kernels.kv_integers import BITS, LARGEST, LARGEST_SCALE, SMALLEST_SCALE, find_row, round_to_integers
 from kernels.kv_store import FP8_MAX, store_kv_reference
 from kernels.launch import Launcher
@@ -31,22 +32,15 @@ class HeadNorms(NamedTuple):
 
 
 def rotary_store_reference(
-    qkv: Tensor,
-    norms: HeadNorms | None,
-    cos_sin: Tensor,
-    positions: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    kv_scales: Tensor | None = None,
+    qkv: Tensor, norms: HeadNorms | None, cos_sin: Tensor, positions: Tensor, kv: LayerKV, slot_mapping: Tensor
 ) -> Tensor:
     """PyTorch version of `rotary_store`."""
-    kv_heads = k_cache.shape[2]
+    kv_heads = kv.keys.shape[2]
     q, k, v = qkv.split([qkv.shape[1] - 2 * kv_heads, kv_heads, kv_heads], dim=1)
     if norms is not None:
         q, k = rms_norm_reference(q, norms.q, norms.eps), rms_norm_reference(k, norms.k, norms.eps)
     q, k = rotary_reference(q, k, cos_sin, positions)
-    store_kv_reference(k, v, k_cache, v_cache, slot_mapping, kv_scales)
+    store_kv_reference(k, v, kv, slot_mapping)
     return q
 
 
@@ -204,19 +198,17 @@ def rotary_store(
     norms: HeadNorms | None,
     cos_sin: Tensor,
     positions: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
+    kv: LayerKV,
     slot_mapping: Tensor,
-    kv_scales: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
     """Normalise and rotate q and k, store k and v; returns q, [T, heads, head_dim], contiguous, as `out` if given.
 
     qkv: [T, heads + 2 * kv_heads, head_dim], biases added; last two dimensions contiguous, any stride between tokens.
     norms: None for models without norms of q and k. cos_sin, positions: as in `kernels.rotary.rotary`.
-    k_cache, v_cache, slot_mapping, kv_scales: as in `kernels.kv_store.store_kv`, with a cache of any dtype.
+    kv, slot_mapping: as in `kernels.kv_store.store_kv`, with a cache of any dtype.
     """
-    (num_tokens, all_heads, head_dim), kv_heads = qkv.shape, k_cache.shape[2]
+    (num_tokens, all_heads, head_dim), kv_heads = qkv.shape, kv.keys.shape[2]
     heads, half = all_heads - 2 * kv_heads, head_dim // 2
     if out is None:
         out = torch.empty(num_tokens, heads, head_dim, dtype=qkv.dtype, device=qkv.device)
@@ -233,9 +225,9 @@ def rotary_store(
         cos_sin,
         positions,
         slot_mapping,
-        k_cache,
-        v_cache,
-        cos_sin if kv_scales is None else kv_scales,
+        kv.keys,
+        kv.values,
+        cos_sin if kv.scales is None else kv.scales,
         out,
         qkv.stride(0),
         weights[2],
@@ -244,12 +236,12 @@ def rotary_store(
         half=half,
         block_g=block_g,
         block_d=block_d,
-        block_size=k_cache.shape[1],
+        block_size=kv.keys.shape[1],
         normed=norms is not None,
-        quantized=kv_scales is not None,
+        quantized=kv.scales is not None,
         fp8_max=FP8_MAX,
-        bits=BITS.get(k_cache.dtype, 0),
-        largest=float(LARGEST.get(k_cache.dtype, 1)),
+        bits=BITS.get(kv.keys.dtype, 0),
+        largest=float(LARGEST.get(kv.keys.dtype, 1)),
         smallest_scale=SMALLEST_SCALE,
         largest_scale=LARGEST_SCALE,
         num_warps=num_warps(group_size, head_dim),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_metadata import AttentionMetadata, LayerKV, NewKV
 from kernels.kv_store import store_kv_reference
 from kernels.prefill_attention import prefill_attention_reference
 from kernels.torch_decode import DecodePlan, Scratch, plan_decode, torch_decode_attention
@@ -24,40 +24,27 @@ class TorchBackend:
         self._plan: DecodePlan | None = None
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        assert k is not None and v is not None, "stores them itself"
-        store_kv_reference(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
+        assert new is not None, "stores them itself"
+        store_kv_reference(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         if first:
             prefill_attention_reference(
                 q[:first],
-                k_cache,
-                v_cache,
+                kv,
                 metadata.cu_seqlens_q,
                 metadata.prefill_context_lens,
                 metadata.prefill_block_tables,
                 scale,
                 out[:first],
-                kv_scales,
             )
         last = first + metadata.decode_context_lens.shape[0]
         if last > first:
-            plan = self._decode_plan(metadata, k_cache, q.dtype)
-            torch_decode_attention(
-                q[first:last], k_cache, v_cache, plan, scale, out[first:last], self._scratch, kv_scales
-            )
+            plan = self._decode_plan(metadata, kv.keys, q.dtype)
+            torch_decode_attention(q[first:last], kv, plan, scale, out[first:last], self._scratch)
         if last < q.shape[0]:
             out[last:].zero_()
         return out

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels.attention_metadata import LayerKV
 from kernels.kv_integers import LARGEST
 from kernels.kv_store import read_blocks
 from kernels.runtime import ceil_div
@@ -127,22 +128,15 @@ def _plan_group(
 
 
 def torch_decode_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    plan: DecodePlan,
-    scale: float,
-    out: Tensor,
-    scratch: Scratch,
-    kv_scales: Tensor | None = None,
+    q: Tensor, kv: LayerKV, plan: DecodePlan, scale: float, out: Tensor, scratch: Scratch
 ) -> None:
     """Attention of q [B, heads, head_dim] over the contexts of `plan`, written to out [B, heads, head_dim]."""
     for group in plan.groups:
-        count, kv_heads, head_dim = group.rows.shape[0], k_cache.shape[2], q.shape[2]
-        scales = (None, None) if kv_scales is None else kv_scales
+        count, kv_heads, head_dim = group.rows.shape[0], kv.keys.shape[2], q.shape[2]
+        scales = (None, None) if kv.scales is None else kv.scales
         keys, values = (
             _gather(name, cache, group, plan.piece_tokens, scratch, each, q.dtype)
-            for name, cache, each in zip("kv", (k_cache, v_cache), scales, strict=True)
+            for name, cache, each in zip("kv", (kv.keys, kv.values), scales, strict=True)
         )
         attended = functional.scaled_dot_product_attention(
             q.index_select(0, group.rows).view(count, kv_heads, -1, head_dim),

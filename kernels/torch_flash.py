@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_metadata import AttentionMetadata, LayerKV, NewKV
 from kernels.flash_attention import flash_needs
 from kernels.kv_store import store_kv_triton
 from kernels.triton_attention import TritonBackend
@@ -56,32 +56,23 @@ class TorchFlashBackend:
         self._decodes: AttentionMetadata | None = None
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
-        """See AttentionBackend.forward; kv_scales must be None."""
-        assert kv_scales is None, "torch's FlashAttention reads no float8 cache"
+        """See AttentionBackend.forward; `kv` has no scales."""
+        assert kv.scales is None, "torch's FlashAttention reads no float8 cache"
         first = metadata.num_prefill_tokens
         if not first or not metadata.begins_prompts:
-            return self._triton.forward(q, k, v, k_cache, v_cache, metadata, scale, out)
-        if k is not None and v is not None:
-            store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping)
+            return self._triton.forward(q, new, kv, metadata, scale, out)
+        if new is not None:
+            store_kv_triton(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         slots, bounds, longest = metadata.slot_mapping[:first], metadata.cu_seqlens_q, metadata.max_seqlen_q
-        keys, values = (cache.flatten(0, 1).index_select(0, slots) for cache in (k_cache, v_cache))
+        keys, values = (cache.flatten(0, 1).index_select(0, slots) for cache in (kv.keys, kv.values))
         out[:first] = _flash_attention(
             q[:first], keys, values, bounds, bounds, longest, longest, 0.0, True, False, scale=scale
         )[0]
         if first < q.shape[0]:
-            self._triton.forward(q[first:], None, None, k_cache, v_cache, self._after(metadata), scale, out[first:])
+            self._triton.forward(q[first:], None, kv, self._after(metadata), scale, out[first:])
         return out
 
     def _after(self, metadata: AttentionMetadata) -> AttentionMetadata:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention_metadata import AttentionMetadata
+from kernels.attention_metadata import AttentionMetadata, LayerKV, NewKV
 from kernels.decode_attention import decode_attention
 from kernels.kv_store import store_kv_triton
 from kernels.prefill_attention import prefill_attention
@@ -19,28 +19,18 @@ class TritonBackend:
     takes_stored = True
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        if k is not None and v is not None:
-            store_kv_triton(k, v, k_cache, v_cache, metadata.slot_mapping, kv_scales)
+        if new is not None:
+            store_kv_triton(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]
         if first:
             prefill_attention(
                 q[:first],
-                k_cache,
-                v_cache,
+                kv,
                 metadata.cu_seqlens_q,
                 metadata.prefill_context_lens,
                 metadata.prefill_block_tables,
@@ -48,19 +38,16 @@ class TritonBackend:
                 metadata.max_seqlen_q,
                 metadata.max_prefill_context,
                 out[:first],
-                kv_scales=kv_scales,
             )
         if last > first:
             decode_attention(
                 q[first:last],
-                k_cache,
-                v_cache,
+                kv,
                 metadata.decode_context_lens,
                 metadata.decode_block_tables,
                 scale,
                 metadata.max_decode_context,
                 out[first:last],
-                kv_scales=kv_scales,
             )
         if last < q.shape[0]:
             out[last:].zero_()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from engine.models.layers import ColumnParallelLinear, RMSNorm, RowParallelLinear, Rows, kv_head_rows
 from engine.models.model_config import Llama3RopeScaling, ModelConfig
 from engine.models.parallel import TensorParallel
-from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.attention import AttentionBackend, AttentionMetadata, LayerKV, NewKV
 from kernels.rotary import rotary
 from kernels.rotary_store import HeadNorms, rotary_store
 from kernels.runtime import runs_triton
@@ -53,11 +53,10 @@ LayerCache = tuple[Tensor, Tensor]
 
 
 class Projected(NamedTuple):
-    """What attention reads of a step's tokens; k and v are None where they are in the cache already."""
+    """What attention reads of a step's tokens."""
 
     q: Tensor
-    k: Tensor | None
-    v: Tensor | None
+    new: NewKV
 
 
 class Attention(nn.Module):
@@ -108,18 +107,18 @@ class Attention(nn.Module):
         """
         qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
         if self.stores_itself(qkv):
-            return Projected(self.rotary_store(qkv, positions, *cache, slots, out), None, None)
+            return Projected(self.rotary_store(qkv, positions, cache, slots, out), None)
         q, k, v = qkv.split(self.heads, dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = self.rotary(q, k, positions)
-        return Projected(q, k, v)
+        return Projected(q, (k, v))
 
     def attend(
         self, projected: Projected, cache: LayerCache, metadata: AttentionMetadata, out: Tensor | None = None
     ) -> Tensor:
         """`[T, heads, head_dim]`, which is `out` if given."""
-        return self.backend.forward(*projected, *cache, metadata, self.scale, out=out, kv_scales=self.kv_scales)
+        return self.backend.forward(*projected, LayerKV(*cache, self.kv_scales), metadata, self.scale, out)
 
     def output(self, attended: Tensor) -> Tensor:
         """`[T, heads, head_dim] -> [T, H]`"""
@@ -131,16 +130,11 @@ class Attention(nn.Module):
         return runs_triton(x) and self.backend.takes_stored
 
     def rotary_store(
-        self,
-        qkv: Tensor,
-        positions: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        slots: Tensor,
-        out: Tensor | None = None,
+        self, qkv: Tensor, positions: Tensor, cache: LayerCache, slots: Tensor, out: Tensor | None = None
     ) -> Tensor:
-        """Normalise and rotate q and k, and store k and v in the caches `keys` and `values`; returns q, as `out`."""
+        """Normalise and rotate q and k, and store k and v in the cache; returns q, as `out`."""
         norms = None
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
-        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, keys, values, slots, self.kv_scales, out)
+        kv = LayerKV(*cache, self.kv_scales)
+        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, kv, slots, out)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.models.attention import Attention
 from engine.models.blocks import CausalLM
-from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.attention import AttentionBackend, AttentionMetadata, LayerKV, NewKV
 from kernels.kv_store import FP8_MAX
 
 _HEADROOM = 2.0
@@ -32,21 +32,12 @@ class _MeasuringBackend:
         self.largest: Tensor | None = None
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        assert k is not None and v is not None, "stores them itself"
-        self.largest = torch.stack([x.float().abs().amax(dim=(0, 2)) for x in (k, v)])
-        return self._backend.forward(q, k, v, k_cache, v_cache, metadata, scale, out, kv_scales)
+        assert new is not None, "stores them itself"
+        self.largest = torch.stack([x.float().abs().amax(dim=(0, 2)) for x in new])
+        return self._backend.forward(q, new, kv, metadata, scale, out)
 
 
 @torch.no_grad()

@@ -118,12 +118,13 @@ class PieceGraphs:
     def run(self, num_tokens: int, metadata: AttentionMetadata) -> Tensor:
         """Hidden states, [num_tokens, hidden_size], of the tokens that were placed; valid until the next call."""
         made = self._by_size[bucket_for(num_tokens, self.sizes)]
-        queries, attended = Projected(self._queries[:num_tokens], None, None), self._attended[:num_tokens]
+        queries, attended = Projected(self._queries[:num_tokens], None), self._attended[:num_tokens]
         for index, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
             made.replays[index]()
             projected = made.passed[index].projected
-            if projected is not None:
-                projected = Projected(*(None if part is None else part[:num_tokens] for part in projected))
+            if projected is not None and projected.new is not None:
+                q, k, v = (part[:num_tokens] for part in (projected.q, *projected.new))
+                projected = Projected(q, (k, v))
             layer.attention.attend(projected or queries, cache, metadata, attended)
         made.replays[-1]()
         return made.hidden[:num_tokens]
@@ -143,4 +144,4 @@ class PieceGraphs:
         projected, residual = layer.begin(
             x, residual, self._positions[:size], self._caches[index], self._slots[:size], queries
         )
-        made.passed[index : index + 1] = [_Passed(None if projected.k is None else projected, residual)]
+        made.passed[index : index + 1] = [_Passed(None if projected.new is None else projected, residual)]

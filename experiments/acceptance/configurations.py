@@ -19,7 +19,7 @@ import torch
 from experiments.acceptance import rates
 from experiments.acceptance.common import Context
 from experiments.acceptance.kernels import HEADS, paged_batch
-from kernels.attention import available_backends, select_backend
+from kernels.attention import LayerKV, available_backends, select_backend
 from kernels.attention_configs import (
     DecodeConfig,
     PrefillConfig,
@@ -127,7 +127,7 @@ def _compile(kernel: str, candidate: Candidate, dtype: torch.dtype) -> None:
             return
         caches, q, k, v, metadata = paged_batch(context, heads, [(8192, 8192)], [])
         backend = select_backend("triton", context.device, context.dtype, heads[2], BLOCK_SIZE)
-        backend.forward(q, k, v, *caches[0], metadata, heads[2] ** -0.5, torch.empty_like(q))
+        backend.forward(q, (k, v), LayerKV(*caches[0]), metadata, heads[2] ** -0.5, torch.empty_like(q))
     torch.cuda.synchronize()
 
 

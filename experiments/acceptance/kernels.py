@@ -14,7 +14,7 @@ from torch import Tensor
 
 from experiments import ROOT
 from experiments.acceptance.common import Context
-from kernels.attention import AttentionMetadata, available_backends, select_backend
+from kernels.attention import AttentionMetadata, LayerKV, available_backends, select_backend
 from kernels.torch_attention import TorchBackend
 
 HEADS = {"qwen3-0.6b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
@@ -127,11 +127,11 @@ def real_shapes(context: Context) -> None:
         caches, q, k, v, metadata = paged_batch(context, heads, prefills, contexts)
         scale = heads[2] ** -0.5
         wide_q, wide_k, wide_v, *wide_cache = (x.float() for x in (q, k, v, *caches[0]))
-        expected = TorchBackend().forward(wide_q, wide_k, wide_v, wide_cache[0], wide_cache[1], metadata, scale)
+        expected = TorchBackend().forward(wide_q, (wide_k, wide_v), LayerKV(*wide_cache), metadata, scale)
         for name in usable_backends(context, heads[2]):
             backend = select_backend(name, context.device, context.dtype, heads[2], BLOCK_SIZE)  # type: ignore[arg-type]
             out = torch.full_like(q, torch.nan)  # values that the backend leaves out stay NaN and fail the check
-            backend.forward(q, k, v, *caches[0], metadata, scale, out)
+            backend.forward(q, (k, v), LayerKV(*caches[0]), metadata, scale, out)
             error = float((out.float() - expected).norm() / expected.norm())
             goal = LARGEST_ERROR[context.dtype]
             context.record[f"{model}/{name}"] = error

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from experiments.acceptance.common import Context, captured, median_s, shape_of
 from experiments.acceptance.kernels import BLOCK_SIZE, HEADS, paged_batch, usable_backends
-from kernels.attention import available_backends, select_backend
+from kernels.attention import LayerKV, available_backends, select_backend
 from kernels.kv_store import FP8_DTYPE, quantize
 
 DECODES = [(1, 32768), (8, 8192), (32, 4096), (64, 2048), (128, 1024), (256, 1024)]  # batch, context
@@ -111,7 +111,7 @@ def decode_seconds(
 
     def layers() -> None:
         for keys, values in caches:
-            backend.forward(q, k[:0], v[:0], keys, values, metadata, head_dim**-0.5, out, scales)
+            backend.forward(q, (k[:0], v[:0]), LayerKV(keys, values, scales), metadata, head_dim**-0.5, out)
 
     return median_s(context, captured(context, layers), launches=copies)
 
@@ -126,7 +126,8 @@ def prefill_seconds(context: Context, name: str, heads: tuple[int, int, int], pr
     caches, q, k, v, metadata = paged_batch(context, heads, [(length, length)] * prompts, [])
     backend = select_backend(name, context.device, context.dtype, heads[2], BLOCK_SIZE)  # type: ignore[arg-type]
     out = torch.empty_like(q)
-    return median_s(context, lambda: backend.forward(q, k, v, *caches[0], metadata, heads[2] ** -0.5, out))
+    kv = LayerKV(*caches[0])
+    return median_s(context, lambda: backend.forward(q, (k, v), kv, metadata, heads[2] ** -0.5, out))
 
 
 def gemm(context: Context) -> None:

@@ -18,7 +18,7 @@ import torch
 from experiments import ROOT
 from experiments.acceptance.common import Context, SkippedError
 from experiments.acceptance.kernels import paged_batch
-from kernels.attention import select_backend
+from kernels.attention import LayerKV, select_backend
 from kernels.moe_routing import route_reference, route_triton
 
 TOOLS = ("memcheck", "racecheck")
@@ -65,7 +65,7 @@ def launch_once() -> None:
     if not context.is_cuda:
         return
     backend = select_backend("triton", device, context.dtype, 128, 16)
-    backend.forward(q, k, v, *caches[0], metadata, 0.1, torch.empty_like(q))
+    backend.forward(q, (k, v), LayerKV(*caches[0]), metadata, 0.1, torch.empty_like(q))
     got, expected = route_triton(logits, 8, True, 16), route_reference(logits, 8, True, 16)
     torch.cuda.synchronize()
     assert torch.equal(got.order, expected.order)

@@ -20,6 +20,7 @@ FIRST = (
     Section("vllm", f"{_HERE}.serving:vllm", 100),
     Section("gemm", f"{_HERE}.rates:gemm", 25),
     Section("sanitizer", f"{_HERE}.sanitizer:sanitizer", 80),
+    Section("occupancy", f"{_HERE}.occupancy:occupancy", 80),
 )
 SECOND = (
     Section("device", f"{_HERE}.rates:device", 40),

@@ -49,8 +49,9 @@ class Lab:
             shutil.rmtree(self.scratch, ignore_errors=True)
         self.figures = FIDELITY / case
         self.scored: list[Scored] = []
-        shutil.rmtree(self.figures, ignore_errors=True)
-        self.figures.mkdir(parents=True)
+        self.figures.mkdir(parents=True, exist_ok=True)
+        for figure in self.figures.glob("*.png"):
+            figure.unlink()
 
     def run(self, name: str, *settings: str) -> Path:
         """One job of run.py; returns its folder."""
@@ -91,11 +92,7 @@ class Lab:
     def calibrate(self, name: str, *settings: str) -> Path:
         """Fit constants by task=calibrate; the file is kept beside the figures."""
         folder = self.run(name, "task=calibrate", "calibration.max_evaluations=1000", *settings)
-        return self.keep(folder / CALIBRATION, name)
-
-    def keep(self, constants: Path, name: str) -> Path:
-        """Copy a calibration file to the documentation."""
-        return Path(shutil.copy(constants, self.figures / f"{name}.yaml"))
+        return Path(shutil.copy(folder / CALIBRATION, self.figures / f"{name}.yaml"))
 
     def scaled(self, constants: Path, factor: float) -> Path:
         """A calibration file with all constants times `factor`."""

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from harness.calibration.fit import Fit, minimise
-from harness.calibration.objective import Misfit, Objective, make_objective
+from harness.calibration.objective import Misfit, make_objective
 from harness.config import RunConfig
 from harness.config.validation import CalibrationConfig, LatencyFrom, Part
 from harness.errors import ConfigError
@@ -46,23 +46,9 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     run = load_run(config.validation)
     config = simulation_config(config, run)
     system = resolve(config)
-    chosen_constants(system, config.calibration)  # raises before the objective replays the run
-    objective = make_objective(config, system, run)
-    return fit_constants(config, system, run, objective, output_dir, command_line())
-
-
-def fit_constants(
-    config: RunConfig, system: System, run: MeasuredRun, objective: Objective, output_dir: Path, command: str
-) -> dict[str, Any]:
-    """Minimise `objective`, starting from the calibration of `system`; write calibration.yaml and return its content.
-
-    `command` is what the file names as the command that made it.
-
-    Raises:
-        ConfigError: `config.calibration` names constants that cannot be fitted.
-    """
-    console = Console()
     earlier, constants = system.calibration, chosen_constants(system, config.calibration)
+    objective = make_objective(config, system, run)
+    console = Console()
     for warning in [*run.notes, *different_settings(run.settings, config), *_misfits(system), *objective.warnings]:
         print_line(console, f"! {warning}", "yellow")
     limit = config.calibration.max_evaluations
@@ -93,7 +79,7 @@ def fit_constants(
             "errors_after": objective.errors(fit.values),
         },
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "command": command,
+        "command": command_line(),
     }
     fitted.write(output_dir / CALIBRATION, document)
     if config.plots:

@@ -8,7 +8,6 @@ executions; else with the single measured time, whose total is higher than that 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +19,6 @@ from engine.core.work import StepWork
 from harness.config.validation import Part
 from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
 from harness.results.tables import DECISIONS, Floats
-from harness.runs.record import RecordedRun
 from harness.runs.simulated import SimulatedEngine
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
@@ -67,24 +65,12 @@ class StepReplay:
         }
 
 
-class GivenTimes:
-    """Cost model that returns given step times in order, and after the last one a time longer than any run."""
-
-    def __init__(self, times_ns: Iterable[int]) -> None:
-        self._left = iter(times_ns)
-
-    def step_ns(self, work: StepWork) -> int:
-        return next(self._left, _NEVER_NS)
-
-    def decode_ns(self, work: StepWork, num_steps: int) -> npt.NDArray[np.int64]:
-        raise AssertionError("steps are simulated one by one")
-
-
-class _PricedReplay(GivenTimes):
-    """Returns the measured step times, and records what the cost model `priced` predicts."""
+class _PricedReplay:
+    """Cost model that returns the measured step times in order, after the last one a time longer than any run, and
+    records what the cost model `priced` predicts."""
 
     def __init__(self, durations_ns: npt.NDArray[np.int64], priced: CostModel) -> None:
-        super().__init__(durations_ns.tolist())
+        self._left = iter(durations_ns.tolist())
         self._priced = priced
         self.kinds: list[str] = []
         self.predicted_ns: list[int] = []
@@ -92,7 +78,10 @@ class _PricedReplay(GivenTimes):
     def step_ns(self, work: StepWork) -> int:
         self.kinds.append("decode" if not work.chunks else "mixed" if work.num_decodes else "prefill")
         self.predicted_ns.append(self._priced.step_ns(work))
-        return super().step_ns(work)
+        return next(self._left, _NEVER_NS)
+
+    def decode_ns(self, work: StepWork, num_steps: int) -> npt.NDArray[np.int64]:
+        raise AssertionError("steps are simulated one by one")
 
 
 def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part) -> StepReplay:
@@ -104,7 +93,10 @@ def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part
     measured = run.own.result.steps
     trace, delivered_ns = as_delivered(run)
     cost = _PricedReplay(whole_ns(measured["duration"]), priced)
-    replayed = serve_at(system, trace, delivered_ns, cost)
+    one_by_one = replace(system, compress=False, max_lookahead_steps=1)
+    engine = SimulatedEngine(one_by_one, trace, OpenLoop(delivered_ns), cost)
+    engine.run()
+    replayed = engine.record.tables(trace, engine.unfinished())
     different = first_difference(measured, replayed.steps)
     num_same = len(measured) if different is None else different
     in_order = replayed.requests.assign(row=trace.table["row"].to_numpy()).sort_values("row")
@@ -127,14 +119,6 @@ def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part
     steps = steps[_in_part(run, steps["start_time"].to_numpy(), part)]
     same_preemptions, same_cache_hits = same("num_preemptions"), same("num_cached_tokens")
     return StepReplay(steps, len(executions), len(measured), different, same_preemptions, same_cache_hits)
-
-
-def serve_at(system: System, trace: Trace, seen_ns: npt.NDArray[np.int64], times: GivenTimes) -> RecordedRun:
-    """Simulate `trace` with requests that reach the scheduler at `seen_ns` (ascending) and steps that take `times`."""
-    one_by_one = replace(system, compress=False, max_lookahead_steps=1)
-    engine = SimulatedEngine(one_by_one, trace, OpenLoop(seen_ns), times)
-    engine.run()
-    return engine.record.tables(trace, engine.unfinished())
 
 
 def deviations(executions: Floats) -> tuple[Floats, Floats]:

@@ -14,7 +14,7 @@ from engine.models.attention import Attention
 from engine.models.blocks import CausalLM, GatedMLP
 from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, LayerKV
 from kernels.kv_integers import LARGEST, head_dim_of, quantize_blocks
 from kernels.kv_store import store_kv
 from kernels.sampler import sample
@@ -135,7 +135,7 @@ class Operators:
     # -- what they are made of ------------------------------------------------------------------------------------
 
     def _layer(self, index: int, num_tokens: int, slots: Tensor) -> list[Call]:
-        layer, cache = self._model.layers[index], self._cache[index]
+        layer, cache = self._model.layers[index], (self._cache[index, 0], self._cache[index, 1])
         attention: Attention = layer.attention
         x, residual = self._x[:num_tokens], self._residual[:num_tokens]
         q, k, v = self._split(attention, num_tokens)
@@ -147,14 +147,15 @@ class Operators:
         positions = self._positions[:num_tokens]
         if attention.stores_itself(x):
             qkv = self._qkv[:num_tokens].view(num_tokens, -1, attention.head_dim)
-            made.append(Call("rotary_store", lambda: attention.rotary_store(qkv, positions, cache[0], cache[1], slots)))
+            made.append(Call("rotary_store", lambda: attention.rotary_store(qkv, positions, cache, slots)))
         else:
             if attention.q_norm is not None and attention.k_norm is not None:
                 q_norm, k_norm = attention.q_norm, attention.k_norm
                 made.append(Call("qk_norm", lambda: (q_norm(q), k_norm(k))))
+            kv = LayerKV(*cache, attention.kv_scales)
             made += [
                 Call("rotary", lambda: attention.rotary(q, k, positions)),
-                Call("kv_store", lambda: store_kv(k, v, cache[0], cache[1], slots, attention.kv_scales)),
+                Call("kv_store", lambda: store_kv(k, v, kv, slots)),
             ]
         made += [
             Call("o_proj", lambda: attention.o_proj(attended)),
@@ -254,6 +255,5 @@ def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:
 def _forward(
     attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata
 ) -> Callable[[], object]:
-    return lambda: attention.backend.forward(
-        q, k, v, cache[0], cache[1], metadata, attention.scale, kv_scales=attention.kv_scales
-    )
+    kv = LayerKV(cache[0], cache[1], attention.kv_scales)
+    return lambda: attention.backend.forward(q, (k, v), kv, metadata, attention.scale)

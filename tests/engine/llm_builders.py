@@ -20,7 +20,7 @@ from engine.llm import LLM
 from engine.models.model_config import ModelConfig
 from engine.runner.cuda_graphs import Step
 from engine.sampling_params import SamplingParams
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, LayerKV, NewKV
 from kernels.sampler import keep_threshold, log_exponential
 from tests.cuda_standin import DispatchMode
 
@@ -97,28 +97,19 @@ class DenseBackend:
     takes_stored = False
 
     def forward(
-        self,
-        q: Tensor,
-        k: Tensor | None,
-        v: Tensor | None,
-        k_cache: Tensor,
-        v_cache: Tensor,
-        metadata: AttentionMetadata,
-        scale: float,
-        out: Tensor | None = None,
-        kv_scales: Tensor | None = None,
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward; prefills are not for it."""
-        assert k is not None and v is not None
-        blocks, size, kv_heads, head_dim = k_cache.shape
+        assert new is not None
+        blocks, size, kv_heads, head_dim = kv.keys.shape
         # Padding goes to the slot past the last, which is no sequence's.
         slots = torch.where(metadata.slot_mapping < 0, blocks * size - 1, metadata.slot_mapping)
-        for cache, new in ((k_cache, k), (v_cache, v)):
-            cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, new)
+        for cache, rows in zip(kv, new, strict=False):
+            cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, rows)
         tables = metadata.decode_block_tables.long()
         keys, values = (
             cache.index_select(0, tables.flatten()).view(len(q), -1, kv_heads, head_dim).transpose(1, 2)
-            for cache in (k_cache, v_cache)
+            for cache in (kv.keys, kv.values)
         )
         inside = torch.arange(keys.shape[2]) < metadata.decode_context_lens.clamp(min=1).unsqueeze(1)
         attended = functional.scaled_dot_product_attention(
@@ -135,7 +126,7 @@ class DecodeDenseBackend(DenseBackend):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """See AttentionBackend.forward."""
-        if args[5].num_prefill_tokens:
+        if args[3].num_prefill_tokens:
             out: Tensor = self._other.forward(*args, **kwargs)
             return out
         return super().forward(*args, **kwargs)

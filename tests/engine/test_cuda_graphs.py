@@ -18,6 +18,7 @@ from engine.runner.cuda_graphs import Step, bucket_for, buckets, capture_nothing
 from engine.runner.piece_graphs import PieceGraphs, token_sizes  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from engine.speculation import NgramOptions  # noqa: E402
+from kernels.attention import LayerKV  # noqa: E402
 from kernels.rotary_store import rotary_store_reference  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
 from tests.engine.llm_builders import (  # noqa: E402
@@ -172,14 +173,12 @@ class StoredBackend(TorchBackend):
 
     takes_stored = True
 
-    def forward(
-        self, q: Any, k: None, v: None, k_cache: Any, v_cache: Any, metadata: Any, *rest: Any, **kv: Any
-    ) -> Any:
+    def forward(self, q: Any, new: Any, kv: LayerKV, metadata: Any, *rest: Any) -> Any:
         """See AttentionBackend.forward."""
-        assert k is None and v is None
-        nothing = k_cache[:0, 0]
+        assert new is None
+        nothing = kv.keys[:0, 0]
         metadata = replace(metadata, slot_mapping=metadata.slot_mapping[:0])
-        return super().forward(q, nothing, nothing, k_cache, v_cache, metadata, *rest, **kv)
+        return super().forward(q, (nothing, nothing), kv, metadata, *rest)
 
 
 def test_pieces_store_keys_and_values_and_nothing_of_padding(monkeypatch: pytest.MonkeyPatch) -> None:

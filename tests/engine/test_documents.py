@@ -40,6 +40,8 @@ def test_plain_values_are_read_as_they_stand(monkeypatch: pytest.MonkeyPatch) ->
         ("{" + "a, " * 5_000 + "}", "the key 'a' is there twice"),
         ("a: " + "9" * 5000, "an integer of 5000 characters"),
         ("a: 1" + ":1" * 100_000, "an integer of 200001 characters"),
+        ("a: " + "9" * 500_000, "an integer of 500000 characters"),  # minutes, where the square of the length counts
+        ("a: 1" + ":1" * 400 + ".5", "too large"),
         ("a: " + "9" * 31, "an integer of more than 64 bits"),
         ("a: .nan", "holds nan"),
         ("a: [.inf]", "holds inf"),

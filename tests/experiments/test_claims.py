@@ -16,7 +16,7 @@ from harness.config.plotting import PlotConfig
 from harness.plots.style import WIDTHS_IN
 from tests.harness.builders import ROOT
 
-APART = {"__init__", "__main__", "claim", "drawing", "lab", "page", "pairs"}
+APART = {"__init__", "__main__", "claim", "drawing", "kv_error", "lab", "page", "pairs"}
 
 
 def test_the_multi_head_cache_of_the_claim_takes_134_gb_and_8_heads_a_quarter() -> None:

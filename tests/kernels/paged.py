@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kernels.attention import AttentionMetadata
+from kernels.attention import AttentionMetadata, LayerKV
 from kernels.kv_integers import (
     block_parts,
     dequantize_blocks,
@@ -46,6 +46,14 @@ class Case:
     @property
     def scale(self) -> float:
         return float(self.shape.head_dim**-0.5)
+
+    @property
+    def new(self) -> tuple[Tensor, Tensor]:
+        return self.k, self.v
+
+    @property
+    def kv(self) -> LayerKV:
+        return LayerKV(self.k_cache, self.v_cache)
 
 
 def make_case(

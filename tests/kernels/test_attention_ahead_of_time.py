@@ -5,7 +5,6 @@ The loop over the context must wait for one tile of keys and values only, while 
 
 from __future__ import annotations
 
-import json
 import os
 
 import pytest
@@ -17,11 +16,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
-from experiments.kernel_occupancy import (  # noqa: E402
-    CAPABILITIES,
+from experiments.acceptance.occupancy import (  # noqa: E402
     CUOBJDUMP,
     LIMITS,
-    RESULTS,
     compile_launch,
     decode,
     prefill,
@@ -40,7 +37,7 @@ SHAPES = [
         *(capability, head_dim, group, cache),
         marks=[] if (capability, head_dim, group, cache) in FAST else pytest.mark.slow,
     )
-    for capability in CAPABILITIES
+    for capability in LIMITS
     for head_dim, group, cache in [
         (128, 2, HALF), (64, 1, HALF), (80, 5, HALF), (96, 7, HALF), (128, 16, HALF), (256, 4, HALF),
         (64, 4, FP8_DTYPE), (128, 2, FP8_DTYPE), (256, 8, FP8_DTYPE), (128, 4, torch.int8), (128, 4, torch.uint8),
@@ -59,7 +56,7 @@ def test_decode(capability: int, head_dim: int, group: int, cache: torch.dtype) 
     assert usage.spilled_bytes == 0 and join.spilled_bytes == 0, (usage, join)
     assert usage.shared_bytes <= (LIMITS[capability][2] - 1) * 1024, usage
     assert usage.programs_per_sm >= decode_config(capability, head_dim, dtype.itemsize, cache).programs_per_sm, usage
-    assert min(usage.waits, default=0) >= 2, usage
+    assert min(map(int, usage.waits.split()), default=0) >= 2, usage
 
 
 @pytest.mark.parametrize("tokens", [8192, pytest.param(3, marks=pytest.mark.slow)])
@@ -77,11 +74,4 @@ def test_prefill(capability: int, head_dim: int, group: int, cache: torch.dtype,
     assert usage.shared_bytes <= (LIMITS[capability][2] - 1) * 1024, usage
     assert usage.programs_per_sm >= config.programs_per_sm, usage
     assert capability not in (90, 100) or cache == F32 or head_dim == 256 or usage.programs_per_sm >= 2, usage
-    assert min(usage.waits, default=2) >= 2, usage
-
-
-def test_the_table_of_results_has_no_spills() -> None:
-    kernels = json.loads(RESULTS.read_text())["kernels"]
-    assert {each["capability"] for each in kernels} == set(CAPABILITIES)
-    for each in kernels:
-        assert each["spilled_bytes"] == 0 and each["programs_per_sm"] >= 1, each
+    assert min(map(int, usage.waits.split()), default=2) >= 2, usage

@@ -15,6 +15,7 @@ import torch  # noqa: E402
 
 from engine.engine_config import EngineConfig, override  # noqa: E402
 from kernels import torch_flash  # noqa: E402
+from kernels.attention import LayerKV  # noqa: E402
 from kernels.flash_attention import FlashBackend, _other_signature  # noqa: E402
 from kernels.kv_store import store_kv_reference  # noqa: E402
 from kernels.torch_attention import TorchBackend  # noqa: E402
@@ -81,7 +82,7 @@ def test_step_of_chunks_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(2):
         case = make_case(Shape(256, 4, 2, 64), [(5, 5), (270, 9), (256 + seed, 1)], [0, 1, 257], seed=seed)
         out = torch.full_like(case.q, torch.nan)
-        backend.forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)
+        backend.forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
         torch.testing.assert_close(out, naive_attention(case), atol=2e-5, rtol=0)
 
 
@@ -92,7 +93,7 @@ def test_flash_attn_itself() -> None:
     pytest.importorskip("flash_attn")
     case = make_case(Shape(256, 4, 2, 64, torch.bfloat16), [(5, 5), (270, 9)], [0, 1, 257], device="cuda")
     expected = naive_attention(case)
-    out = FlashBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
+    out = FlashBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-2, rtol=0)
 
 
@@ -110,20 +111,20 @@ def test_torch_flash_takes_the_chunks_that_begin_their_prompts(monkeypatch: pyte
     monkeypatch.setattr(torch_flash, "_flash_attention", kernel)
     monkeypatch.setattr(backend, "_triton", Rest())
     case = make_case(Shape(16, 4, 2, 64), [(5, 5), (37, 37), (1, 1)], [1, 20], seed=1)
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, case.metadata.slot_mapping)
+    store_kv_reference(*case.new, case.kv, case.metadata.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
     for begins in (True, False):  # without being told so, it leaves all to Triton
         metadata = replace(case.metadata, begins_prompts=begins)
-        backend.forward(case.q, None, None, case.k_cache, case.v_cache, metadata, case.scale, out)
+        backend.forward(case.q, None, case.kv, metadata, case.scale, out)
         torch.testing.assert_close(out, naive_attention(case), atol=2e-5, rtol=0)
 
 
 class Rest(TorchBackend):
-    def forward(self, q: Any, k: Any, v: Any, k_cache: Any, v_cache: Any, metadata: Any, *others: Any) -> Any:
+    def forward(self, q: Any, new: Any, kv: LayerKV, metadata: Any, *others: Any) -> Any:
         """See AttentionBackend.forward; keys and values are stored already."""
-        nothing = k_cache[:0, 0]
+        nothing = kv.keys[:0, 0]
         metadata = replace(metadata, slot_mapping=metadata.slot_mapping[:0])
-        return super().forward(q, nothing, nothing, k_cache, v_cache, metadata, *others)
+        return super().forward(q, (nothing, nothing), kv, metadata, *others)
 
 
 def test_another_signature_is_named_in_one_line() -> None:

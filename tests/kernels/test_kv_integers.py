@@ -10,6 +10,7 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 
+from kernels.attention_metadata import LayerKV  # noqa: E402
 from kernels.kv_integers import (  # noqa: E402
     INT4_DTYPE,
     INT8_DTYPE,
@@ -79,7 +80,7 @@ def test_integers_and_zeros_are_exact(dtype: torch.dtype) -> None:
 def test_attention_over_a_cache_of_integers(shape: Shape, dtype: torch.dtype) -> None:
     torch.set_num_threads(1)
     case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129, 16, 1]), dtype)
-    out = TorchBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
+    out = TorchBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=0)
 
 
@@ -111,12 +112,12 @@ def test_a_block_has_all_its_integers_first(shape: tuple[int, int, int, int], dt
 def test_padding_is_not_stored(dtype: torch.dtype) -> None:
     k, v = torch.randn(2, 3, 2, 8)
     caches = torch.zeros(2, 4, 2, 2, row_width(8, dtype), dtype=dtype)
-    store_kv_reference(k, v, caches[0], caches[1], torch.tensor([5, -1, 0]))
+    store_kv_reference(k, v, LayerKV(caches[0], caches[1]), torch.tensor([5, -1, 0]))
     for part, new in zip(block_parts(caches[0]), quantize_integers(k[[0, 2]], dtype), strict=True):
         rows = part.flatten(0, 1)
         assert torch.equal(rows[[5, 0]], new)
         assert int(rows.any(-1).any(-1).sum()) == 2
     before = caches.clone()
-    k_cache, v_cache = (cache.view(16, 1, 1, -1) for cache in caches)
-    store_kv_reference(k[:, :1], v[:, :1], k_cache, v_cache, torch.full((3,), -1))
+    kv = LayerKV(*(cache.view(16, 1, 1, -1) for cache in caches))
+    store_kv_reference(k[:, :1], v[:, :1], kv, torch.full((3,), -1))
     assert torch.equal(caches, before)

@@ -42,7 +42,7 @@ def stored(case: Case, cache: torch.dtype) -> tuple[Case, torch.Tensor | None, t
         case, expected = in_integers(case, cache)
     else:
         expected = naive_attention(case)
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, case.metadata.slot_mapping, scales)
+    store_kv_reference(*case.new, case.kv._replace(scales=scales), case.metadata.slot_mapping)
     return case, scales, expected
 
 
@@ -59,8 +59,8 @@ def test_decode(triton_device: str, seed: int, cache: torch.dtype) -> None:
         bound = meta.max_decode_context + rng.choice([0, 1, 1000])
         out = torch.full_like(case.q, torch.nan)
         decode_attention(
-            case.q, case.k_cache, case.v_cache, meta.decode_context_lens, meta.decode_block_tables, case.scale, bound,
-            out, splits, scales,
+            case.q, case.kv._replace(scales=scales), meta.decode_context_lens, meta.decode_block_tables, case.scale,
+            bound, out, splits,
         )  # fmt: skip
         label = f"case {number}: {case.shape}, contexts {contexts}, {splits} splits"
         torch.testing.assert_close(
@@ -85,8 +85,8 @@ def test_prefill(triton_device: str, seed: int, cache: torch.dtype) -> None:
             config = prefill_config(capability, case.shape.head_dim, 4096, case.q.element_size(), cache)
         with use_configs(prefill=config):
             prefill_attention(
-                case.q, case.k_cache, case.v_cache, meta.cu_seqlens_q, meta.prefill_context_lens,
-                meta.prefill_block_tables, case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits, scales,
+                case.q, case.kv._replace(scales=scales), meta.cu_seqlens_q, meta.prefill_context_lens,
+                meta.prefill_block_tables, case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits,
             )  # fmt: skip
         label = f"case {number}: {case.shape}, chunks {chunks}, {splits} splits, {config}"
         torch.testing.assert_close(

@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from kernels import kv_integers, kv_store, rotary, rotary_store, runtime  # noqa: E402
+from kernels.attention_metadata import LayerKV  # noqa: E402
 from kernels.rotary_store import HeadNorms  # noqa: E402
 
 # (query heads, KV heads, head_dim): a group that is no power of two, halves that are none, the widest head.
@@ -42,9 +43,8 @@ class Inputs:
 
     def run(self, function: object, caches: list[torch.Tensor], scales: torch.Tensor | None = None) -> torch.Tensor:
         assert callable(function)
-        out: torch.Tensor = function(
-            self.qkv, self.norms, self.cos_sin, self.positions, caches[0], caches[1], self.slots, scales
-        )
+        kv = LayerKV(caches[0], caches[1], scales)
+        out: torch.Tensor = function(self.qkv, self.norms, self.cos_sin, self.positions, kv, self.slots)
         return out
 
 
@@ -125,7 +125,7 @@ def test_numbers_are_those_of_the_separate_kernels(triton_device: str) -> None:
     q_split, k, v = inputs.qkv.split([4, 2, 2], dim=1)
     expected, k = rotary.rotary_triton(q_split, k, inputs.cos_sin, inputs.positions)
     stored = torch.zeros_like(caches)
-    kv_store.store_kv_triton(k, v, stored[0], stored[1], inputs.slots)
+    kv_store.store_kv_triton(k, v, LayerKV(stored[0], stored[1]), inputs.slots)
     assert torch.equal(q, expected) and torch.equal(caches, stored)
 
 

@@ -29,12 +29,10 @@ SHAPES = [
 
 def decode(case: Case, splits: int | None) -> torch.Tensor:
     meta = case.metadata
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
     tables, bound = meta.decode_block_tables, meta.max_decode_context
-    decode_attention(
-        case.q, case.k_cache, case.v_cache, meta.decode_context_lens, tables, case.scale, bound, out, splits
-    )
+    decode_attention(case.q, case.kv, meta.decode_context_lens, tables, case.scale, bound, out, splits)
     return out.cpu().float()
 
 
@@ -74,7 +72,7 @@ def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
     case = make_case(shape, prefills, [edge, 0], triton_device)
     expected = naive_attention(case)
     out = torch.full_like(case.q, torch.nan)
-    TritonBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)
+    TritonBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
     torch.testing.assert_close(out.cpu().float(), expected, atol=tolerance(shape.dtype), rtol=0)
 
 
@@ -83,7 +81,7 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
     expected = naive_attention(case)
     q = torch.cat((case.q, case.q), dim=1)[:, :2]
     assert not q.is_contiguous()
-    out = TritonBackend().forward(q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale)
+    out = TritonBackend().forward(q, case.new, case.kv, case.metadata, case.scale)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-5, rtol=0)
 
 
@@ -91,17 +89,17 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
 def test_float8_cache(triton_device: str, shape: Shape) -> None:
     """Chunks and decodes over a float8 cache that the reference has filled; every head has another scale."""
     case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
-    meta, caches = case.metadata, (case.k_cache, case.v_cache)
-    store_kv_reference(case.k, case.v, *caches, meta.slot_mapping, scales)
+    meta, kv = case.metadata, case.kv._replace(scales=scales)
+    store_kv_reference(*case.new, kv, meta.slot_mapping)
     out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
     prefill_attention(
-        case.q[:first], *caches, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
-        meta.max_seqlen_q, meta.max_prefill_context, out[:first], kv_scales=scales,
+        case.q[:first], kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+        meta.max_seqlen_q, meta.max_prefill_context, out[:first],
     )  # fmt: skip
     for splits in (1, 2):
         decode_attention(
-            case.q[first:], *caches, meta.decode_context_lens, meta.decode_block_tables, case.scale,
-            meta.max_decode_context, out[first:], splits, scales,
+            case.q[first:], kv, meta.decode_context_lens, meta.decode_block_tables, case.scale,
+            meta.max_decode_context, out[first:], splits,
         )  # fmt: skip
         torch.testing.assert_close(out.cpu(), expected, atol=2e-5, rtol=0)
 
@@ -112,7 +110,7 @@ def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype)
     """Chunks and decodes over keys and values of which the step's own are stored by the kernel too."""
     case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device), dtype)
     out = torch.full_like(case.q, torch.nan)
-    TritonBackend().forward(case.q, case.k, case.v, case.k_cache, case.v_cache, case.metadata, case.scale, out)
+    TritonBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
@@ -121,10 +119,10 @@ def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits
     """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
     case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)
     meta = case.metadata
-    store_kv_reference(case.k, case.v, case.k_cache, case.v_cache, meta.slot_mapping)
+    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
     out = torch.full_like(case.q, torch.nan)
     prefill_attention(
-        case.q, case.k_cache, case.v_cache, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables,
-        case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits,
+        case.q, case.kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+        meta.max_seqlen_q, meta.max_prefill_context, out, splits,
     )  # fmt: skip
     torch.testing.assert_close(out.cpu(), naive_attention(case), atol=2e-5, rtol=0)

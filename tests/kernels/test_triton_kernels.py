@@ -10,6 +10,7 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from kernels import activation, decode_step, kv_integers, kv_store, moe, norm, rotary, runtime, sampler  # noqa: E402
+from kernels.attention_metadata import LayerKV  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -84,8 +85,8 @@ def test_store_kv(triton_device: str, dtype: torch.dtype, block_size: int, kv_he
     slots = torch.tensor([0, 4 * block_size - 1, -1, block_size, -1], device=triton_device)
     caches = [torch.full((4, block_size, kv_heads, head_dim), torch.nan, device=triton_device, dtype=dtype)] * 4
     got_k, got_v, expected_k, expected_v = (cache.clone() for cache in caches)
-    kv_store.store_kv_triton(k, v, got_k, got_v, slots)
-    kv_store.store_kv_reference(k, v, expected_k, expected_v, slots)
+    kv_store.store_kv_triton(k, v, LayerKV(got_k, got_v), slots)
+    kv_store.store_kv_reference(k, v, LayerKV(expected_k, expected_v), slots)
     torch.testing.assert_close(got_k, expected_k, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(got_v, expected_v, rtol=0, atol=0, equal_nan=True)
     assert int(got_k.isfinite().all(dim=-1).sum()) == 3 * kv_heads
@@ -98,8 +99,8 @@ def test_store_kv_in_float8(triton_device: str, dtype: torch.dtype) -> None:
     scales = torch.tensor([[1.0, 0.1, 0.001], [0.01, 0.3, 5.0]], device=triton_device)
     slots = torch.tensor([3, -1, 0, 20], device=triton_device)
     caches = [torch.zeros(3, 7, 3, 96, device=triton_device).to(kv_store.FP8_DTYPE) for _ in range(4)]
-    kv_store.store_kv_triton(k, v, caches[0], caches[1], slots, scales)
-    kv_store.store_kv_reference(k, v, caches[2], caches[3], slots, scales)
+    kv_store.store_kv_triton(k, v, LayerKV(caches[0], caches[1], scales), slots)
+    kv_store.store_kv_reference(k, v, LayerKV(caches[2], caches[3], scales), slots)
     # Compiled division may differ in the last bit; the interpreter's rounding loses carries and the smallest numbers.
     allowed = 0.08 if runtime.INTERPRETED else 0.002
     for got, expected in zip(caches[:2], caches[2:], strict=True):
@@ -118,8 +119,8 @@ def test_store_kv_in_integers(triton_device: str, dtype: torch.dtype, stored: to
     slots = torch.tensor([3, 7, -1, 0, 20], device=triton_device)
     width = kv_integers.row_width(head_dim, stored)
     caches = [torch.zeros(3, 7, 3, width, device=triton_device, dtype=stored) for _ in range(4)]
-    kv_store.store_kv_triton(k, v, caches[0], caches[1], slots)
-    kv_store.store_kv_reference(k, v, caches[2], caches[3], slots)
+    kv_store.store_kv_triton(k, v, LayerKV(caches[0], caches[1]), slots)
+    kv_store.store_kv_reference(k, v, LayerKV(caches[2], caches[3]), slots)
     for got, expected in zip(caches[:2], caches[2:], strict=True):
         assert torch.equal(kv_integers.block_parts(got)[1], kv_integers.block_parts(expected)[1]), "scales"
         # Compiled division may differ in the last bit, and so may an integer that is next to the middle of two.

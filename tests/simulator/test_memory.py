@@ -98,7 +98,7 @@ def test_activations_of_an_early_vllm_are_those_of_the_layers_or_the_logits() ->
 
 
 def test_the_kv_pool_of_an_early_vllm_is_nearly_that_of_its_run() -> None:
-    """3,387 to 3,390 blocks, by its decisions (experiments/recovery)."""
+    """3,387 to 3,390 blocks, by its decisions (docs/fidelity.md)."""
     opt = load_model("opt-13b")
     assert opt.weight_bytes() / 2 / 1e9 == pytest.approx(12.853, rel=1e-3)  # its checkpoint without biases
     a100 = replace(H100, memory_bytes=85094039552)

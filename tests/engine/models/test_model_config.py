@@ -107,7 +107,8 @@ def test_a_folder_is_read_with_its_generation_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [(None, "no such file"), ("{", "not JSON"), ("[]", "not a JSON object"), ("\xff", "not JSON")]
+    ("text", "message"),
+    [(None, "No such file"), ("{", "not JSON"), ("[]", "not a JSON object"), ("\xff", "not text in UTF-8")],
 )
 def test_a_folder_that_cannot_be_read_is_refused(text: str | None, message: str, tmp_path: Path) -> None:
     if text is not None:

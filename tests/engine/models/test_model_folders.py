@@ -41,7 +41,7 @@ VALUES: tuple[Any, ...] = (
     float("nan"), float("inf"), "", "4", "x\ny", "\ud800", "../x", "/etc/passwd", "a\0b", "x" * 5000, [], [1], [[]],
     ["LlamaForCausalLM"], [True], [-1], [10**30], ["a"], {}, {"a": 1}, {"rope_type": "llama3"}, {"weight_map": 1},
 )  # fmt: skip
-RAW = (b"", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000, b"\xff\xfe\x00", b"\xef\xbb\xbf{}")
+RAW = (b"", b"null", b"[" * 100_000, b'{"a":' * 100_000, b"1" * 10_000, b"\xff\xfe\x00", b"\xef\xbb\xbf[]")
 
 
 def build(config: ModelConfig, tp: TensorParallel | None = None) -> CausalLM:

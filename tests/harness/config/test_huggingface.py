@@ -201,7 +201,7 @@ def test_modelopt_says_its_format_in_a_file_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_option_belongs_to_one_model_only(tmp_path: Path) -> None:
-    assert refusal(tmp_path) == f"{tmp_path / 'config.json'}: no such file"
+    assert refusal(tmp_path) == f"{tmp_path / 'config.json'}: cannot be read: No such file or directory"
     with pytest.raises(ConfigError, match="model.config: missing; give it as model.config=..."):
         parse(composed("model=hf"))
     with pytest.raises(ConfigError, match="model.config=5: must be the path of a config.json"):

@@ -1,23 +1,22 @@
-"""Resources of the Triton kernels on five GPU architectures, as the compiler reports them; needs no GPU.
+"""Resources of the Triton kernels as the compiler reports them: of this GPU in the acceptance, of five without a GPU.
 
-    python -m experiments.kernel_occupancy [--capability 90]
+    python -m experiments.acceptance.occupancy
 
-Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of bfloat16 and of float8.
-Writes `experiments/results/kernel_occupancy.json` and prints a table: registers and spilled bytes of a thread, shared
-memory and warps of a program, how many programs a multiprocessor holds, and what limits them. `waits` are the copies
-that may be in flight when the loop over the context multiplies a tile: 0 means that loads and products take turns.
+Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of each dtype. The command
+writes `experiments/results/kernel_occupancy.csv` in 4 minutes: registers and spilled bytes of a thread, shared memory
+and warps of a program, how many programs a multiprocessor holds, and what limits them. `waits` are the copies that may
+be in flight when the loop over the context multiplies a tile: 0 means that loads and products take turns.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import csv
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,8 @@ from torch import Tensor
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from experiments import RESULTS, ROOT
+from experiments.acceptance.common import Context, SkippedError
 from kernels import (
     activation,
     decode_attention,
@@ -43,13 +44,12 @@ from kernels import (
     rotary,
     sampler,
 )
+from kernels.attention import LayerKV
 from kernels.kv_store import FP8_DTYPE
 from kernels.launch import Launcher
 from kernels.rotary_store import HeadNorms, rotary_store
 
 CUOBJDUMP = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
-RESULTS = Path(__file__).parent / "results" / "kernel_occupancy.json"
-CAPABILITIES = (80, 89, 90, 100, 120)
 DTYPES = {
     torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64",
     torch.uint8: "u8", torch.int8: "i8", FP8_DTYPE: "fp8e4nv",
@@ -83,7 +83,7 @@ class Occupancy:
     warps: int
     programs_per_sm: int
     limited_by: str
-    waits: list[int]
+    waits: str
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def _occupancy(name: str, capability: int, compiled: Any) -> Occupancy:
         "programs": max_programs,
     } | ({"tensor memory": TENSOR_COLUMNS // columns} if columns else {})
     limit = min(most, key=lambda each: most[each])
-    waits = waits_in_loops(compiled.asm["ttgir"])
+    waits = " ".join(map(str, waits_in_loops(compiled.asm["ttgir"])))
     return Occupancy(
         name, capability, registers, spilled, meta.shared, columns, meta.num_warps, most[limit], limit, waits
     )
@@ -167,41 +167,48 @@ def waits_in_loops(ttgir: str) -> list[int]:
     return waits
 
 
+def empty_kv(dtype: torch.dtype, head_dim: int = 128) -> LayerKV:
+    """A cache of one block with 8 KV heads."""
+    width = head_dim // 2 + 2 if dtype == torch.uint8 else head_dim + 2 if dtype == torch.int8 else head_dim
+    keys = torch.zeros(1, 16, 8, width).to(dtype)
+    return LayerKV(keys, keys, torch.ones(2, 8) if dtype == FP8_DTYPE else None)
+
+
 def decode(cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16) -> None:
     """Decode attention of 8 sequences with contexts of up to 8,192 tokens and 8 KV heads, in several splits."""
-    width = head_dim // 2 + 2 if cache == torch.uint8 else head_dim + 2 if cache == torch.int8 else head_dim
-    q, kv = torch.zeros(8, 8 * group, head_dim, dtype=dtype), torch.zeros(1, 16, 8, width).to(cache)
-    scales = torch.ones(2, 8) if cache == FP8_DTYPE else None
+    q = torch.zeros(8, 8 * group, head_dim, dtype=dtype)
     contexts, tables = torch.zeros(8, dtype=torch.int32), torch.zeros(8, 512, dtype=torch.int32)
-    decode_attention.decode_attention(q, kv, kv, contexts, tables, 1.0, 8192, kv_scales=scales)
+    decode_attention.decode_attention(q, empty_kv(cache, head_dim), contexts, tables, 1.0, 8192)
 
 
 def prefill(
     cache: torch.dtype, head_dim: int = 128, group: int = 2, dtype: torch.dtype = torch.bfloat16, tokens: int = 8192
 ) -> None:
     """Attention of one chunk after a prefix: a chunk of 8,192 tokens takes one split, and short ones take several."""
-    width = head_dim // 2 + 2 if cache == torch.uint8 else head_dim + 2 if cache == torch.int8 else head_dim
-    q, kv = torch.zeros(tokens, 8 * group, head_dim, dtype=dtype), torch.zeros(1, 16, 8, width).to(cache)
-    scales = torch.ones(2, 8) if cache == FP8_DTYPE else None
+    q = torch.zeros(tokens, 8 * group, head_dim, dtype=dtype)
     bounds, contexts = torch.tensor([0, tokens], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     tables = torch.zeros(1, 512, dtype=torch.int32)
-    prefill_attention.prefill_attention(
-        q, kv, kv, bounds, contexts, tables, 1.0, tokens, 8192, kv_scales=scales
-    )  # fmt: skip
+    prefill_attention.prefill_attention(q, empty_kv(cache, head_dim), bounds, contexts, tables, 1.0, tokens, 8192)
 
 
-def before_attention(cache: torch.dtype) -> None:
-    """Norms, rotary and the KV store of 64 tokens of Qwen3-0.6B."""
+def norms_and_rotary() -> None:
+    """Norms and rotary embedding of 64 tokens of Qwen3-0.6B."""
     x, weight = torch.zeros(64, 1024, dtype=torch.bfloat16), torch.ones(1024, dtype=torch.bfloat16)
     norm.rms_norm_triton(x, weight, 1e-6)
     norm.add_rms_norm_triton(x, x, weight, 1e-6)
+    qkv = torch.zeros(64, 24, 128, dtype=torch.bfloat16)
+    rotary.rotary_triton(qkv[:, :16], qkv[:, 16:], torch.zeros(1024, 128), torch.zeros(64, dtype=torch.int64))
+
+
+def store(cache: torch.dtype, head_dim: int = 128, group: int = 2, is_normed: bool = True) -> None:
+    """Both ways to store keys and values of 64 tokens and 8 KV heads, with norms and rotary embedding and alone."""
     positions, slots = torch.zeros(2, 64, dtype=torch.int64)
-    kv, scales = torch.zeros(1, 16, 8, 128).to(cache), torch.ones(2, 8) if cache == FP8_DTYPE else None
-    qkv = torch.zeros(64, 32, 128, dtype=torch.bfloat16)
-    norms = HeadNorms(weight[:128], weight[:128], 1e-6)
-    rotary_store(qkv, norms, torch.zeros(1024, 128), positions, kv, kv, slots, scales)
-    rotary.rotary_triton(qkv[:, :16], qkv[:, 16:24], torch.zeros(1024, 128), positions)
-    kv_store.store_kv_triton(qkv[:, 16:24], qkv[:, 24:], kv, kv, slots, scales)
+    kv, qkv = empty_kv(cache, head_dim), torch.zeros(64, 8 * group + 16, head_dim, dtype=torch.bfloat16)
+    weight = torch.ones(head_dim, dtype=torch.bfloat16)
+    norms = HeadNorms(weight, weight, 1e-6) if is_normed else None
+    rotary_store(qkv, norms, torch.zeros(1024, head_dim), positions, kv, slots)
+    k, v = qkv[:, 8 * group : -8], qkv[:, -8:]
+    kv_store.store_kv_triton(k, v, kv, slots)
 
 
 def after_attention() -> None:
@@ -210,10 +217,15 @@ def after_attention() -> None:
     x = torch.zeros(64, 2048, dtype=torch.bfloat16)
     w13, w2 = torch.zeros(1, dtype=torch.bfloat16).expand(128, 1536, 2048), x[:1, :1].expand(128, 2048, 768)
     moe.fused_moe_triton(x, torch.zeros(64, 128, dtype=torch.bfloat16), w13, w2, 8, True)
-    logits, zeros = torch.zeros(64, 151936, dtype=torch.bfloat16), torch.zeros(64)
-    keep_threshold.keep_threshold_triton(logits, zeros, torch.zeros(64, dtype=torch.int32), zeros)
-    integers = torch.zeros(64, dtype=torch.int64)
-    sampler.sample_triton(logits, zeros, None, None, integers, integers)
+    thresholds(torch.bfloat16)
+    zeros, integers = torch.zeros(64), torch.zeros(64, dtype=torch.int64)
+    sampler.sample_triton(torch.zeros(64, 151936, dtype=torch.bfloat16), zeros, zeros, None, integers, integers)
+
+
+def thresholds(dtype: torch.dtype) -> None:
+    """The limits top_k and top_p of 64 rows of logits."""
+    zeros, top_k = torch.zeros(64), torch.zeros(64, dtype=torch.int32)
+    keep_threshold.keep_threshold_triton(torch.zeros(64, 151936, dtype=dtype), zeros, top_k, zeros)
 
 
 def around_decode() -> None:
@@ -223,22 +235,21 @@ def around_decode() -> None:
     decode_step.end_decode_triton(integers, integers, integers, torch.zeros(8, 64, dtype=torch.int64), integers[:1])
 
 
-def product_in_float8() -> None:
-    """A product of 2,048 tokens with weights in float8, whose inputs are quantised."""
-    x, weight = torch.zeros(2048, 4096, dtype=torch.bfloat16), torch.zeros(6144, 4096).to(FP8_DTYPE)
-    quantized, x_scales = fp8_linear.quantize_tokens(x, 128)
-    out = torch.empty(2048, 6144, dtype=torch.bfloat16)
-    fp8_linear.fp8_gemm(quantized, x_scales, weight, torch.ones(48, 32), (128, 128), out)
+def product_in_float8(tokens: int = 2048, block: tuple[int, int] = (128, 128), kept: torch.dtype | None = None) -> None:
+    """A product with weights in float8, whose inputs are quantised, or stay in the dtype `kept`."""
+    x, weight = torch.zeros(tokens, 4096, dtype=kept or torch.bfloat16), torch.zeros(6144, 4096).to(FP8_DTYPE)
+    out, scales = torch.empty(tokens, 6144, dtype=x.dtype), torch.ones(6144 // block[0], 4096 // block[1])
+    rows, row_scales = (x, None) if kept else fp8_linear.quantize_tokens(x, block[1])
+    fp8_linear.fp8_gemm(rows, row_scales, weight, scales, block, out)
 
 
-def experts_in_float8() -> None:
-    """Experts of 64 tokens (Qwen3-30B-A3B) with weights in float8; inputs are quantised from 8.9 on."""
-    x, weight = torch.zeros(64, 2048, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=FP8_DTYPE)
+def experts_in_float8(tokens: int = 64, block: tuple[int, int] = (128, 128)) -> None:
+    """Experts (Qwen3-30B-A3B) with weights in float8; inputs are quantised from 8.9 on."""
+    x, weight = torch.zeros(tokens, 2048, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=FP8_DTYPE)
     w13, w2 = (
-        fp8_experts.Fp8Stack(weight.expand(128, n, k), torch.ones(1), (128, 128))
-        for n, k in ((1536, 2048), (2048, 768))
+        fp8_experts.Fp8Stack(weight.expand(128, n, k), torch.ones(1), block) for n, k in ((1536, 2048), (2048, 768))
     )
-    moe.fused_moe_triton(x, torch.zeros(64, 128, dtype=torch.bfloat16), w13, w2, 8, True)
+    moe.fused_moe_triton(x, torch.zeros(tokens, 128, dtype=torch.bfloat16), w13, w2, 8, True)
 
 
 def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
@@ -251,8 +262,9 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "", after_attention
     yield "fp8 weights", experts_in_float8
     yield "", around_decode
+    yield "", norms_and_rotary
     for name, cache in caches.items():
-        yield f"{name} cache", partial(before_attention, cache)
+        yield f"{name} cache", partial(store, cache)
         yield f"{name} cache", partial(decode, cache)
         yield f"{name} cache", partial(prefill, cache)
         yield f"{name} cache, 16 tokens", partial(prefill, cache, tokens=16)
@@ -263,26 +275,42 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "float32", partial(decode, torch.float32, dtype=torch.float32)
 
 
+def occupancies(capability: int) -> Iterator[tuple[str, Occupancy]]:
+    """(what, resources) of each kernel of `cases`; equal ones are named once."""
+    seen = set()
+    for what, call in cases(capability):
+        with recorded(capability) as launches:
+            call()
+        for launch in launches:
+            found = compile_launch(launch, capability)
+            if found not in seen:
+                seen.add(found)
+                yield what, found
+
+
+def occupancy(context: Context) -> None:
+    """The kernels as the Triton of this machine compiles them for its GPU."""
+    capability = 90
+    if context.is_cuda:
+        major, minor = torch.cuda.get_device_capability(context.device)
+        capability = 10 * major + minor
+    if capability not in LIMITS or not CUOBJDUMP.exists():
+        raise SkippedError(f"no cuobjdump, or the sizes of sm_{capability} are not known")
+    for what, found in occupancies(capability):
+        value = f"{found.registers} registers, {found.shared_bytes // 1024} KB, {found.programs_per_sm} programs"
+        context.add(f"{found.kernel} {what}", value, "no spills", found.spilled_bytes == 0)
+        if context.rehearse:
+            break
+
+
 def main() -> None:
-    """Compile everything, print the table and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--capability", type=int, choices=CAPABILITIES, help="this one only; writes no results")
-    chosen = parser.parse_args().capability
-    rows: list[dict[str, Any]] = []
-    for capability in [chosen] if chosen else CAPABILITIES:
-        seen = set()
-        for what, call in cases(capability):
-            with recorded(capability) as launches:
-                call()
-            for launch in launches:
-                found = {"what": what, **asdict(compile_launch(launch, capability))}
-                if str(found | {"what": ""}) in seen:
-                    continue
-                seen.add(str(found | {"what": ""}))
-                rows.append(found)
-                print(" | ".join(str(value) for value in found.values()), flush=True)
-    if not chosen:
-        RESULTS.write_text(json.dumps({"triton": triton.__version__, "kernels": rows}, indent=1) + "\n")
+    """Compile everything for five architectures, and write the table."""
+    with (ROOT / RESULTS / "kernel_occupancy.csv").open("w", newline="") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["triton", "what", *(column.name for column in fields(Occupancy))])
+        for capability in LIMITS:
+            for what, found in occupancies(capability):
+                table.writerow([triton.__version__, what, *asdict(found).values()])
 
 
 if __name__ == "__main__":

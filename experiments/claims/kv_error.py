@@ -1,7 +1,5 @@
 """How far do next-token distributions move with the KV cache in fp8, int8 and int4, instead of in full precision?
 
-    python -m experiments.kv_error [--prompts 8] [--tokens 256]
-
 The tiny model with random weights computes prompts of random tokens, whose attention reads keys and values from the
 cache. For every position, the distribution of the next token is compared with that over a cache in float32:
 
@@ -11,14 +9,11 @@ cache. For every position, the distribution of the next token is compared with t
 
 Weights are random (standard deviation 0.1, so that distributions differ between positions). The figures show the
 arithmetic of the formats, and bound those of a trained model neither from above nor from below: its keys have channels
-that are much larger than the others, and its distributions are sharper. Results go to
-experiments/results/kv_error.json.
+that are much larger than the others, and its distributions are sharper.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from dataclasses import replace
 from typing import Any, get_args
 
@@ -30,9 +25,7 @@ from engine.models.model_config import ModelConfig
 from engine.runner import kv_cache
 from engine.runner.executor import Rank
 from engine.runner.kv_quantization import whole_prompt
-from experiments import RESULTS, composed, provenance
-
-SPREAD = 0.1
+from experiments import composed
 
 
 @torch.inference_mode()
@@ -61,6 +54,11 @@ def distances(exact: Tensor, other: Tensor) -> dict[str, float]:
     }
 
 
+def tiny() -> ModelConfig:
+    """The tiny model, with weights of a standard deviation of 0.1."""
+    return replace(ModelConfig.from_shape(composed("model=tiny").model.model_dump()), initializer_range=0.1)
+
+
 def measure(model_config: ModelConfig, num_prompts: int, num_tokens: int) -> dict[str, dict[str, Any]]:
     """Distances from full precision, and the bytes of a block of 16 tokens, by KV dtype."""
     generator = torch.Generator().manual_seed(0)
@@ -73,25 +71,3 @@ def measure(model_config: ModelConfig, num_prompts: int, num_tokens: int) -> dic
         if kv_dtype != "auto":
             found[kv_dtype] |= distances(exact, prompt_logits(model_config, kv_dtype, prompts))
     return found
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--prompts", type=int, default=8)
-    parser.add_argument("--tokens", type=int, default=256)
-    arguments = parser.parse_args()
-    shape = composed("model=tiny").model.model_dump()
-    model_config = replace(ModelConfig.from_shape(shape), initializer_range=SPREAD)
-    found = measure(model_config, arguments.prompts, arguments.tokens)
-    for name, values in found.items():
-        print(f"{name:5}", "  ".join(f"{key} {value:.4g}" for key, value in values.items()))
-    document = {
-        **provenance("experiments.kv_error"),
-        "model": f"tiny, random weights with a standard deviation of {SPREAD}: the arithmetic only",
-        "kv_cache_dtype": found,
-    }
-    (RESULTS / "kv_error.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main()
