@@ -139,7 +139,7 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[RunConfig, Path]] = []
-    stub_module(monkeypatch, "harness.runs.run", run=lambda config, folder: calls.append((config, folder)))
+    stub_module(monkeypatch, "harness.terminal", run=lambda config, folder: calls.append((config, folder)))
     assert launch("block_size=32", "hydra.run.dir=here") == 0
     ((config, folder),) = calls
     assert config.block_size == 32
@@ -148,7 +148,7 @@ def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, mon
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=lambda config, folder: None)
+    stub_module(monkeypatch, "harness.terminal", run=lambda config, folder: None)
     assert [launch(), launch()] == [0, 0]
     assert len(list(Path("outputs").iterdir())) == 2
 
@@ -158,7 +158,7 @@ def test_results_of_an_earlier_configuration_do_not_outlive_a_failed_run(
 ) -> None:
     Path("here").mkdir()
     Path("here/summary.json").write_text("{}")
-    stub_module(monkeypatch, "harness.runs.run", run=raising(TraceError("x.csv: no usable row")))
+    stub_module(monkeypatch, "harness.terminal", run=raising(TraceError("x.csv: no usable row")))
     assert launch("hydra.run.dir=here") == 2
     assert not Path("here/summary.json").exists()
 
@@ -179,13 +179,13 @@ def test_errors_of_a_run_are_one_line(
     error: Exception,
     expected: str,
 ) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=raising(error))
+    stub_module(monkeypatch, "harness.terminal", run=raising(error))
     assert launch() == 2
     assert capsys.readouterr().err == expected
 
 
 def test_defects_keep_their_traceback(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=raising(ValueError("a defect")))
+    stub_module(monkeypatch, "harness.terminal", run=raising(ValueError("a defect")))
     with pytest.raises(ValueError, match="a defect"):
         launch()
 
@@ -202,7 +202,7 @@ def test_hydra_full_error_shows_the_traceback_of_user_errors(
 def test_an_interrupt_ends_with_130(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=raising(KeyboardInterrupt()))
+    stub_module(monkeypatch, "harness.terminal", run=raising(KeyboardInterrupt()))
     assert launch() == 130
     assert capsys.readouterr().err == "interrupted\n"
 
