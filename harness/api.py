@@ -226,7 +226,8 @@ def _combinations(overrides: Sequence[str], over: Mapping[str, Iterable[Any]]) -
             raise ConfigError(f"{odd[0].input_line}: must be a list of values")
         fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
         preset = OmegaConf.select(compose(vllm_import.expand(fixed).overrides).hydra, "sweeper.params") or {}
-        lines = [*(f"{key}={values}" for key, values in preset.items()), *overrides]
+        given = {each.get_key_element() for each in parsed}
+        lines = [*(f"{key}={values}" for key, values in preset.items() if key not in given), *overrides]
         every = OverridesParser.create().parse_overrides(lines)
         varied = {
             each.get_key_element(): list(each.sweep_string_iterator()) for each in every if each.is_sweep_override()

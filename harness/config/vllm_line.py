@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import shlex
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from harness.config.schema import nearest
 from harness.config.vllm_flags import NEUTRAL, OTHERS, SHORT
@@ -48,7 +48,7 @@ class Line(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    def read(self, words: list[str]) -> dict[str, object]:
+    def read(self, words: list[str]) -> dict[str, Any]:
         """The values of the flags by name; raises ConfigError for words that are none."""
         found, others = self.parse_known_args(words)
         for flag in (word.partition("=")[0] for word in others if word.startswith("-")):
