@@ -1,7 +1,9 @@
 """The command line: every error of the user's is one line on stderr with exit code 2; defects keep their traceback."""
 
+import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +18,7 @@ from omegaconf import DictConfig
 
 from harness import cli
 from harness.config import RunConfig, load
+from harness.config.composing import Composer
 from harness.errors import ConfigError, TraceError
 from harness.runs import availability
 from tests.harness.builders import CONF, ROOT
@@ -203,6 +206,39 @@ def test_an_interrupt_ends_with_130(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stub_module(monkeypatch, "harness.terminal", run=raising(KeyboardInterrupt()))
+    assert launch() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def interrupted_in_a_library() -> None:
+    """As Hydra's reader of files in packages: what it cleans up is not there yet when a signal comes."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+        file = None
+    finally:
+        file.close()  # type: ignore[union-attr]
+
+
+def test_an_interrupt_that_a_library_turns_into_another_error_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert cli.launch(interrupted_in_a_library) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_that_is_lost_while_hydra_composes_begins_no_run(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compose = Composer.load_configuration
+
+    def load_configuration(*arguments: Any, **options: Any) -> DictConfig:
+        with contextlib.suppress(UnboundLocalError):
+            interrupted_in_a_library()
+        return compose(*arguments, **options)
+
+    monkeypatch.setattr(Composer, "load_configuration", load_configuration)
+    stub_module(monkeypatch, "harness.terminal", run=raising(AssertionError("a run began")))
     assert launch() == 130
     assert capsys.readouterr().err == "interrupted\n"
 
