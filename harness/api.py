@@ -25,10 +25,11 @@ from omegaconf import OmegaConf
 from harness.config import RunConfig, parse, vllm_import
 from harness.config.composing import compose
 from harness.config.overrides import check_single, explain_refusal, is_refusal, quoted
+from harness.config.targets import import_targets
 from harness.errors import ConfigError, TwinServeError
 from harness.results.inputs import input_digests
 from harness.runs.availability import check_engine
-from harness.runs.outcome import Given, Run, with_table
+from harness.runs.outcome import Given, Run, with_table, write_settings
 from harness.runs.progress import UNWATCHED, Watch
 from harness.runs.run import Write, nowhere, serve_trace
 
@@ -90,8 +91,9 @@ def sweep(
     from harness.capacity.pool import ended_on_failure, num_workers, submit  # imported late, as a run does without them
     from harness.sweeps.compared import ComparedRuns
 
-    lines, table = _with_trace(overrides, trace)
-    jobs = [(name, _asked("run", combination, table)) for name, combination in _combinations(lines, over or {})]
+    lines, table = _with_trace([*overrides, *itertools.starmap(_varied, (over or {}).items())], trace)
+    lines, notes = vllm_import.expand(lines)
+    jobs = [(name, _asked("run", combination, table, notes)) for name, combination in _combinations(lines)]
     workers = num_workers([asked.config for _, asked in jobs], workers)
     with ended_on_failure(workers):
         futures = [(name, submit(workers, partial(_job, asked))) for name, asked in jobs]
@@ -127,6 +129,8 @@ def capacity(
     lines, table = _with_trace(["task=capacity", *overrides], trace)
     asked = _asked("capacity", lines, table)
     config = asked.config if table is None else with_table(asked.config, table, place)  # for processes that run probes
+    check_engine(config.engine.kind)
+    write_settings(config, input_digests(config), asked.given, place)
     document = find(config, place, asked.given.overrides)
     return FoundCapacity(document, place, kept)
 
@@ -139,11 +143,14 @@ def compare(*results: Run | str | PathLike[str], baseline: str | int | None = No
             index.
 
     Raises:
-        TwinServeError: a folder holds no result. One that is damaged is in `failed` of what is returned.
+        ConfigError: a name holds no result, or no configuration is called like the baseline. A folder that is damaged
+            is in `failed` of what is returned.
     """
     from harness.sweeps.compared import ComparedRuns  # imported late, as a run does without them
     from harness.sweeps.folders import expand_results
 
+    if not results:
+        raise ConfigError("compare: give runs, or folders of results")
     runs = [result for result in results if isinstance(result, Run)]
     others = [fspath(result) for result in results if not isinstance(result, Run)]
     folders = expand_results(others) if others else []
@@ -175,7 +182,8 @@ def _served(asked: Asked) -> Run:
 
 
 def _job(asked: Asked) -> Run:
-    """A run of a sweep, of which an interrupt begins no other."""
+    """A run of a sweep, of which an interrupt begins no other. A process of its own knows no code of the user's yet."""
+    import_targets(asked.config.model_dump())
     outcome = _served(asked)
     if isinstance(outcome.failure, KeyboardInterrupt):
         raise outcome.failure
@@ -202,20 +210,28 @@ def _with_trace(overrides: Sequence[str], trace: TraceLike | None) -> tuple[list
     return [*kind, f"trace.path={quoted(path)}", *overrides], None
 
 
-def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None) -> Asked:
+def _asked(task: str, overrides: Sequence[str], table: pd.DataFrame | None, notes: Sequence[str] = ()) -> Asked:
     """What overrides ask of `task`; raises ConfigError."""
-    lines, notes = vllm_import.expand(overrides)
+    lines, more_notes = vllm_import.expand(overrides)
     with _refused_in_one_line(lines):
         check_single(lines)
         composed = compose(lines)
-        config = parse(OmegaConf.masked_copy(composed, [key for key in composed if key != "hydra"]))
+        config = parse(OmegaConf.masked_copy(composed, [str(key) for key in composed if key != "hydra"]))
     if config.task != task:
         raise ConfigError(f"task={config.task}: harness.api has run (task=run), sweep, capacity and compare")
-    given = Given(tuple(composed.hydra.overrides.task), OmegaConf.to_container(composed.hydra.runtime.choices))
-    return Asked(config, given, table, notes)
+    given = Given(tuple(composed.hydra.overrides.task), dict(composed.hydra.runtime.choices))
+    return Asked(config, given, table, [*notes, *more_notes])
 
 
-def _combinations(overrides: Sequence[str], over: Mapping[str, Iterable[Any]]) -> Iterator[tuple[str, list[str]]]:
+def _varied(key: str, values: Iterable[Any]) -> str:
+    """The override that varies a key."""
+    texts = [values] if isinstance(values, str) else [quoted(value) for value in values]
+    if not texts:
+        raise ConfigError(f"{key}: no values to vary it over")
+    return f"{key}={','.join(texts)}"
+
+
+def _combinations(overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """The name and the overrides of each run of a sweep, the last key varied first."""
     from harness.sweeps.naming import job_folder  # imported late, as a run does without it
 
@@ -225,14 +241,13 @@ def _combinations(overrides: Sequence[str], over: Mapping[str, Iterable[Any]]) -
         if odd:
             raise ConfigError(f"{odd[0].input_line}: must be a list of values")
         fixed = [str(each.input_line) for each in parsed if not each.is_sweep_override()]
-        preset = OmegaConf.select(compose(vllm_import.expand(fixed).overrides).hydra, "sweeper.params") or {}
+        preset = OmegaConf.select(compose(fixed).hydra, "sweeper.params") or {}
         given = {each.get_key_element() for each in parsed}
         lines = [*(f"{key}={values}" for key, values in preset.items() if key not in given), *overrides]
         every = OverridesParser.create().parse_overrides(lines)
         varied = {
             each.get_key_element(): list(each.sweep_string_iterator()) for each in every if each.is_sweep_override()
         }
-    varied |= {key: [quoted(value) for value in values] for key, values in over.items()}
     for values in itertools.product(*varied.values()):
         chosen = [f"{key}={value}" for key, value in zip(varied, values, strict=True)]
         yield job_folder(",".join(chosen)), [*fixed, *chosen]

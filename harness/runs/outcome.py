@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from io import StringIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -113,12 +114,8 @@ class Run:
         write_results(self.result, self.summary, folder)
 
     def _write_settings(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
         config = self.config if self.table is None else with_table(self.config, self.table, folder)
-        text, inputs = to_yaml(config), json.dumps(dict(self.inputs), indent=2)
-        write_whole(folder / "config.yaml", lambda path: path.write_text(text, encoding="utf-8"))
-        write_whole(folder / INPUTS, lambda path: path.write_text(inputs, encoding="utf-8"))
-        self.given.write(folder)
+        write_settings(config, self.inputs, self.given, folder)
 
     def check(self, output_dir: Path | None = None) -> None:
         """Raises what kept the run from being complete; `output_dir` is where it was written."""
@@ -153,3 +150,16 @@ def with_table(config: RunConfig, table: pd.DataFrame, folder: Path) -> RunConfi
     folder.mkdir(parents=True, exist_ok=True)
     write_whole(path, lambda path: table.to_json(path, orient="records", lines=True, double_precision=15))
     return config.model_copy(update={"trace": config.trace.model_copy(update={"path": str(path)})})
+
+
+def write_settings(config: RunConfig, inputs: Mapping[str, str], given: Given, folder: Path) -> None:
+    """Write what was asked for: config.yaml, inputs.json, and what the configuration was composed from."""
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {"config.yaml": to_yaml(config), INPUTS: json.dumps(dict(inputs), indent=2)}
+    for name, text in texts.items():
+        write_whole(folder / name, partial(_write_text, text))
+    given.write(folder)
+
+
+def _write_text(text: str, path: Path) -> None:
+    path.write_text(text, encoding="utf-8")

@@ -226,6 +226,15 @@ def test_a_sweep_with_a_wrong_value_begins_no_run(monkeypatch: pytest.MonkeyPatc
         harness.sweep(*FEW, "block_size=16,0", workers=1)
 
 
+def test_a_command_of_vllm_can_be_varied() -> None:
+    command = "import_vllm=vllm serve Qwen/Qwen3-8B --max-num-seqs 64 --port 80"
+    found = harness.sweep(command, *FEW, over={"max_num_seqs": [8, 16]}, workers=1)
+    assert [run.config.max_num_seqs for run in found.runs.values()] == [8, 16]
+    assert all("--port: left out" in run.summary["notes"] for run in found.runs.values())
+    with pytest.raises(ConfigError, match="^seed: no values"):
+        harness.sweep(over={"seed": []})
+
+
 def test_what_fails_in_a_sweep_does_not_stop_the_others() -> None:
     found = harness.sweep(*FEW, "model=qwen3-8b,llama-3.1-405b", workers=1)
     assert list(found.runs) == ["model=qwen3-8b"] and list(found.failed) == ["model=llama-3.1-405b"]
@@ -285,6 +294,8 @@ def test_a_process_of_a_sweep_does_not_run_the_script_that_began_it(tmp_path: Pa
 
 
 def test_folders_that_hold_nothing_are_refused_and_damaged_ones_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="^compare: give runs"):
+        harness.compare()
     with pytest.raises(TwinServeError, match="holds no result"):
         harness.compare(tmp_path)
     run = harness.run(*FEW)
