@@ -43,11 +43,11 @@ from harness.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 # The flags of Hydra 1.3, without and with a value.
-_SWITCHES = (
+_SWITCHES: tuple[tuple[str, ...], ...] = (
     ("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
     ("--shell-completion", "-sc"),
 )  # fmt: skip
-_VALUED = {
+_VALUED: dict[tuple[str, ...], tuple[str, ...] | None] = {
     ("--cfg", "-c"): ("job", "hydra", "all"), ("--package", "-p"): None, ("--config-path", "-cp"): None,
     ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None, ("--experimental-rerun",): None,
 }  # fmt: skip

@@ -33,7 +33,7 @@ def _compose_once(instance: GlobalHydra, hydra: Any) -> None:
     _initialize(instance, hydra)
 
 
-GlobalHydra.initialize = _compose_once  # type: ignore[method-assign]
+GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
 # A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.

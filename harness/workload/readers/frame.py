@@ -36,7 +36,7 @@ def read(
     ours = table[list(names.values())].set_axis(list(names), axis=1)
     first = {str(column): _plain(value) for column, value in ours.iloc[0].items()} if len(ours) else {}
     block_size = plain.hash_block_size(source, first)
-    if pd.api.types.is_datetime64_any_dtype(ours.get("arrival_time")):
+    if "arrival_time" in ours and pd.api.types.is_datetime64_any_dtype(ours["arrival_time"]):
         ours = ours.assign(arrival_time=pd.to_datetime(ours["arrival_time"], utc=True).map(_iso, na_action="ignore"))
         layout = Layout(layout.columns, "date")
     sieve = RowSieve(source, rules, unit="row")
