@@ -5,29 +5,23 @@ import importlib.util
 import json
 import logging
 import os
-import re
 import sys
-import traceback
-from argparse import Namespace
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import hydra
-from hydra._internal.utils import get_args_parser
 from hydra.core.hydra_config import HydraConfig
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig
-from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
-from harness.config.composing import compose_once
 from harness.config.conf_tree import CONF
-from harness.config.parse import explain_override
-from harness.config.schema import models_in, nearest
+from harness.config.overrides import explain_refusal, is_refusal
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import (
     CALIBRATION,
@@ -48,8 +42,16 @@ from harness.sweeps import sweep
 from harness.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
-_LAUNCHING = ("hydra", "omegaconf", "hydra_plugins", "submitit", "ray")
-_USERS = (HydraException, OmegaConfBaseException, TwinServeError, OSError)
+# The flags of Hydra 1.3, without and with a value.
+_SWITCHES: tuple[tuple[str, ...], ...] = (
+    ("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
+    ("--shell-completion", "-sc"),
+)  # fmt: skip
+_VALUED: dict[tuple[str, ...], tuple[str, ...] | None] = {
+    ("--cfg", "-c"): ("job", "hydra", "all"), ("--package", "-p"): None, ("--config-path", "-cp"): None,
+    ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None, ("--experimental-rerun",): None,
+}  # fmt: skip
+_INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
 
 def main() -> int:
@@ -67,7 +69,6 @@ def launch(main: Callable[[], None]) -> int:
     """
     before = os.environ.get("HYDRA_FULL_ERROR", "0")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises its errors instead of printing them in its own way
-    compose_once()
     try:
         with sweep.UNTIL_THE_END:
             return _run(main, show_traceback=before == "1")
@@ -89,22 +90,28 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
                 main()
         return 0
     except KeyboardInterrupt:
-        with interrupts.noted():
-            sweep.report_interrupted()
-        print("interrupted", file=sys.stderr)
-        return interrupts.INTERRUPTED
+        return _end_interrupted()
     except SystemExit as stop:
         if not isinstance(stop.__cause__, Exception):
             raise
         error = stop.__cause__
     except Exception as caught:
-        if not _is_users(caught):
+        if interrupts.was_raised():  # code that cleans up after it, such as Hydra's, may raise something else
+            return _end_interrupted()
+        if not isinstance(caught, TwinServeError | OSError) and not is_refusal(caught):
             raise
         error = caught
     if show_traceback:
         raise error
     print(f"error: {explain(error)}", file=sys.stderr)
     return USER_ERROR
+
+
+def _end_interrupted() -> int:
+    with interrupts.noted():
+        sweep.report_interrupted()
+    print("interrupted", file=sys.stderr)
+    return interrupts.INTERRUPTED
 
 
 def run_job(cfg: DictConfig) -> None:
@@ -114,6 +121,8 @@ def run_job(cfg: DictConfig) -> None:
         SystemExit: the user's error is its cause. Hydra lets it through, where it would print a line of its own and a
             list of overrides for any other exception.
     """
+    if interrupts.was_raised():  # and lost on the way here
+        raise KeyboardInterrupt
     settings = HydraConfig.get()
     folder = Path(settings.runtime.output_dir)
     if settings.mode == RunMode.MULTIRUN:
@@ -186,74 +195,49 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "calibrate":
         return importlib.import_module("harness.calibration.calibrate").calibrate
     if config.task == "capacity":
-        return importlib.import_module("harness.capacity.capacity").capacity
+        is_job = HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
+        given = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+        find = importlib.import_module("harness.terminal").capacity
+        return partial(find, given=given, confirms=not is_job)  # the end of a sweep confirms the best only
     if config.task == "search":
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
         return importlib.import_module("harness.capacity.explore").explore
     if config.task == "retime":
         return importlib.import_module("harness.validation.retime").retime
-    return importlib.import_module("harness.runs.run").run
+    return importlib.import_module("harness.terminal").run
 
 
 def explain(error: Exception) -> str:
     """One line for an error of the user's, with the nearest valid name where a name is wrong."""
-    if isinstance(error, OverrideParseException):
-        hint = (
-            "; text with = , ~ or spaces needs quotes of its own, such as results=['a=1']"
-            if "=" in error.override
-            else ""
-        )
-        return f"{error.override!r}: not of the form key=value ({_first_line(error.message)}){hint}"
-    if isinstance(error, MissingConfigException) and error.missing_cfg_file and error.options:
-        group, _, option = error.missing_cfg_file.rpartition("/")
-        return f"{group}={option!r}: choose one of {', '.join(error.options)}{nearest(option, error.options)}"
-    text = str(error) or str(error.__cause__)
-    if isinstance(error, HydraException) and (match := re.match(r"Could not override '([^']+)'", text)):
-        return explain_override(match[1]) or _one_line(text)
-    if not isinstance(error, _USERS) and (override := _odd_choice()):
-        return f"{override}: must be the name of an option of the group"
-    return _one_line(text)
-
-
-def _odd_choice() -> str | None:
-    """The first override on the command line that gives a group something else than names of options."""
-    groups = {name for name, field in RunConfig.model_fields.items() if models_in(field.annotation)}
-    arguments = [argument for argument in sys.argv[1:] if "=" in argument and not argument.startswith("-")]
-    for override in OverridesParser.create().parse_overrides(arguments):
-        value: Any = override.value()
-        names = value if isinstance(value, list) else [value]
-        is_group = override.key_or_group in groups | {"experiment", "hydra"} or "/" in override.key_or_group
-        if is_group and not override.is_sweep_override() and not all(isinstance(name, str) for name in names):
-            return override.input_line
-    return None
-
-
-def _is_users(error: Exception) -> bool:
-    """Whether the user can be the cause; Hydra and its launchers also use other types for wrong flags and groups."""
-    if isinstance(error, _USERS):
-        return True
-    frames = list(traceback.walk_tb(error.__traceback__))
-    return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in _LAUNCHING
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())
-
-
-def _first_line(text: str) -> str:
-    return text.strip().splitlines()[0]
+    if isinstance(error, TwinServeError | OSError) and not isinstance(error, HydraException):
+        return " ".join((str(error) or str(error.__cause__)).split())
+    return explain_refusal(error, [text for text in sys.argv[1:] if "=" in text and not text.startswith("-")])
 
 
 def _flags() -> Namespace:
-    """Parses the flags as Hydra is going to, so that a wrong one ends in one line instead of a usage text."""
+    """Parses the flags before Hydra does, so that a wrong one ends in one line instead of a usage text.
+
+    Raises:
+        ConfigError: Hydra has no such flag, or it lacks its value.
+    """
+    hint = "everything but Hydra's flags is given as key=value (see --help)"
 
     def fail(message: str) -> NoReturn:
-        raise ConfigError(f"{message}; everything but Hydra's flags is given as key=value (see --help)")
+        raise ConfigError(f"{message}; {hint}")
 
-    parser = get_args_parser()
+    parser = ArgumentParser(add_help=False)
     parser.error = fail  # type: ignore[method-assign]
-    return parser.parse_args()
+    for names in _SWITCHES:
+        parser.add_argument(*names, action="store_true")
+    for names, choices in _VALUED.items():
+        parser.add_argument(*names, choices=choices)
+    parser.add_argument("--info", "-i", const="all", nargs="?", choices=_INFO)
+    parser.add_argument("overrides", nargs="*")
+    flags, unknown = parser.parse_known_args()
+    if unknown:
+        fail(f"unrecognized arguments: {' '.join(unknown)}")
+    return flags
 
 
 def _print_help(flags: Namespace) -> None:

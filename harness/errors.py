@@ -1,5 +1,7 @@
 """Errors a user can cause. Every message is one line that names the key or file and says what is allowed."""
 
+from typing import Any
+
 _LONGEST = 2000  # characters
 
 
@@ -29,7 +31,12 @@ class EngineError(TwinServeError):
     """An engine failed while it served: out of memory, or a worker died. The recorded results are kept.
 
     The message says why; `RunResult.meta["ended_early"]` and the summary hold it.
+
+    Attributes:
+        partial: the `Run` up to then, where `harness.run` raises the error.
     """
+
+    partial: Any = None
 
 
 class MeasuredRunError(TwinServeError):

@@ -28,6 +28,7 @@ INTERRUPTED = 130  # exit code, as of a process that SIGINT ended
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PATIENCE = 3  # the signal with this number ends the process
 _POLL_S = 0.1
+_raised: list[int] = []
 _STILL_ENDING = b"still writing what was recorded; interrupt once more to lose it\n"
 
 _Handler = Callable[[int, FrameType | None], None]
@@ -42,8 +43,15 @@ def end_at_once() -> None:
 @contextmanager
 def raised() -> Iterator[None]:
     """Signals raise KeyboardInterrupt inside the block."""
+    _raised.clear()
     with _handled(_raise):
         yield
+
+
+def was_raised() -> bool:
+    """Whether a signal raised KeyboardInterrupt since the last block of `raised` began, whatever became of it: a
+    library may raise something else in its place, or go on."""
+    return bool(_raised)
 
 
 @contextmanager
@@ -130,6 +138,7 @@ def received_in_worker() -> list[int]:
 
 
 def _raise(number: int, frame: FrameType | None) -> NoReturn:
+    _raised.append(number)
     raise KeyboardInterrupt
 
 

@@ -8,31 +8,32 @@ import sys
 from collections.abc import Iterator
 from multiprocessing.context import BaseContext
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
 import pytest
-from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
-from harness.config.composing import Composer, compose_once
+from harness.config.composing import Composer, Merged
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
-_compose_from = Composer.__init__
-_merged: dict[tuple[object, ...], bytes] = {}
+_initialize = GlobalHydra.initialize
+_merged: Merged = {}
 
 
-def _share_what_is_merged(composer: Composer, config_search_path: ConfigSearchPath) -> None:
-    """In place of `Composer.__init__`: the tree of this project does not change while tests run."""
-    _compose_from(composer, config_search_path)
-    folders = [element.path for element in config_search_path.get_path() if element.provider not in ("hydra", "schema")]
-    if [Path(str(folder).removeprefix("file://")).resolve() for folder in folders] == [CONF]:
-        composer._merged = _merged
+def _compose_once(instance: GlobalHydra, hydra: Any) -> None:
+    """In place of `GlobalHydra.initialize`: the tree of this project does not change while tests run."""
+    elements = hydra.config_loader.get_search_path().get_path()
+    folders = [element.path for element in elements if element.provider not in ("hydra", "schema")]
+    is_ours = [Path(str(folder).removeprefix("file://")).resolve() for folder in folders] == [CONF]
+    hydra.config_loader = Composer(hydra.config_loader, _merged if is_ours else None)
+    _initialize(instance, hydra)
 
 
-Composer.__init__ = _share_what_is_merged  # type: ignore[method-assign, assignment]
-compose_once()
+GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
 # A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.

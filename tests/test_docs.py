@@ -227,6 +227,29 @@ def test_code_blocks_in_python_are_python() -> None:
                 ast.parse(code)
 
 
+@pytest.mark.usefixtures("forgetting")
+def test_the_ten_lines_in_python_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_files("python.md", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    code = (tmp_path / "ten_lines.py").read_text(encoding="utf-8")
+    exec(compile(code, "ten_lines.py", "exec"), {})
+    assert "<!DOCTYPE html>" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("notebook", sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")), ids=lambda path: path.stem)
+def test_a_notebook_runs_and_is_stored_without_outputs(
+    notebook: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    cells = [cell for cell in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] and cell["execution_count"] is None for cell in cells)
+    names: dict[str, Any] = {}
+    for cell in cells:
+        code = "".join(cell["source"]).replace("capacity.precision=0.1", "capacity.precision=0.5")
+        exec(compile(code, notebook.name, "exec"), names)
+    assert names["found"].capacity > 0 and list(tmp_path.iterdir()) == []
+
+
 def documented(page_part: str) -> set[str]:
     """Names in the first column of a part's tables."""
     rows = [line.split("|")[1] for line in page_part.splitlines() if line.startswith("| `")]

@@ -18,7 +18,7 @@ CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
     "errors", "interrupts", "config", "workload", "results", "measured", "plots", "report", "runs", "capacity",
-    "sweeps", "validation", "calibration", "cli", "command",
+    "sweeps", "validation", "calibration", "api", "terminal", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "runs" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 

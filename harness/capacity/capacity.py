@@ -12,8 +12,6 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from hydra.core.hydra_config import HydraConfig
-from hydra.types import RunMode
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -22,7 +20,7 @@ from harness.capacity.pool import run_all
 from harness.capacity.probe import Probe
 from harness.capacity.row import Row, confirmation_text, room_of, row_of, row_sentence, slo_of, slo_text
 from harness.capacity.search import Ask, Capacity, find_capacity
-from harness.capacity.table import print_table, write_document
+from harness.capacity.table import write_document
 from harness.config import RunConfig
 from harness.config.capacity import CapacityConfig, SearchConfig
 from harness.config.vllm_serve import serve_command
@@ -35,27 +33,35 @@ _LARGEST_SEED = (1 << 63) // _SEEDS - 1
 _LONGEST_RUN = 50_000_000
 
 
-def capacity(config: RunConfig, folder: Path) -> dict[str, Any]:
-    """Search as `config.capacity` says, and write and print what was found. Probes that are in the folder, of the same
+def find(
+    config: RunConfig,
+    folder: Path,
+    given: Sequence[str],
+    console: Console | None = None,
+    *,
+    confirms: bool = True,
+) -> dict[str, Any]:
+    """Search as `config.capacity` says, write what was found and return it. Probes that are in the folder, of the same
     configuration, are not run again.
+
+    Args:
+        given: the overrides that made `config`, which name it.
+        console: shows how far the search is; None shows nothing.
+        confirms: whether what was found may be run once more; the end of a sweep confirms the best only.
 
     Raises:
         TwinServeError: the configuration or the trace cannot be used.
         KeyboardInterrupt: the search was interrupted; the probes that ended are kept.
     """
-    console = Console()
-    key = searched_key(config)
-    label, overrides = _given()
+    key, console = searched_key(config), console or Console(quiet=True)
     found = search(config, folder, console)
-    row = row_of(config, found, label, overrides)
+    row = row_of(config, found, *_named(given))
     sentences = [row_sentence(row, key, slo_of(config), config.capacity)]
-    if config.capacity.confirm and found.estimate is not None and not _in_sweep():
+    if config.capacity.confirm and found.estimate is not None and confirms:
         row["confirmed"] = confirm(config, row["low"], folder, console)
         sentences.append(confirmation_text(row["confirmed"], key))
     document = make_document(config, [row], " ".join(sentences), serve_command(config))
     write_document(document, folder)
-    print_table(document, console)
-    console.print(f"results: {folder}", highlight=False, soft_wrap=True)
     return document
 
 
@@ -147,14 +153,8 @@ def confirm(config: RunConfig, load: float, folder: Path, console: Console) -> d
     }
 
 
-def _in_sweep() -> bool:
-    """In a sweep only the best configuration is confirmed, at its end."""
-    return HydraConfig.initialized() and HydraConfig.get().mode == RunMode.MULTIRUN
-
-
-def _given() -> tuple[str, dict[str, str]]:
-    """What the command line gives, as a label and by key."""
-    given = list(HydraConfig.get().overrides.task) if HydraConfig.initialized() else []
+def _named(given: Sequence[str]) -> tuple[str, dict[str, str]]:
+    """Overrides as a label and by key."""
     pairs = [each.partition("=") for each in given]
     overrides = {key: value for key, _, value in pairs if key not in ("task", "experiment", "progress", "plots")}
     return " ".join(f"{key}={value}" for key, value in overrides.items()) or "as configured", overrides

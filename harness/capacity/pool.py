@@ -6,12 +6,14 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
 from harness.capacity.probe import Probe, run_probe
@@ -45,13 +47,26 @@ def num_workers(configs: Iterable[RunConfig], workers: int | None) -> int:
 def submit(workers: int, job: Callable[[], T]) -> Future[T]:
     """Run a job on one of `workers` processes; with one, in this process, before the call returns."""
     if workers > 1:
-        return _pool(workers).submit(job)
+        with _main_left_out():
+            return _pool(workers).submit(job)
     future: Future[T] = Future()
     try:
         future.set_result(job())
     except Exception as error:
         future.set_exception(error)
     return future
+
+
+@contextmanager
+def _main_left_out() -> Iterator[None]:
+    """Processes that start inside the block do not run the program of this one, as multiprocessing would have them do:
+    a script of the user's would start its search in each of them."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 @contextmanager

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from rich.console import Console
 
 from engine.documents import DocumentError, read_json
 from harness.capacity.keys import load_of
@@ -27,7 +26,8 @@ from harness.results.inputs import input_digests, read_inputs
 from harness.results.servers import step_integral
 from harness.results.slo import limits_ms
 from harness.results.tables import RunResult
-from harness.runs.run import Served, serve_trace
+from harness.runs.outcome import Run
+from harness.runs.run import serve_trace
 
 Bools = npt.NDArray[np.bool_]
 
@@ -91,14 +91,14 @@ def run_probe(config: RunConfig, key: str, folder: Path) -> Probe:
     return probe
 
 
-def run_quietly(config: RunConfig, folder: Path) -> Served:
+def run_quietly(config: RunConfig, folder: Path) -> Run:
     """A run as `task=run` makes it, without a word. Raises as `run_probe`."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / SUMMARY).unlink(missing_ok=True)
     inputs = input_digests(config)
     write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
     write_whole(folder / INPUTS, lambda path: path.write_text(json.dumps(inputs, indent=2), encoding="utf-8"))
-    served = serve_trace(config, folder, Console(quiet=True))
+    served = serve_trace(config, write=lambda run: run.write(folder))
     served.check(folder)
     return served
 

@@ -110,7 +110,7 @@ def _option(folders: Sequence[Path], group: str, path: Path) -> Option:
 def _settings_of(group: str, keys: Mapping[str, Key]) -> type[Any] | None:
     """What declares the settings of the policy or the routing rule that an option chooses, if it can be asked."""
     kind = {"scheduler": "policy", "router": "rule"}.get(group)
-    return options_type_of(group, keys[kind].value) if kind in keys else None
+    return options_type_of(group, keys[kind].value) if kind and kind in keys else None
 
 
 def _keys_of(folders: Sequence[Path], group: str, path: Path) -> Iterator[Key]:

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from engine.documents import DocumentError, read_yaml
 from harness.config.conf_tree import CONF
+from harness.config.overrides import quoted
 from harness.config.schema import nearest
 from harness.config.vllm_flags import SAME_SIZES
 from harness.config.vllm_line import KEY as KEY
@@ -35,6 +36,7 @@ _KV_DTYPES = {
     "auto": "auto", "bfloat16": "auto", "float16": "auto", "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8"
 }  # fmt: skip
 _FITTING = ("auto", "-1")  # --max-model-len: what fits into memory
+_MOST_DIGITS = 30
 _DRAFT_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 
 
@@ -97,7 +99,7 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
         made |= _speculation(config, folders, notes)
     groups = given & {"model", "speculation"}
     kept = {key: v for key, v in made.items() if key not in given and key.partition(".")[0] not in groups}
-    return Translation([f"{key}={_quoted(value)}" for key, value in kept.items()], notes)
+    return Translation([f"{key}={quoted(value)}" for key, value in kept.items()], notes)
 
 
 def _model(name: str | None, folders: Sequence[Path]) -> dict[str, Any]:
@@ -155,11 +157,13 @@ def _number(key: str, text: str) -> float:
     units |= {unit: 1024 ** (power + 1) for power, unit in enumerate("KMGT")}
     match = re.fullmatch(r"(\d+(?:\.\d+)?|\.\d+)([kKmMgGtT]?)", text.strip())
     is_share = key == "gpu_memory_utilization"
-    if match and not is_share and (match[1].isdigit() or match[2] in tuple("kmgt")):
-        return int(float(match[1]) * units.get(match[2], 1))
-    if match and is_share and not match[2]:
-        return float(match[1])
-    raise ConfigError(f"{KEY}: --{key.replace('_', '-')} {text}: must be a number")
+    if match and len(match[1]) <= _MOST_DIGITS:
+        if not is_share and (match[1].isdigit() or match[2] in tuple("kmgt")):
+            return int(float(match[1]) * units.get(match[2], 1))
+        if is_share and not match[2]:
+            return float(match[1])
+    shown = text if len(text) <= _MOST_DIGITS else f"{text[:_MOST_DIGITS]}..."
+    raise ConfigError(f"{KEY}: --{key.replace('_', '-')} {shown}: must be a number of at most {_MOST_DIGITS} digits")
 
 
 def _formats(values: Mapping[str, str], made: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,7 +213,7 @@ def _speculation(text: str, folders: Sequence[Path], notes: list[str]) -> dict[s
     """The group `speculation` for the JSON of `--speculative-config`; what is assumed goes to `notes`."""
     try:
         config = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{KEY}: --speculative-config: no JSON ({error})") from None
     if not isinstance(config, dict) or not isinstance(config.get("num_speculative_tokens"), int):
         raise ConfigError(f"{KEY}: --speculative-config: needs num_speculative_tokens, a whole number")
@@ -238,16 +242,6 @@ def _speculation(text: str, folders: Sequence[Path], notes: list[str]) -> dict[s
 
 
 _RATES = "set speculation.acceptance_rate or speculation.acceptance_rates"
-
-
-def _quoted(value: Any) -> str:
-    """A value in the grammar of Hydra's overrides."""
-    if value is None or isinstance(value, bool | int | float):
-        return json.dumps(value)
-    if re.fullmatch(r"[\w./-]+|\$\{[\w:]+\}", value):
-        return str(value)
-    escaped = re.sub(r"(\\*)'", r"\1\1\\'", value)
-    return f"'{escaped}'"
 
 
 def _default(key: str, _root_: DictConfig) -> int:

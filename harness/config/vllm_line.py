@@ -7,7 +7,7 @@ import functools
 import json
 import re
 import shlex
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from harness.config.schema import nearest
 from harness.config.vllm_flags import NEUTRAL, OTHERS, SHORT
@@ -48,10 +48,16 @@ class Line(NamedTuple):
 
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        flag = message.removeprefix("unrecognized arguments: ").split()[0]
-        if message.startswith("unrecognized") and flag.startswith("-"):
+    def read(self, words: list[str]) -> dict[str, Any]:
+        """The values of the flags by name; raises ConfigError for words that are none."""
+        found, others = self.parse_known_args(words)
+        for flag in (word.partition("=")[0] for word in others if word.startswith("-")):
             raise ConfigError(f"{KEY}: {flag}: no flag of vLLM 0.19{nearest(flag, self._option_string_actions)}")
+        if others:
+            raise ConfigError(f"{KEY}: unrecognized arguments: {shlex.join(others)}")
+        return vars(found)
+
+    def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{KEY}: {message}")
 
 
@@ -62,7 +68,7 @@ def read_line(command: str) -> Line:
         ConfigError: it is no command of vLLM 0.19, or a flag of it changes what is served in a way that is not
             simulated.
     """
-    found = vars(_parser().parse_args(_normalized(_words(command))))
+    found = _parser().read(_normalized(_words(command)))
     model = found.pop("model_tag") or found.get("--model")
     found.pop("--model", None)
     values = {name: _text(value) for name, value in found.items() if name not in OTHERS}
@@ -122,7 +128,7 @@ def _long(name: str) -> str:
 def _json(text: str) -> object:
     try:
         return json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -134,7 +140,7 @@ def _text(value: object) -> str:
 
 
 @functools.cache
-def _parser() -> argparse.ArgumentParser:
+def _parser() -> _Parser:
     parser = _Parser(prog="vllm serve", add_help=False, argument_default=argparse.SUPPRESS)
     parser.add_argument("model_tag", nargs="?", default=None)
     for name in _SWITCHES:

@@ -95,7 +95,7 @@ def _check_tables(path: Path, result: RunResult) -> None:
             raise MeasuredRunError(f"{path / results.SUMMARY}: {name} is {reprlib.repr(count)}")
 
 
-def sample_steps(steps: pd.DataFrame, num_blocks: int, times: Floats) -> pd.DataFrame:
+def sample_steps(steps: pd.DataFrame, num_blocks: float, times: Floats) -> pd.DataFrame:
     """The state at `times` (s, on the clock of the steps) as in `MeasuredRun.series`; all zero while idle."""
     if steps.empty:
         return series_table({"time": times, **dict.fromkeys(_LEVELS, np.zeros(len(times)))})
@@ -185,11 +185,11 @@ def _with_durations(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> Measu
         run,
         trace=replace(run.trace, table=run.trace.table.assign(arrival_time=requests["arrival_time"].to_numpy())),
         requests=requests,
-        series=_series(steps, own.result.num_blocks, float(arrivals.min())),
+        series=_series(steps, own.result.pool_blocks, float(arrivals.min())),
     )
 
 
-def _series(steps: pd.DataFrame, num_blocks: int, origin: float) -> pd.DataFrame:
+def _series(steps: pd.DataFrame, num_blocks: float, origin: float) -> pd.DataFrame:
     """The state from `origin`, in s, to the end of the last step, as `MeasuredRun.series`."""
     end = float(steps["start_time"].iloc[-1] + steps["duration"].iloc[-1])
     series = sample_steps(steps, num_blocks, np.linspace(origin, end, SAMPLES))
@@ -223,7 +223,7 @@ def _measured(path: Path, config: RunConfig, result: RunResult) -> MeasuredRun:
         data_files=(path / results.REQUESTS, path / results.STEPS),
         trace=_trace(path, config, requests, rows, len(result.requests)),
         requests=requests,
-        series=_series(result.steps, result.num_blocks, float(arrival.min())),
+        series=_series(result.steps, result.pool_blocks, float(arrival.min())),
         settings={"model": config.model.name, "quantization": config.weight_format, "num_blocks": result.num_blocks},
         notes=tuple(notes),
         own=OwnRun(config, result, rows),

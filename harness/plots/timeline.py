@@ -182,7 +182,7 @@ def _throughput(result: RunResult, bins: _Bins) -> list[_Panel]:
 
 def _engine_state(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_Panel]:
     running, waiting = _column(result, "num_running"), _column(result, "num_waiting")
-    used, preempted = _column(result, "num_used_blocks") / result.num_fleet_blocks, _column(result, "num_preempted")
+    used, preempted = _column(result, "num_used_blocks") / result.fleet_blocks, _column(result, "num_preempted")
     seats = (result.meta.get("config") or {}).get("max_num_seqs")
     seats = seats and seats * result.num_servers
     of_seats = "" if seats is None else f" of {seats:,} seats"
@@ -214,7 +214,7 @@ def _waste(result: RunResult, summary: Mapping[str, Any], bins: _Bins) -> list[_
         return []
     kinds = ("reserved", "internal", "external")
     means = [f"{kind} {summary.get(f'mean_kv_{kind}') or 0:.1%}" for kind in kinds]
-    wasted = bins.mean(np.sum([uses[kind] for kind in kinds], axis=0) / (result.num_fleet_blocks * result.block_size))
+    wasted = bins.mean(np.sum([uses[kind] for kind in kinds], axis=0) / (result.fleet_blocks * result.block_size))
     return [_Panel("KV memory that holds no tokens", "% of slots", 100 * wasted, COLORS[4], facts=", ".join(means))]
 
 

@@ -115,7 +115,7 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
     running = mean("num_running")
     seats = seats and seats * result.num_servers
     full = [Limit(f"max_num_seqs {seats}", "y", seats)] if is_known(seats) and running.max() > 0.5 * seats else []
-    blocks = result.num_fleet_blocks
+    blocks = result.fleet_blocks
     preempted = total(steps["num_preempted"].to_numpy()) / width
     events = [Series("preemptions per s", "area", middle, preempted, 7)] if preempted.any() else []
     return [
@@ -131,7 +131,7 @@ def timeline_figures(result: RunResult, summary: Mapping[str, Any]) -> list[Figu
         panel(
             "KV cache in use", "share of blocks",
             [Series("in use", "area", middle, mean("num_used_blocks") / blocks, 3)],
-            *([Limit("whole pool", "y", 1.0)] if steps["num_used_blocks"].max() > 0.5 * result.num_blocks else []),
+            *([Limit("whole pool", "y", 1.0)] if steps["num_used_blocks"].max() > 0.5 * result.pool_blocks else []),
             form="0.[0]%",
         ),
         *([panel("Preemptions", "per s", events, form="0.[00]")] if events else []),

@@ -71,12 +71,12 @@ _DECODES, _CONTEXTS = 2, 3  # columns of the counts
 
 def _busy_time(steps: pd.DataFrame) -> Floats:
     """Duration of each step, and on a real clock the host's time until the next one if the engine went right on."""
-    busy = pd.Series(0.0, steps.index)
+    busy = pd.DataFrame({"busy": np.zeros(len(steps))}, steps.index)
     for table in overlap_free(steps):
         starts, durations = floats(table, "start_time"), floats(table, "duration")
         pause = np.append(starts[1:], math.inf) - (starts + durations)
-        busy[table.index] = durations + np.where((pause > 0) & (pause < durations / 2), pause, 0.0)
-    return busy.to_numpy()
+        busy.loc[table.index, "busy"] = durations + np.where((pause > 0) & (pause < durations / 2), pause, 0.0)
+    return floats(busy, "busy")
 
 
 def _fit(counts: Floats, durations: Floats) -> Floats:

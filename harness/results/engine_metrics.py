@@ -15,11 +15,11 @@ from harness.results.servers import levels
 from harness.results.tables import Ints, RunResult, slot_uses
 
 
-def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float | None]:
+def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float]:
     """Metrics of the steps of all servers between two times; idle time counts as zero use, zero running, zero waiting.
 
-    duration_s may be NaN (nothing finished): the span then ends with the last step. Shares of the KV cache are None for
-    an engine that does not know the size of its pool.
+    duration_s may be NaN (nothing finished): the span then ends with the last step. Shares of the KV cache are NaN
+    where the size of the pool is not known.
     """
     steps = result.steps
     starts, durations = floats(steps, "start_time"), floats(steps, "duration")
@@ -42,7 +42,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
     drafted, accepted = (int(column(f"num_{name}_tokens")[inside].sum()) for name in ("drafted", "accepted"))
     num_steps, num_decodes = int(inside.sum()), int(decodes.sum())
     sequences = num_decodes + int(column("num_prefill_seqs")[inside].sum())
-    blocks = result.num_fleet_blocks
+    blocks = result.fleet_blocks
     return {
         "num_steps": num_steps,
         "mean_batch_size": ratio(sequences, num_steps),
@@ -52,8 +52,8 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "accepted_tokens": accepted,
         "draft_acceptance_rate": ratio(accepted, drafted),
         "mean_tokens_per_decode": ratio(num_decodes + accepted, num_decodes),
-        "mean_kv_cache_usage": None if blocks is None else ratio(mean_used, blocks),
-        "max_kv_cache_usage": None if blocks is None else ratio(peak("num_used_blocks"), blocks),
+        "mean_kv_cache_usage": ratio(mean_used, blocks),
+        "max_kv_cache_usage": ratio(peak("num_used_blocks"), blocks),
         "mean_saved_blocks": mean_saved,
         "saved_block_share": ratio(mean_saved, mean_used + mean_saved),
         **_slot_shares(result, time_mean),
@@ -116,6 +116,6 @@ def _slot_shares(result: RunResult, time_mean: Callable[[Ints], float]) -> dict[
     if uses is None:
         return {**{f"mean_kv_{name}": math.nan for name in names}, "kv_waste": math.nan}
     means = [time_mean(uses[name]) for name in names]
-    num_slots = math.nan if result.num_fleet_blocks is None else result.num_fleet_blocks * result.block_size
+    num_slots = result.fleet_blocks * result.block_size
     shares = {f"mean_kv_{name}": ratio(mean, num_slots) for name, mean in zip(names, means, strict=True)}
     return {**shares, "kv_waste": ratio(sum(means[1:]), sum(means))}

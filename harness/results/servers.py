@@ -81,7 +81,8 @@ def _groups(steps: pd.DataFrame, *columns: str) -> list[tuple[Any, npt.NDArray[n
     varying = [name for name in columns if name in steps and len(steps) and steps[name].min() < steps[name].max()]
     if not varying:
         return [(0, np.arange(len(steps)))]
-    return sorted(steps.groupby(varying).indices.items())
+    indices: dict[Any, Any] = dict(steps.groupby(varying).indices)
+    return sorted(indices.items())
 
 
 def _changes(steps: pd.DataFrame, values: npt.NDArray[Any]) -> tuple[Floats, npt.NDArray[Any]]:

@@ -144,9 +144,14 @@ class RunResult:
         return self.num_servers * self.num_lanes
 
     @property
-    def num_fleet_blocks(self) -> int | None:
-        """KV blocks of all servers."""
-        return None if self.num_blocks is None else self.num_blocks * self.num_servers
+    def pool_blocks(self) -> float:
+        """KV blocks of a server, NaN where they are not known."""
+        return math.nan if self.num_blocks is None else self.num_blocks
+
+    @property
+    def fleet_blocks(self) -> float:
+        """KV blocks of all servers, NaN where they are not known."""
+        return self.pool_blocks * self.num_servers
 
 
 def slot_uses(result: RunResult) -> dict[str, Ints] | None:

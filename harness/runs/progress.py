@@ -1,17 +1,32 @@
-"""The progress bar of a run: requests done, time in the run, how fast it goes, and the time left."""
+"""Who watches a run, and the progress bar: requests done, time in the run, how fast it goes, and the time left."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
+from harness.config import RunConfig
 from harness.runs.record import Record
 
 _REFRESH_S = 0.2
+
+
+class Watch:
+    """Who is told how a run goes: nobody. A terminal overrides this."""
+
+    def serving(self, record: Record, num_requests: int, about: Sequence[str]) -> AbstractContextManager[None]:
+        """Entered while the run serves. about: lines on its KV pool and on where its step times come from."""
+        return nullcontext()
+
+    def tell(self, text: str) -> None:
+        """A line on what was decided."""
+
+
+UNWATCHED = Watch()
 
 
 @contextmanager
@@ -46,6 +61,26 @@ def progress_bar(record: Record, total: int, *, simulated: bool, enabled: bool, 
             done.set()
             watcher.join()
             show()
+
+
+class Terminal(Watch):
+    """Shows a run on a console, as the configuration asks for it."""
+
+    def __init__(self, config: RunConfig, console: Console) -> None:
+        self._config = config
+        self._console = console
+
+    @contextmanager
+    def serving(self, record: Record, num_requests: int, about: Sequence[str]) -> Iterator[None]:
+        console, config = self._console, self._config
+        for line in about if config.verbose else ():
+            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+        simulated = config.engine.kind == "sim"
+        with progress_bar(record, num_requests, simulated=simulated, enabled=config.progress, console=console):
+            yield
+
+    def tell(self, text: str) -> None:
+        self._console.print(text, highlight=False)
 
 
 def clock_text(record: Record, elapsed_s: float, *, simulated: bool) -> str:

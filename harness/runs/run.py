@@ -1,16 +1,15 @@
-"""One run from configuration to result folder: load the trace, serve it, write the tables, draw the plots."""
+"""One run from its configuration to its result: load the trace, serve it, collect what was recorded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from rich.console import Console
+import pandas as pd
 
 from engine.core.sequence import Request
 from harness import interrupts
@@ -18,14 +17,12 @@ from harness.config import RunConfig
 from harness.config.vllm_serve import serve_command
 from harness.errors import EngineError, TwinServeError
 from harness.results.environment import environment
-from harness.results.files import write_results
 from harness.results.metrics import summarize
-from harness.results.perfetto import write_trace
-from harness.results.summary import print_summary
 from harness.results.tables import RunResult
 from harness.runs.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
 from harness.runs.memory import check_memory, kept_for_tables
-from harness.runs.progress import progress_bar
+from harness.runs.outcome import Run
+from harness.runs.progress import UNWATCHED, Watch
 from harness.runs.record import Record
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
@@ -35,6 +32,8 @@ from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
 from simulator.beams import RandomParents
+
+Write = Callable[[Run], None]
 
 
 class Engine(Protocol):
@@ -72,87 +71,63 @@ class Engine(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True)
-class Served:
-    """Result and summary of a served trace.
-
-    Attributes:
-        failure: what ended the run before all was served: KeyboardInterrupt for a signal; None for a complete run.
-    """
-
-    result: RunResult
-    summary: dict[str, Any]
-    failure: BaseException | None
-
-    def check(self, output_dir: Path) -> None:
-        """Raises what kept the run from being complete."""
-        if isinstance(self.failure, EngineError):
-            text = f"{self.failure}; what was recorded until then is in {output_dir}, marked incomplete"
-            raise EngineError(text) from self.failure
-        if self.failure is not None:
-            raise self.failure
+def nowhere(run: Run) -> None:
+    """Writes nothing."""
 
 
-def run(config: RunConfig, output_dir: Path) -> dict[str, Any]:
-    """Run `config`, leave everything in `output_dir` and return the summary.
+def serve_trace(
+    config: RunConfig, table: pd.DataFrame | None = None, watch: Watch = UNWATCHED, write: Write = nowhere
+) -> Run:
+    """Serve the trace of `config`, as long a part of it as it asks for.
 
-    Raises:
-        TwinServeError: the trace or the configuration cannot be used.
-        EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
-            engine, the tables up to then have been written, marked incomplete.
-    """
-    console = Console()
-    served = serve_trace(config, output_dir, console)
-    print_summary(served.summary, console)
-    console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
-    served.check(output_dir)
-    return served.summary
-
-
-def serve_trace(config: RunConfig, output_dir: Path, console: Console) -> Served:
-    """Serve the trace of `config`, as long a part of it as it asks for, and leave everything in `output_dir`.
+    Args:
+        table: the rows of the trace, where they are in memory and not in its file.
+        watch: who is told how the run goes.
+        write: called with the run once it has ended, early or not, while signals are noted and interrupt nothing.
 
     Raises:
         TwinServeError: the trace or the configuration cannot be used.
     """
     if is_open(config):
-        return _serve_until_known(config, output_dir, console)
-    return _serve_once(config, output_dir, console)
+        return _serve_until_known(config, table, watch, write)
+    trace = _loaded(config, table)
+    return serve(config, trace, _arrivals(config, trace), watch, write)
 
 
-def _serve_once(config: RunConfig, output_dir: Path, console: Console) -> Served:
-    trace = _loaded(config)
-    arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    return serve(config, trace, arrivals, output_dir, console)
-
-
-def _serve_until_known(config: RunConfig, output_dir: Path, console: Console) -> Served:
-    """Ever longer runs of the same draws, until one knows its metric well enough; the last one's results stay."""
-    whole = _loaded(with_most_requests(config))
-    served: Served | None = None
+def _serve_until_known(config: RunConfig, table: pd.DataFrame | None, watch: Watch, write: Write) -> Run:
+    """Ever longer runs of the same draws, until one knows its metric well enough; that one is written and returned."""
+    whole = _loaded(with_most_requests(config), table)
+    part = reporting_the_metric(config)
+    last: list[Run] = []
     for trace in first_requests(whole):
-        arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-        part = reporting_the_metric(config)
-        served = serve(part, trace, arrivals, output_dir, console)
-        decision = decide(served.summary, config.metrics.interval)
-        is_last = decision.is_enough or served.failure is not None or len(trace.table) == len(whole.table)
-        console.print(decision.reason if is_last else f"{decision.reason}; going on", highlight=False)
-        if is_last:
-            break
-    assert served is not None, "there is always a first part"
-    _draw(config, served.result, served.summary, output_dir)
-    return served
+        is_all = len(trace.table) == len(whole.table)
+
+        def end(run: Run, is_all: bool = is_all) -> None:
+            decision = decide(run.summary, config.metrics.interval)
+            if decision.is_enough or run.failure is not None or is_all:
+                last.append(replace(run, config=config))
+                write(last[0])
+            watch.tell(decision.reason if last else f"{decision.reason}; going on")
+
+        run = serve(part, trace, _arrivals(config, trace), watch, end)
+        if last:
+            return replace(last[0], failure=run.failure)
+    raise AssertionError("the last part is the whole trace")
 
 
-def _loaded(config: RunConfig) -> Trace:
+def _arrivals(config: RunConfig, trace: Trace) -> Arrivals:
+    return make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
+
+
+def _loaded(config: RunConfig, table: pd.DataFrame | None) -> Trace:
     drawn = getattr(config.trace, "num_requests", None)
     if drawn is not None:
         check_memory(min(drawn, getattr(config.trace, "limit", None) or drawn), 0, config.max_num_seqs)
-    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace")
+    return load_trace(config.trace, seed=config.seed, with_times=config.arrival.kind == "trace", table=table)
 
 
-def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path, console: Console) -> Served:
-    """Serve `trace` and leave everything in `output_dir`; the tables of a run that ended early are marked incomplete.
+def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UNWATCHED, write: Write = nowhere) -> Run:
+    """Serve `trace`; `watch` and `write` are as of `serve_trace`.
 
     Raises:
         TwinServeError: the configuration cannot be used.
@@ -161,24 +136,22 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, output_dir: Path,
     engine = make_engine(config, trace, arrivals)
     if config.perfetto:
         engine.record.record_spans()
-    simulated = config.engine.kind == "sim"
-    bar = progress_bar(engine.record, len(trace.table), simulated=simulated, enabled=config.progress, console=console)
     try:
-        for line in (engine.describe(), engine.step_times_from()) if config.verbose else ():
-            console.print(line, highlight=False, soft_wrap=not console.is_terminal)
+        watching = watch.serving(engine.record, len(trace.table), (engine.describe(), engine.step_times_from()))
         with interrupts.noted(engine.stop) as signals:
             started = time.perf_counter()
-            with bar, kept_for_tables():
+            with watching, kept_for_tables():
                 failure = _failure_of(engine)
             if signals and failure is None:
                 failure = KeyboardInterrupt()
             result = collect(config, trace, arrivals, engine, failure, time.perf_counter() - started)
-            summary = _write(config, result, output_dir)
+            run = Run(config, result, summarize(result, config.metrics), failure)
+            write(run)
     finally:
         engine.close()
     if signals and failure is None:  # it came while the results were written
-        failure = KeyboardInterrupt()
-    return Served(result, summary, failure)
+        return replace(run, failure=KeyboardInterrupt())
+    return run
 
 
 def _failure_of(engine: Engine) -> BaseException | None:
@@ -221,25 +194,6 @@ def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     with interrupts.held():
         from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
-
-
-def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, Any]:
-    """Write tables, summary and, of a complete run, plots; returns the summary."""
-    summary = summarize(result, config.metrics)
-    write_results(result, summary, output_dir)
-    if result.spans is not None:
-        write_trace(result, result.spans, output_dir, config.perfetto_window)
-    _draw(config, result, summary, output_dir)
-    return summary
-
-
-def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_dir: Path) -> None:
-    if config.plots and result.complete:
-        from harness.plots import write_run_plots  # imported late, as it brings matplotlib
-        from harness.plots.own import write_own_figures
-
-        write_run_plots(result, summary, output_dir, config.plot)
-        write_own_figures(config.figures, result, summary, output_dir)
 
 
 def collect(

@@ -19,8 +19,8 @@ _COMPARED = ("simulated", "output_throughput", "window_start_s", "window_end_s")
 _GPUS = "tensor_parallel_size"
 
 
-def combine(folders: Sequence[Path]) -> pd.DataFrame:
-    """One row per result folder, in the given order.
+def combine(folders: Sequence[Path], names: Sequence[str] | None = None) -> pd.DataFrame:
+    """One row per result folder, in the given order. names: of the runs, by default from the paths of the folders.
 
     Columns: run (name), label (of the configuration), folder, status (complete, interrupted, failed), error, then what
     was swept, seed, revision and cost_model, then what the summaries hold besides. A folder with a failed.json, without
@@ -34,7 +34,7 @@ def combine(folders: Sequence[Path]) -> pd.DataFrame:
     settings = [
         read_settings(folder, document.get("config") or {}) for folder, document in zip(folders, documents, strict=True)
     ]
-    names = _run_names(folders)
+    names = _run_names(folders) if names is None else names
     swept = find_swept([each for each in settings if each.keys])
     rows = [
         _row(name, folder, document, each, swept)

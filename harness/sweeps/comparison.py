@@ -62,12 +62,7 @@ def write_comparison(
     Raises:
         ConfigError: no configuration is called like the baseline.
     """
-    runs, table, curves = read_compared(folders)
-    tail = tail_percentile(list(map(str, table.columns)))
-    metrics = ("output_throughput", f"{tail}_ttft_ms", f"{tail}_tpot_ms")
-    table.attrs["baseline"] = None
-    if len(table) and table["label"].nunique() > 1:
-        table = with_differences(table, baseline, metrics)
+    runs, table, curves = compare_folders(folders, baseline)
     out_folder.mkdir(parents=True, exist_ok=True)
     paths = [out_folder / name for name in ("comparison.parquet", "comparison.csv", "configurations.csv")]
     write_whole(paths[0], lambda path: _parquet_ready(runs).to_parquet(path, index=False))
@@ -80,9 +75,29 @@ def write_comparison(
     return Comparison(paths, runs.loc[runs["status"] == "failed", "run"].tolist())
 
 
-def read_compared(folders: Sequence[Path]) -> Compared:
-    """The runs in `folders`, sorted by configuration and load; a folder with unreadable tables counts as failed."""
-    runs = combine(folders)
+def compare_folders(
+    folders: Sequence[Path], baseline: str | int | None = None, names: Sequence[str] | None = None
+) -> Compared:
+    """The runs in `folders` as `read_compared` has them, and how configurations differ from the baseline.
+
+    Raises:
+        ConfigError: no configuration is called like the baseline.
+    """
+    runs, table, curves = read_compared(folders, names)
+    tail = tail_percentile(list(map(str, table.columns)))
+    metrics = ("output_throughput", f"{tail}_ttft_ms", f"{tail}_tpot_ms")
+    table.attrs["baseline"] = None
+    if len(table) and table["label"].nunique() > 1:
+        table = with_differences(table, baseline, metrics)
+    return Compared(runs, table, curves)
+
+
+def read_compared(folders: Sequence[Path], names: Sequence[str] | None = None) -> Compared:
+    """The runs in `folders`, sorted by configuration and load; a folder with unreadable tables counts as failed.
+
+    names: of the runs; by default their paths as seen from the folder that holds all of them.
+    """
+    runs = combine(folders, names)
     attrs = runs.attrs
     keys = [*attrs["parameters"], *([attrs["load"]] if attrs["load"] else []), "seed"]
     runs = runs.sort_values(keys, key=_sort_key, kind="stable")

@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from harness import interrupts
 from harness.config import RunConfig, parse
+from harness.config.composing import compose_once
 from harness.config.plotting import AS_USUAL, PlotConfig, ReportConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.results.files import FAILED, SUMMARY, read_summary, write_whole
@@ -182,6 +183,7 @@ class SweepReport(Callback):
             SystemExit: the folder cannot be used, which is its cause.
         """
         _hold(config, "run.dir")
+        compose_once()
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Notes the failures that earlier sweeps left, and makes the folder known should this one be interrupted.
@@ -195,6 +197,7 @@ class SweepReport(Callback):
             _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
         HydraConfig.instance().set_config(copy.deepcopy(config))
+        compose_once()
         _show_jobs(config)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:

@@ -90,7 +90,7 @@ def compare(
         first, last = measured["arrival_time"].min(), measured["arrival_time"].max()
         measured_levels = measured_levels[measured_levels["time"].between(first, last)]
     times = measured_levels["time"].to_numpy()
-    simulated_levels = sample_steps(result.steps, result.num_blocks, times)
+    simulated_levels = sample_steps(result.steps, result.pool_blocks, times)
     simulated_levels = simulated_levels.assign(num_unfinished=_unfinished(simulated, times))
     return Validation(
         config=config,

@@ -15,6 +15,7 @@ from harness.measured import MeasuredRun, load_measured
 from harness.measured.own_run import at_median_times
 from harness.plots import write_validation_plots
 from harness.results.tables import RunResult
+from harness.runs.progress import Terminal
 from harness.runs.run import serve
 from harness.runs.system import resolve
 from harness.validation.closed_loops import KIND, validate_rows
@@ -55,7 +56,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         compared, others = at_median_times(run)
     fitted = resolve(config).calibration
     arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
-    served = serve(config, compared.trace, arrivals, output_dir, console)
+    served = serve(config, compared.trace, arrivals, Terminal(config, console), lambda run: run.write(output_dir))
     served.check(output_dir)
     priced = resolve(priced_config).cost_model() if run.own else None
     steps = [] if priced is None else _replays(config, [run, *repeats], priced)

@@ -1,10 +1,13 @@
 """The command line: every error of the user's is one line on stderr with exit code 2; defects keep their traceback."""
 
+import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from io import StringIO
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -16,6 +19,7 @@ from omegaconf import DictConfig
 
 from harness import cli
 from harness.config import RunConfig, load
+from harness.config.composing import Composer
 from harness.errors import ConfigError, TraceError
 from harness.runs import availability
 from tests.harness.builders import CONF, ROOT
@@ -139,7 +143,7 @@ def test_help_needs_no_working_directory_and_explains_the_groups(
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[RunConfig, Path]] = []
-    stub_module(monkeypatch, "harness.runs.run", run=lambda config, folder: calls.append((config, folder)))
+    stub_module(monkeypatch, "harness.terminal", run=lambda config, folder: calls.append((config, folder)))
     assert launch("block_size=32", "hydra.run.dir=here") == 0
     ((config, folder),) = calls
     assert config.block_size == 32
@@ -148,7 +152,7 @@ def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, mon
 
 
 def test_runs_of_the_same_second_have_folders_of_their_own(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=lambda config, folder: None)
+    stub_module(monkeypatch, "harness.terminal", run=lambda config, folder: None)
     assert [launch(), launch()] == [0, 0]
     assert len(list(Path("outputs").iterdir())) == 2
 
@@ -158,7 +162,7 @@ def test_results_of_an_earlier_configuration_do_not_outlive_a_failed_run(
 ) -> None:
     Path("here").mkdir()
     Path("here/summary.json").write_text("{}")
-    stub_module(monkeypatch, "harness.runs.run", run=raising(TraceError("x.csv: no usable row")))
+    stub_module(monkeypatch, "harness.terminal", run=raising(TraceError("x.csv: no usable row")))
     assert launch("hydra.run.dir=here") == 2
     assert not Path("here/summary.json").exists()
 
@@ -179,13 +183,13 @@ def test_errors_of_a_run_are_one_line(
     error: Exception,
     expected: str,
 ) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=raising(error))
+    stub_module(monkeypatch, "harness.terminal", run=raising(error))
     assert launch() == 2
     assert capsys.readouterr().err == expected
 
 
 def test_defects_keep_their_traceback(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=raising(ValueError("a defect")))
+    stub_module(monkeypatch, "harness.terminal", run=raising(ValueError("a defect")))
     with pytest.raises(ValueError, match="a defect"):
         launch()
 
@@ -202,7 +206,40 @@ def test_hydra_full_error_shows_the_traceback_of_user_errors(
 def test_an_interrupt_ends_with_130(
     launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    stub_module(monkeypatch, "harness.runs.run", run=raising(KeyboardInterrupt()))
+    stub_module(monkeypatch, "harness.terminal", run=raising(KeyboardInterrupt()))
+    assert launch() == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def interrupted_in_a_library() -> None:
+    """As Hydra's reader of files in packages: what it cleans up is not there yet when a signal comes."""
+    try:
+        signal.raise_signal(signal.SIGINT)
+        file = StringIO()
+    finally:
+        file.close()
+
+
+def test_an_interrupt_that_a_library_turns_into_another_error_is_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["run.py"])
+    assert cli.launch(interrupted_in_a_library) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_an_interrupt_that_is_lost_while_hydra_composes_begins_no_run(
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compose = Composer.load_configuration
+
+    def load_configuration(*arguments: Any, **options: Any) -> DictConfig:
+        with contextlib.suppress(UnboundLocalError):
+            interrupted_in_a_library()
+        return compose(*arguments, **options)
+
+    monkeypatch.setattr(Composer, "load_configuration", load_configuration)
+    stub_module(monkeypatch, "harness.terminal", run=raising(AssertionError("a run began")))
     assert launch() == 130
     assert capsys.readouterr().err == "interrupted\n"
 

@@ -11,8 +11,8 @@ from engine.core.limits import Limits
 from engine.core.sequence import Sequence
 
 Look = Callable[[Sequence, int], tuple[PrefixMatch, bool, int, int]]
-"""Computes, for a sequence and the tokens that the step has left, what of it need not be computed, whether it is parked,
-and the tokens and blocks that it needs."""
+"""Computes, for a sequence and the tokens that the step has left: what need not be computed, whether it is parked, and
+the tokens and blocks that it needs."""
 
 
 class Need:

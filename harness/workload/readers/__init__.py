@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 
 from harness.config import (
     CsvTrace,
@@ -15,7 +16,7 @@ from harness.config import (
 )
 from harness.errors import ConfigError
 from harness.workload import sampling
-from harness.workload.readers import azure, burstgpt, custom, mooncake, plain, sharegpt
+from harness.workload.readers import azure, burstgpt, custom, frame, mooncake, plain, sharegpt
 from harness.workload.readers.layout import Layout
 from harness.workload.readers.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
@@ -27,18 +28,23 @@ _FILE_READERS = {
 }
 
 
-def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True) -> Trace:
+def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table: pd.DataFrame | None = None) -> Trace:
     """Reads or draws the trace of a configuration; a drawn trace depends on the configuration and the seed only.
 
     Args:
         with_times: whether the trace's own times are wanted. Without them no row of a file is bad for its time, and the
             rows stay in the order of the file.
+        table: the rows of the file, where they are in memory; `config` is that of a file of the user's own.
 
     Raises:
         TraceError: the file cannot be read, is of another format, has no usable row, or more bad rows than allowed.
         ConfigError: a tokenizer cannot be loaded, or has nothing to count; drawn prompts have too many hash ids;
             trace.n or trace.beam_width is given beside a column n of the file.
     """
+    if table is not None:
+        assert isinstance(config, JsonlTrace), "its keys hold for tables"
+        rules = RowRules(config.limit, config.on_bad_row, with_times)
+        return _with_sequences(frame.read(table, config.path, rules, Layout(config.columns, config.time_unit)), config)
     stamp = file_stamp(getattr(config, "path", None))
     return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
 

@@ -46,7 +46,7 @@ CHECKS: dict[str, NumberCheck] = {
 _CSV_COLUMNS = ("request_id", *CHECKS)
 _OWN_NAMES = Layout()
 
-_RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
+RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
 
 
 def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
@@ -62,7 +62,7 @@ def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
     sieve = RowSieve(path, rules)
     wanted = [layout.csv_column(names[ours], ours, check) for ours, check in CHECKS.items() if ours in names]
     columns = collect_csv(path, wanted, sieve)
-    notes = (_RENUMBERED,) if "request_id" in names else ()
+    notes = (RENUMBERED,) if "request_id" in names else ()
     return build_trace(Path(path).stem, columns, sieve, ticks_per_second=layout.ticks_per_second, notes=notes)
 
 
@@ -85,7 +85,7 @@ def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace
         sieve,
         ticks_per_second=layout.ticks_per_second,
         hash_block_size=block_size,
-        notes=(_RENUMBERED,) if "request_id" in names else (),
+        notes=(RENUMBERED,) if "request_id" in names else (),
     )
 
 

@@ -245,7 +245,7 @@ def test_the_answer_of_another_version_is_an_error(tmp_path: Path) -> None:
 
 def test_the_seed_of_a_search_leaves_room_for_those_of_its_probes(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="seed"):
-        task.capacity(config(*SMALL, "seed=9223372036854775807"), tmp_path)
+        task.find(config(*SMALL, "seed=9223372036854775807"), tmp_path, [])
 
 
 def test_a_sweep_confirms_its_best_unless_it_was_interrupted(

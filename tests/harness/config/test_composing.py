@@ -4,7 +4,7 @@ import shlex
 
 import pytest
 from hydra import initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException
 from hydra.types import RunMode
@@ -17,6 +17,7 @@ RUNS = [
     "block_size=32 hydra.run.dir=out +extra.key=3 trace.num_requests=7 scheduler.policy=decode_first",
     "scheduler=vllm trace=synthetic trace.prompt.mean=5 '+plot.labels.a=b'",
     "~trace.n ~experiment hydra.job.name=mine ++new=1 '+validation.select={a: 1}'",
+    "++seed=5 seed=6 ++seed=7 '+plot.labels={}' +plot.labels.a=b plot.labels.a=c 'trace={num_requests: 9}'",
     "hydra.job.env_copy=[HOME] hydra.job.config.override_dirname.kv_sep=: seed=3 block_size=4 cost=roofline",
     "hydra.searchpath=[file:///no/such] seed=1",
 ]
@@ -27,14 +28,12 @@ SWEEPS = ["block_size=16,32 scheduler=vllm,mixed seed=range(3) hydra.sweep.dir=o
 
 
 @pytest.fixture(scope="module")
-def loaders() -> tuple[ConfigLoaderImpl, Composer]:
+def loaders() -> tuple[ConfigLoader, Composer]:
     """Hydra's own and ours, neither of which has loaded anything."""
     with initialize_config_dir(config_dir=str(CONF), version_base=None):
-        hydra = GlobalHydra.instance().hydra
-        assert hydra is not None and isinstance(hydra.config_loader, Composer)
-        ours = hydra.config_loader
-    ours._merged = {}
-    return ConfigLoaderImpl(ours.get_search_path()), ours
+        ours = GlobalHydra.instance().config_loader()
+    assert isinstance(ours, Composer)
+    return ours._loader, Composer(ours._loader)
 
 
 def all_of(cfg: DictConfig) -> tuple[object, ...]:
@@ -44,7 +43,7 @@ def all_of(cfg: DictConfig) -> tuple[object, ...]:
 
 @pytest.mark.parametrize("line", RUNS)
 @pytest.mark.filterwarnings("ignore:provider=hydra.searchpath")
-def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoaderImpl, Composer]) -> None:
+def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, Composer]) -> None:
     plain, ours = loaders
     expected = plain.load_configuration("config", shlex.split(line), RunMode.RUN)
     for _ in range(2):  # merged, and kept
@@ -52,8 +51,8 @@ def test_a_run_is_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoaderImp
 
 
 @pytest.mark.parametrize("line", SWEEPS)
-def test_a_sweep_and_its_jobs_are_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoaderImpl, Composer]) -> None:
-    def jobs(loader: ConfigLoaderImpl) -> list[tuple[object, ...]]:
+def test_a_sweep_and_its_jobs_are_composed_as_by_hydra(line: str, loaders: tuple[ConfigLoader, Composer]) -> None:
+    def jobs(loader: ConfigLoader) -> list[tuple[object, ...]]:
         sweep = loader.load_configuration("config", line.split(), RunMode.MULTIRUN)
         each = [loader.load_sweep_config(sweep, ["scheduler=vllm", f"seed={seed}"]) for seed in (1, 2)]
         return [all_of(cfg) for cfg in (sweep, *each)]
@@ -63,7 +62,7 @@ def test_a_sweep_and_its_jobs_are_composed_as_by_hydra(line: str, loaders: tuple
 
 
 @pytest.mark.parametrize("line", REFUSED.split("  "))
-def test_what_hydra_refuses_is_refused_in_its_words(line: str, loaders: tuple[ConfigLoaderImpl, Composer]) -> None:
+def test_what_hydra_refuses_is_refused_in_its_words(line: str, loaders: tuple[ConfigLoader, Composer]) -> None:
     words = []
     for loader in (*loaders, loaders[1]):
         with pytest.raises(HydraException) as caught:
@@ -73,11 +72,11 @@ def test_what_hydra_refuses_is_refused_in_its_words(line: str, loaders: tuple[Co
 
 
 def test_files_are_read_once_and_a_composition_is_no_ones_but_its_own(
-    loaders: tuple[ConfigLoaderImpl, Composer], monkeypatch: pytest.MonkeyPatch
+    loaders: tuple[ConfigLoader, Composer], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, ours = loaders
+    plain, ours = loaders
     first = ours.load_configuration("config", ["trace=synthetic", "seed=7"], RunMode.RUN)
-    monkeypatch.setattr(ConfigLoaderImpl, "_load_configuration_impl", None)
+    monkeypatch.setattr(plain, "load_configuration", None)
     first.trace.num_requests = 1
     second = ours.load_configuration("config", ["trace=synthetic", "block_size=8"], RunMode.RUN)
     assert (second.seed, second.block_size, second.trace.kind) == (0, 8, "synthetic")

@@ -173,8 +173,8 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
         "num_steps": num_steps,
         "mean_batch_size": ratio(sequences, num_steps),
         "mean_batch_tokens": ratio(tokens, num_steps),
-        "mean_kv_cache_usage": ratio(area["num_used_blocks"] / result.num_blocks, end - start),
-        "max_kv_cache_usage": peak["num_used_blocks"] / result.num_blocks,
+        "mean_kv_cache_usage": ratio(area["num_used_blocks"] / result.pool_blocks, end - start),
+        "max_kv_cache_usage": peak["num_used_blocks"] / result.pool_blocks,
         **reference_slots(area, result, end - start),
         "mean_saved_blocks": ratio(area["num_saved_blocks"], end - start),
         "saved_block_share": ratio(area["num_saved_blocks"], area["num_saved_blocks"] + area["num_used_blocks"]),
@@ -189,7 +189,7 @@ def reference_slots(area: dict[str, float], result: RunResult, duration: float) 
     tokens, reserved, external = area["num_kv_tokens"], area["num_reserved_slots"], area["num_external_slots"]
     internal = area["num_used_blocks"] * result.block_size - tokens - reserved
     shares = {"tokens": tokens, "reserved": reserved, "internal": internal, "external": external}
-    num_slots = result.num_blocks * result.block_size
+    num_slots = result.pool_blocks * result.block_size
     out = {f"mean_kv_{name}": ratio(slots / num_slots, duration) for name, slots in shares.items()}
     return {**out, "kv_waste": ratio(sum(shares.values()) - tokens, sum(shares.values()))}
 

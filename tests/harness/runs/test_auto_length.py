@@ -13,7 +13,7 @@ from harness.config import IntervalConfig
 from harness.errors import ConfigError
 from harness.results.files import read_results
 from harness.runs.auto_length import decide, first_requests
-from harness.runs.run import run
+from harness.terminal import run
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace, trace_table
 

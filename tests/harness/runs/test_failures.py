@@ -15,7 +15,7 @@ from engine.runner.kv_cache import OutOfMemoryError  # noqa: E402
 from harness.errors import EngineError  # noqa: E402
 from harness.results.files import read_results  # noqa: E402
 from harness.runs.recorder import Recorder  # noqa: E402
-from harness.runs.run import run  # noqa: E402
+from harness.terminal import run  # noqa: E402
 from tests.harness.builders import SMALLEST, config  # noqa: E402
 
 NUM_REQUESTS = 30

@@ -14,7 +14,7 @@ from harness.errors import ConfigError
 from harness.results import environment
 from harness.results.files import read_results
 from harness.runs import memory
-from harness.runs.run import run
+from harness.terminal import run
 from tests.harness.builders import ROOT, config
 
 

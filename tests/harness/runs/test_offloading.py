@@ -11,9 +11,9 @@ import pytest
 from engine.core.scheduler_options import OffloadOptions
 from harness.errors import ConfigError
 from harness.results.files import read_results
-from harness.runs.run import run
 from harness.runs.system import resolve
 from harness.runs.tiers import resolve_tiers
+from harness.terminal import run
 from tests.harness.builders import config
 
 # Conversations of the laptop's model, in a pool of one and a half of their longest.

@@ -10,7 +10,7 @@ import pytest
 from harness.config import help_text
 from harness.errors import ConfigError
 from harness.results.files import read_results
-from harness.runs.run import run
+from harness.terminal import run
 from tests.harness.builders import CONF, config
 
 SMALL = (

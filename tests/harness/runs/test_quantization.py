@@ -9,9 +9,9 @@ from typing import Literal
 import pytest
 
 from harness.errors import ConfigError
-from harness.runs.run import run
 from harness.runs.shapes import model_shape
 from harness.runs.system import resolve
+from harness.terminal import run
 from tests.harness.builders import config
 
 TRACE = ["trace=synthetic", "trace.num_requests=5", "arrival=all_at_once", "progress=false"]

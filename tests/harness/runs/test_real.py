@@ -21,7 +21,7 @@ from harness.results.files import read_results  # noqa: E402
 from harness.runs.profiling import _job, profile  # noqa: E402
 from harness.runs.real import resolve_real  # noqa: E402
 from harness.runs.replay import Clock, IssueThread  # noqa: E402
-from harness.runs.run import run  # noqa: E402
+from harness.terminal import run  # noqa: E402
 from harness.workload.arrivals import ClosedLoop, OpenLoop  # noqa: E402
 from harness.workload.prompts import PromptSource  # noqa: E402
 from harness.workload.trace import Trace, trace_table  # noqa: E402

@@ -22,7 +22,7 @@ from harness.cli import execute
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.results.files import read_results
 from harness.runs.recorder import Recorder
-from harness.runs.run import run
+from harness.terminal import run
 from tests.harness.builders import ROOT, TRACES, config
 
 

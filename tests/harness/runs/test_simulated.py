@@ -10,7 +10,7 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.results.files import read_results
-from harness.runs.run import run
+from harness.terminal import run
 from tests.harness.builders import GROUND_TRUTH, ROOT, config
 
 PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny" / "tp1"

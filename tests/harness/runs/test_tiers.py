@@ -9,8 +9,8 @@ import pytest
 
 from harness.errors import ConfigError
 from harness.results.files import read_results
-from harness.runs.run import run
 from harness.runs.system import resolve
+from harness.terminal import run
 from tests.harness.builders import config
 
 STARVED = (

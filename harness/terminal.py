@@ -1,0 +1,43 @@
+"""What the command line shows and writes of a run and of a search for a capacity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness import api
+from harness.config import RunConfig
+from harness.results.summary import print_summary
+from harness.runs.progress import Terminal
+
+
+def run(config: RunConfig, folder: Path) -> dict[str, Any]:
+    """Run `config`, leave everything in `folder`, print the summary and return it.
+
+    Raises:
+        TwinServeError: the trace or the configuration cannot be used.
+        EngineError, KeyboardInterrupt: the run could not go on, or was interrupted. As after any exception of the
+            engine, the tables up to then have been written, marked incomplete.
+    """
+    console = Console()
+    outcome = api.serve(config, watch=Terminal(config, console), write=lambda run: run.write(folder))
+    print_summary(outcome.summary, console)
+    console.print(f"results: {folder}", highlight=False, soft_wrap=True)
+    outcome.check(folder)
+    return outcome.summary
+
+
+def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, confirms: bool = True) -> dict[str, Any]:
+    """Search in `folder` as `config.capacity` says, print what was found and return it; raises as
+    `harness.capacity.capacity.find`."""
+    from harness.capacity.capacity import find  # imported late, as a run does without them
+    from harness.capacity.table import print_table
+
+    console = Console()
+    document = find(config, folder, given, console, confirms=confirms)
+    print_table(document, console)
+    console.print(f"results: {folder}", highlight=False, soft_wrap=True)
+    return document

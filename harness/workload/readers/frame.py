@@ -1,0 +1,99 @@
+"""Traces that are tables in memory: of a caller in Python, or of a function of the user's own."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness.config.workload import TRACE_COLUMNS
+from harness.errors import TraceError
+from harness.workload.readers import checks, plain
+from harness.workload.readers.layout import Layout, dates_from_json
+from harness.workload.readers.sieve import RowRules, RowSieve
+from harness.workload.readers.tabular import Columns, build_trace, collect
+from harness.workload.trace import Trace
+
+_OWN_NAMES = Layout()
+
+
+def read(
+    table: pd.DataFrame, source: str, rules: RowRules, layout: Layout = _OWN_NAMES, name: str | None = None
+) -> Trace:
+    """Checks a table row by row, as the rows of a file with the columns of the trace table.
+
+    Args:
+        source: names the table in messages and results; name: in tables and figures, by default the same.
+        layout: other names of columns, and the unit of the times. A column of dates needs no unit.
+
+    Raises:
+        TraceError: a column is missing or is not one of the trace table, or no row is usable.
+    """
+    names = plain.names_in(source, [str(column) for column in table], TRACE_COLUMNS, layout)
+    for column in plain.REQUIRED:
+        if column not in names:
+            raise TraceError(f"{source}: no column {column}; a trace has {', '.join(plain.REQUIRED)} at least")
+    ours = table[list(names.values())].set_axis(list(names), axis=1)
+    first = {str(column): _plain(value) for column, value in ours.iloc[0].items()} if len(ours) else {}
+    block_size = plain.hash_block_size(source, first)
+    if "arrival_time" in ours and pd.api.types.is_datetime64_any_dtype(ours["arrival_time"]):
+        ours = ours.assign(arrival_time=pd.to_datetime(ours["arrival_time"], utc=True).map(_iso, na_action="ignore"))
+        layout = Layout(layout.columns, "date")
+    sieve = RowSieve(source, rules, unit="row")
+    columns = collect([_Rows(ours)], partial(_parse, block_size, layout), sieve)
+    notes = (plain.RENUMBERED,) if "request_id" in names else ()
+    return build_trace(
+        name or source,
+        columns,
+        sieve,
+        ticks_per_second=layout.ticks_per_second,
+        hash_block_size=block_size,
+        notes=notes,
+    )
+
+
+class _Rows:
+    """The table as one chunk of rows, counted from 1."""
+
+    def __init__(self, table: pd.DataFrame) -> None:
+        self.table = table
+        self.lines = np.arange(1, len(table) + 1)
+        self.malformed: list[tuple[int, str]] = []
+
+
+def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve) -> Columns:
+    table = rows.table
+    columns: Columns = {}
+    for name, check in plain.CHECKS.items():
+        if name not in table or (name == "arrival_time" and not sieve.rules.with_times):
+            continue
+        if layout.reads_dates(name):
+            values = [None if value is None or value != value else value for value in table[name]]
+            columns[name] = checks.timestamps(dates_from_json(values), name, sieve)
+        else:
+            columns[name] = layout.check(name, check)(_numbers(table[name]), name, sieve)
+    num_prompt_tokens = columns["num_prompt_tokens"]
+    if block_size is not None:
+        sizes, hash_ids = _lists(table["hash_block_size"]), _lists(table["hash_ids"])
+        columns["hash_ids"] = plain.parse_hash_ids(block_size, num_prompt_tokens, sizes, hash_ids, sieve)
+    if "token_ids" in table:
+        columns["token_ids"] = plain.parse_token_ids(num_prompt_tokens, _lists(table["token_ids"]), sieve)
+    return columns
+
+
+def _numbers(column: pd.Series) -> checks.Numbers:
+    values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
+    return checks.Numbers(values, column.isna().to_numpy())
+
+
+def _lists(column: pd.Series) -> list[object]:
+    return [_plain(value) for value in column]
+
+
+def _plain(value: Any) -> Any:
+    """A value of numpy as one of Python."""
+    return value.tolist() if isinstance(value, np.ndarray | np.generic) else value
+
+
+def _iso(time: pd.Timestamp) -> str:
+    return time.isoformat()
