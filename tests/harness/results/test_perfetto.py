@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from rich.console import Console
 
 from harness.errors import ConfigError
 from harness.results import perfetto
@@ -26,7 +25,7 @@ SWAP = ("scheduler.preemption=swap", "tiers=host")
 
 
 def served(folder: Path, *overrides: str) -> RunResult:
-    return serve_trace(config(*STARVED, "perfetto=true", *overrides), folder, Console(quiet=True)).result
+    return serve_trace(config(*STARVED, "perfetto=true", *overrides), write=lambda run: run.write(folder)).result
 
 
 def spans_of(result: RunResult) -> pd.DataFrame:
@@ -152,7 +151,7 @@ def test_nothing_is_recorded_unless_asked_for(tmp_path: Path, monkeypatch: pytes
         raise AssertionError("a span log was made")
 
     monkeypatch.setattr(SpanLog, "__init__", fail)
-    served = serve_trace(config(*STARVED, "trace.num_requests=5"), tmp_path, Console(quiet=True))
+    served = serve_trace(config(*STARVED, "trace.num_requests=5"), write=lambda run: run.write(tmp_path))
     assert served.result.spans is None and not (tmp_path / TRACE).exists()
 
 
