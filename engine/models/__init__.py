@@ -1,22 +1,14 @@
-"""The model families, and how one is built."""
+"""How a model is built, and which ranks can share it."""
 
 from __future__ import annotations
 
 import torch
 
-from engine.models import llama, qwen2, qwen3, qwen3_moe
-from engine.models.blocks import CausalLM, LayerFactory
+from engine.models.blocks import CausalLM
 from engine.models.memory import check_memory
 from engine.models.model_config import ModelConfig, ModelError
 from engine.models.parallel import TensorParallel
 from kernels.attention import AttentionBackend
-
-_FAMILIES: dict[str, LayerFactory] = {
-    "qwen3": qwen3.make_layer,
-    "qwen3_moe": qwen3_moe.make_layer,
-    "qwen2": qwen2.make_layer,
-    "llama": llama.make_layer,
-}
 
 
 def build_model(
@@ -37,7 +29,7 @@ def build_model(
     torch.set_default_dtype(dtype)
     try:
         with torch.device(device):
-            return CausalLM(config, tp, backend, _FAMILIES[config.family]).eval()
+            return CausalLM(config, tp, backend).eval()
     finally:
         torch.set_default_dtype(previous)
 

@@ -1,4 +1,4 @@
-"""The blocks of decoder-only transformers; a family's model file puts them together.
+"""The blocks of decoder-only transformers, and how each family puts them together.
 
     tokens -> embedding -> [ norm -> attention -> norm -> MLP ] x layers -> norm -> hidden -> output head -> logits
 
@@ -8,8 +8,6 @@ the host never waits for the device, so that a CUDA graph can capture the pass.
 """
 
 from __future__ import annotations
-
-from typing import Protocol
 
 from torch import Tensor, nn
 
@@ -97,12 +95,25 @@ class DecoderLayer(nn.Module):
         return self.mlp(x), residual
 
 
-class LayerFactory(Protocol):
-    """Makes layer number `index` (from 0) of a family's model; every model file defines one such function."""
+def make_layer(
+    index: int, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, rotary: Rotary
+) -> DecoderLayer:
+    """Layer number `index`, counted from 0, as the Hugging Face class of the family has it.
 
-    def __call__(
-        self, index: int, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, rotary: Rotary
-    ) -> DecoderLayer: ...
+    family       biases of q, k and v   bias of the output   q and k normed per head   MLP
+    llama        attention_bias         attention_bias       no                        dense
+    qwen2        yes                    no                   no                        dense
+    qwen3        attention_bias         attention_bias       yes                       dense
+    qwen3_moe    attention_bias         attention_bias       yes                       experts in most or all layers
+    """
+    name, bias = f"model.layers.{index}", config.attention_bias
+    qkv_bias, output_bias = (True, False) if config.family == "qwen2" else (bias, bias)
+    attention = Attention(
+        f"{name}.self_attn", config, tp, backend, rotary,
+        qkv_bias=qkv_bias, output_bias=output_bias, qk_norm=config.qk_norm,
+    )  # fmt: skip
+    mlp = MoE if config.has_experts(index) else GatedMLP
+    return DecoderLayer(name, config, attention, mlp(f"{name}.mlp", config, tp))
 
 
 def layer_caches(kv_cache: Tensor) -> list[LayerCache]:
@@ -114,9 +125,7 @@ def layer_caches(kv_cache: Tensor) -> list[LayerCache]:
 class CausalLM(nn.Module):
     """A whole model: `forward` computes the hidden states of a step's tokens, `compute_logits` the logits of some."""
 
-    def __init__(
-        self, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend, make_layer: LayerFactory
-    ) -> None:
+    def __init__(self, config: ModelConfig, tp: TensorParallel, backend: AttentionBackend) -> None:
         super().__init__()
         self.config = config
         rotary = Rotary(config)

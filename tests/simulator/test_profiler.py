@@ -204,7 +204,7 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
     seen, forward = set[tuple[object, ...]](), TorchBackend.forward
 
     def see(*args: Any, **kwargs: Any) -> Any:
-        _, q, *_, step, _ = args
+        _, q, _, _, step, *_ = args
         assert (step.decode_context_lens > 0).sum() == 3
         seen.add((len(q), step.max_decode_context, tuple(step.decode_block_tables.shape)))
         return forward(*args, **kwargs)
