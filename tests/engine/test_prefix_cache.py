@@ -159,24 +159,24 @@ def test_blocks_of_a_sequence_are_in_ascending_order_however_they_were_freed(evi
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
 def test_with_one_queue_unhashed_blocks_take_their_turn_among_hashed_ones(count: int) -> None:
-    manager = BlockManager(15, 4, eviction="lru")
+    manager = BlockManager(18, 4, eviction="lru")
     tables = []
-    for i in range(3):  # each has three hashed blocks and two that are not
-        sequence = bare_sequence(i, 20, block_hashes=[10 * i + block for block in range(3)])
-        manager.admit(sequence, manager.match(sequence), 20)
+    for i in range(3):  # each has three hashed blocks and three that are not
+        sequence = bare_sequence(i, 24, block_hashes=[10 * i + block for block in range(3)])
+        manager.admit(sequence, manager.match(sequence), 24)
         manager.register(sequence, 12)
         tables.append(sequence.block_table)
         manager.release(sequence)
     manager.check_integrity([])
     taken: list[int] = []
-    while len(taken) < 15:
-        blocks = manager.take(min(count, 15 - len(taken)))
+    while len(taken) < 18:
+        blocks = manager.take(min(count, 18 - len(taken)))
         assert blocks == sorted(blocks)
         taken += blocks
         left = {10 * i + block for i in range(3) for block in range(3) if tables[i][block] not in taken}
         assert {each for each in range(30) if each in manager.index} == left
     order = [block for table in tables for block in table[::-1]]
-    assert all({*taken[i : i + count]} == {*order[i : i + count]} for i in range(0, 15, count))
+    assert all({*taken[i : i + count]} == {*order[i : i + count]} for i in range(0, 18, count))
 
 
 def test_blocks_are_counted_without_those_that_only_some_sequences_hold() -> None:
