@@ -136,7 +136,7 @@ class ProfiledCost:
         if work.num_copied_blocks and self._copies:
             times[0] += self._copies(work.num_copied_blocks)  # `step_ns` has noted these copies
         if isinstance(times, list):
-            return np.array([max(1, round(self._factor * time)) for time in times])
+            return np.array([max(1, round(self._factor * time)) for time in times], np.int64)
         times *= self._factor
         np.rint(times, out=times)
         return np.maximum(times, 1.0, out=times).astype(np.int64)
