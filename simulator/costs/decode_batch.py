@@ -43,19 +43,19 @@ class DecodeBatch(NamedTuple):
         context += self.gain * spread
         return context, self._time(context, spread)
 
-    def run(self, work: StepWork, num_steps: int) -> tuple[float, float, NDArray[np.float64]]:
-        """`num_steps` decode steps: the contexts of the first and the last, and all times, bit for bit as of `step`."""
-        num_decodes, totals, spread = work.num_decodes, work.contexts(num_steps), 0.0
-        if self.gain or self.uneven:
-            if work.later_contexts is not None:
-                return self._ragged(work, totals)
-            # All contexts grow alike, so their deviation stays.
-            spread = deviation(num_decodes, work.num_context_tokens, work.num_squared_context_tokens)
+    def run(self, work: StepWork, num_steps: int) -> tuple[float, float, list[float] | NDArray[np.float64]]:
+        """`num_steps` decode steps: the contexts of the first and the last, and all times, bit for bit as of `step`;
+        of a few steps as a list."""
+        if work.later_contexts is not None:
+            return self._ragged(work, work.contexts(num_steps))
+        num_decodes, total, spread = work.num_decodes, work.num_context_tokens, 0.0
+        if self.gain or self.uneven:  # all contexts grow alike, so their deviation stays
+            spread = deviation(num_decodes, total, work.num_squared_context_tokens)
         offset = self.gain * spread
         if num_steps <= _FEW_STEPS:
-            few = [total / num_decodes + offset for total in totals.tolist()]
-            return few[0], few[-1], np.array([self._time(context, spread) for context in few])
-        contexts = totals / num_decodes + offset
+            few = [each / num_decodes + offset for each in range(total, total + num_steps * num_decodes, num_decodes)]
+            return few[0], few[-1], [self._time(context, spread) for context in few]
+        contexts = work.contexts(num_steps) / num_decodes + offset
         return float(contexts[0]), float(contexts[-1]), self._times(contexts, spread)
 
     def _ragged(self, work: StepWork, totals: NDArray[np.int64]) -> tuple[float, float, NDArray[np.float64]]:

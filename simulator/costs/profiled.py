@@ -135,6 +135,8 @@ class ProfiledCost:
             self._note(("decode context", last / end), is_counted=first > end)
         if work.num_copied_blocks and self._copies:
             times[0] += self._copies(work.num_copied_blocks)  # `step_ns` has noted these copies
+        if isinstance(times, list):
+            return np.array([max(1, round(self._factor * time)) for time in times], np.int64)
         times *= self._factor
         np.rint(times, out=times)
         return np.maximum(times, 1.0, out=times).astype(np.int64)
@@ -261,8 +263,11 @@ def _padded(num_tokens: int, buckets: tuple[int, ...]) -> int:
 
 def _of_decodes(work: StepWork) -> StepWork:
     """`work` as a step of decodes if each of its prompts computes a single token: vLLM batches and captures it so."""
-    if work.tokens_per_decode > 1 or any(chunk.num_tokens > 1 for chunk in work.chunks):
+    if work.tokens_per_decode > 1:
         return work
+    for _, num_tokens, _ in work.chunks:
+        if num_tokens > 1:
+            return work
     contexts = [chunk.start + 1 for chunk in work.chunks]
     return StepWork(
         (),

@@ -6,6 +6,7 @@ import pytest
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.eviction import Eviction
+from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.kv.tier import DEVICE, Transfer
 from engine.core.policies import POLICIES
 from engine.core.sequence import Request
@@ -154,3 +155,40 @@ def test_blocks_of_a_sequence_are_in_ascending_order_however_they_were_freed(evi
         manager.check_integrity([first, second])
         manager.release(first)
         manager.release(second)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_with_one_queue_unhashed_blocks_take_their_turn_among_hashed_ones(count: int) -> None:
+    manager = BlockManager(18, 4, eviction="lru")
+    tables = []
+    for i in range(3):  # each has three hashed blocks and three that are not
+        sequence = bare_sequence(i, 24, block_hashes=[10 * i + block for block in range(3)])
+        manager.admit(sequence, manager.match(sequence), 24)
+        manager.register(sequence, 12)
+        tables.append(sequence.block_table)
+        manager.release(sequence)
+    manager.check_integrity([])
+    taken: list[int] = []
+    while len(taken) < 18:
+        blocks = manager.take(min(count, 18 - len(taken)))
+        assert blocks == sorted(blocks)
+        taken += blocks
+        left = {10 * i + block for i in range(3) for block in range(3) if tables[i][block] not in taken}
+        assert {each for each in range(30) if each in manager.index} == left
+    order = [block for table in tables for block in table[::-1]]
+    assert all({*taken[i : i + count]} == {*order[i : i + count]} for i in range(0, 18, count))
+
+
+def test_blocks_are_counted_without_those_that_only_some_sequences_hold() -> None:
+    manager = BlockManager(10, 4)
+    first, second, third = (bare_sequence(i, 8, block_hashes=[7, 8]) for i in range(3))
+    manager.admit(first, manager.match(first), 12)
+    manager.register(first, 8)
+    for other in (second, third):
+        manager.admit(other, PrefixMatch(first.block_table[:2], 8, 0, False), 12)
+    everybody = [first, second, third]
+    assert manager.num_used_blocks() == 2 + 3
+    assert manager.count_blocks([]) == (5, 4)
+    assert all(manager.count_blocks([each]) == (4, 2) for each in everybody)
+    assert manager.count_blocks([first, third]) == (3, 0)
+    assert manager.count_blocks(everybody) == (0, 0)
