@@ -116,7 +116,7 @@ class StepPlanner(GivingWay):
                     continue
                 return
             if not need.is_seen:
-                need.see()
+                admission.look(need)
             if need.is_parked:
                 self._parking.admit(draft, waiting.pop(), need.match)
                 continue

@@ -101,10 +101,12 @@ class Admission:
         self.running = running
         self.limits = limits
         self._watermark = limits.watermark_blocks
+        self._max_num_seqs = limits.max_num_seqs
 
     @property
     def free_seats(self) -> int:
-        return self.limits.max_num_seqs - len(self.running.sequences) - self.running.num_reserved
+        running = self.running
+        return self._max_num_seqs - len(running.sequences) - running.num_reserved
 
     def state(self, now: int, free_tokens: int, may_cut: bool, follows_decodes: bool = False) -> AdmissionState:
         """What is left now, for this step or the one after the decodes."""
