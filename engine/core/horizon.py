@@ -32,7 +32,8 @@ def _steps_until_admission(admission: Admission, now: int, limit: int) -> int:
     """
     waiting = admission.waiting
     need = waiting.held or Need(waiting.head, 0, look_away)
-    state = admission.state(now, admission.limits.max_num_batched_tokens, True, follows_decodes=True)
+    num_tokens = admission.limits.max_num_batched_tokens
+    state = admission.state(now, num_tokens, True, admission.free_seats, follows_decodes=True)
     answer = admission.admit(need, state)
     if isinstance(answer, Admit) or answer.until is not None or (need.is_seen and waiting.held is None):
         return 1

@@ -108,12 +108,14 @@ class Admission:
         running = self.running
         return self._max_num_seqs - len(running.sequences) - running.num_reserved
 
-    def state(self, now: int, free_tokens: int, may_cut: bool, follows_decodes: bool = False) -> AdmissionState:
-        """What is left now, for this step or the one after the decodes."""
+    def state(
+        self, now: int, free_tokens: int, may_cut: bool, free_seats: int, follows_decodes: bool = False
+    ) -> AdmissionState:
+        """What is left beside `free_seats`, which the caller has asked for, for this step or the one after the decodes."""
         sequences, free_blocks, watermark = self.running.sequences, self.blocks.num_free_blocks, self._watermark
         if watermark and sequences:
             free_blocks -= watermark
-        fields = (now, free_tokens, may_cut, self.free_seats, free_blocks, sequences, follows_decodes, self)
+        fields = (now, free_tokens, may_cut, free_seats, free_blocks, sequences, follows_decodes, self)
         return _make_state(fields)
 
     def hold(self, need: Need, state: AdmissionState, answer: Wait) -> None:
