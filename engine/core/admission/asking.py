@@ -111,7 +111,7 @@ class Admission:
     def state(
         self, now: int, free_tokens: int, may_cut: bool, free_seats: int, follows_decodes: bool = False
     ) -> AdmissionState:
-        """What is left beside `free_seats`, which the caller has asked for, for this step or the one after the decodes."""
+        """What is left beside `free_seats`, for this step or, with `follows_decodes`, for the one after it."""
         sequences, free_blocks, watermark = self.running.sequences, self.blocks.num_free_blocks, self._watermark
         if watermark and sequences:
             free_blocks -= watermark
