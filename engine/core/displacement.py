@@ -52,7 +52,7 @@ def _state_without(
 ) -> AdmissionState:
     """What is left when those `leaving` have given up all that they hold, waiting ones `num_kept` blocks, and who runs
     on has got the blocks of the step."""
-    state = planner.admission.state(now, budget, planner.limits.cuts_prompts)
+    state = planner.admission.state(now, budget, planner.limits.cuts_prompts, planner.admission.free_seats)
     free_seats, free_blocks = state.free_seats, state.free_blocks + num_kept - planner.num_blocks_due()
     for sequence in leaving:
         free_seats += 1 + sequence.num_forks

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.core.admission.asking import Admission, Admit
-from engine.core.admission.need import Need
+from engine.core.admission.need import Need, look_away
 
 
 def decode_horizon(admission: Admission, now: int, *, pads: bool) -> int:
@@ -31,8 +31,9 @@ def _steps_until_admission(admission: Admission, now: int, limit: int) -> int:
     may know better: then a policy that wants to know is asked again then.
     """
     waiting = admission.waiting
-    need = waiting.held or Need(waiting.head, 0, None)
-    state = admission.state(now, admission.limits.max_num_batched_tokens, True, follows_decodes=True)
+    need = waiting.held or Need(waiting.head, 0, look_away)
+    num_tokens = admission.limits.max_num_batched_tokens
+    state = admission.state(now, num_tokens, True, admission.free_seats, follows_decodes=True)
     answer = admission.admit(need, state)
     if isinstance(answer, Admit) or answer.until is not None or (need.is_seen and waiting.held is None):
         return 1

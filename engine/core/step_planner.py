@@ -104,10 +104,10 @@ class StepPlanner(GivingWay):
         waiting, running, limits, admission = self.waiting, self.running, self.limits, self.admission
         if not limits.cuts_prompts:
             cut = "never"
-        while budget > 0 and admission.free_seats > 0 and (sequence := waiting.candidate) is not None:
+        while budget > 0 and (free_seats := admission.free_seats) > 0 and (sequence := waiting.candidate) is not None:
             need = Need(sequence, budget, admission.look)
             may_cut = cut == "any" or cut == "first" and not draft.prefills
-            state = admission.state(draft.now, budget, may_cut)
+            state = admission.state(draft.now, budget, may_cut, free_seats)
             answer = admission.admit(need, state)
             if isinstance(answer, Wait):
                 admission.hold(need, state, answer)
@@ -116,7 +116,7 @@ class StepPlanner(GivingWay):
                     continue
                 return
             if not need.is_seen:
-                need.see()
+                admission.look(need)
             if need.is_parked:
                 self._parking.admit(draft, waiting.pop(), need.match)
                 continue

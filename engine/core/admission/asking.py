@@ -101,17 +101,21 @@ class Admission:
         self.running = running
         self.limits = limits
         self._watermark = limits.watermark_blocks
+        self._max_num_seqs = limits.max_num_seqs
 
     @property
     def free_seats(self) -> int:
-        return self.limits.max_num_seqs - len(self.running.sequences) - self.running.num_reserved
+        running = self.running
+        return self._max_num_seqs - len(running.sequences) - running.num_reserved
 
-    def state(self, now: int, free_tokens: int, may_cut: bool, follows_decodes: bool = False) -> AdmissionState:
-        """What is left now, for this step or the one after the decodes."""
+    def state(
+        self, now: int, free_tokens: int, may_cut: bool, free_seats: int, follows_decodes: bool = False
+    ) -> AdmissionState:
+        """What is left beside `free_seats`, for this step or, with `follows_decodes`, for the one after it."""
         sequences, free_blocks, watermark = self.running.sequences, self.blocks.num_free_blocks, self._watermark
         if watermark and sequences:
             free_blocks -= watermark
-        fields = (now, free_tokens, may_cut, self.free_seats, free_blocks, sequences, follows_decodes, self)
+        fields = (now, free_tokens, may_cut, free_seats, free_blocks, sequences, follows_decodes, self)
         return _make_state(fields)
 
     def hold(self, need: Need, state: AdmissionState, answer: Wait) -> None:

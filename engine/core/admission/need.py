@@ -10,9 +10,8 @@ from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.limits import Limits
 from engine.core.sequence import Sequence
 
-Look = Callable[[Sequence, int], tuple[PrefixMatch, bool, int, int]]
-"""Computes, for a sequence and the tokens that the step has left: what need not be computed, whether it is parked, and
-the tokens and blocks that it needs."""
+Look = Callable[["Need"], None]
+"""Computes a need."""
 
 
 class Need:
@@ -22,47 +21,44 @@ class Need:
     policy that lets the sequence wait for something else.
 
     Args:
-        budget: tokens that the step has left.
-        look: fills in the rest; None where nobody may look now: then it is 0, and `is_seen` tells that it was read.
+        look: computes it, when it is first read.
 
     Attributes:
+        budget: tokens that the step has left.
         sequence: who wants to enter; of suspended beams the first, for all of them.
         seats: its own, and those of the sequences that will be forked from it.
         tokens: that it computes first, however few the step has left; 0 if its KV comes from another tier.
         blocks: free blocks that its admission takes, with at most `budget` of these tokens computed.
-        match: what need not be computed, once it is seen.
-        is_parked: it is admitted to wait until its KV has come from another tier, once that is seen.
-        is_seen: whether tokens or blocks were read.
+        is_seen: whether tokens or blocks were read; then there are the next two as well.
+        match: what need not be computed.
+        is_parked: it is admitted to wait until its KV has come from another tier.
     """
 
-    __slots__ = ("_blocks", "_budget", "_look", "_tokens", "is_parked", "is_seen", "match", "seats", "sequence")
+    __slots__ = ("_blocks", "_look", "_tokens", "budget", "is_parked", "is_seen", "match", "seats", "sequence")
 
-    def __init__(self, sequence: Sequence, budget: int, look: Look | None) -> None:
+    _blocks: int
+    _tokens: int
+    is_parked: bool
+    match: PrefixMatch
+
+    def __init__(self, sequence: Sequence, budget: int, look: Look) -> None:
         self.sequence = sequence
         self.seats = 1 + sequence.num_forks
-        self.match = NO_MATCH
-        self.is_parked = self.is_seen = False
-        self._tokens = self._blocks = 0
-        self._budget = budget
+        self.is_seen = False
+        self.budget = budget
         self._look = look
 
     @property
     def tokens(self) -> int:
         if not self.is_seen:
-            self.see()
+            self._look(self)
         return self._tokens
 
     @property
     def blocks(self) -> int:
         if not self.is_seen:
-            self.see()
+            self._look(self)
         return self._blocks
-
-    def see(self) -> None:
-        """Compute all but the seats."""
-        self.is_seen = True
-        if self._look is not None:
-            self.match, self.is_parked, self._tokens, self._blocks = self._look(self.sequence, self._budget)
 
     def join(self, others: Need) -> None:
         """Let it be the need of `others` too, who come before it."""
@@ -78,9 +74,15 @@ class Needs:
         self._offload = blocks.offload
         self._limits = limits
 
-    def look(self, sequence: Sequence, budget: int) -> tuple[PrefixMatch, bool, int, int]:
-        """Prefix hits, then the first chunk, then the blocks that must be free for it, as `Look` has it."""
-        blocks, limits, offload = self._blocks, self._limits, self._offload
+    def look(self, need: Need) -> None:
+        """Prefix hits, then the first chunk, then the blocks that must be free for it."""
+        sequence, budget, blocks, limits, offload = (
+            need.sequence,
+            need.budget,
+            self._blocks,
+            self._limits,
+            self._offload,
+        )
         length, is_beam = sequence.num_tokens, sequence.request.num_common_blocks is not None
         is_whole = limits.checks_full_prompt or is_beam
         if sequence.host_blocks is not None:
@@ -96,7 +98,14 @@ class Needs:
         needed = blocks.blocks_needed(sequence, match, checked)
         if is_beam:
             needed += missing_blocks(blocks, sequence)
-        return match, is_parked, 0 if is_parked else tokens, needed
+        need.is_seen, need.match, need.is_parked = True, match, is_parked
+        need._tokens, need._blocks = 0 if is_parked else tokens, needed
+
+
+def look_away(need: Need) -> None:
+    """Where nobody can know what is needed: nothing, and it is noted that it was read."""
+    need.is_seen, need.match, need.is_parked = True, NO_MATCH, False
+    need._tokens = need._blocks = 0
 
 
 def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
