@@ -231,10 +231,10 @@ def _write(config: RunConfig, result: RunResult, output_dir: Path) -> dict[str, 
 
 def _draw(config: RunConfig, result: RunResult, summary: dict[str, Any], output_dir: Path) -> None:
     if config.plots and result.complete:
-        from harness.plots import write_run_plots  # imported late, as it brings matplotlib
-        from harness.plots.own import write_own_figures
+        from harness.figures import write_run_charts  # imported late, as it brings matplotlib
+        from harness.figures.own import write_own_figures
 
-        write_run_plots(result, summary, output_dir, config.plot)
+        write_run_charts(result, summary, output_dir, config.plot)
         write_own_figures(config.figures, result, summary, output_dir)
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from harness.figures.stored_validation import draw_validation
 from rich.console import Console
 
 from harness.config.plotting import PlotConfig
 from harness.errors import ConfigError, MeasuredRunError, TwinServeError
 from harness.measured import load_measured
-from harness.plots.stored_validation import draw_validation
 from harness.results.files import read_results
 from harness.sweeps.drawing import draw
 from harness.validation.validate import validate

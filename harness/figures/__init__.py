@@ -1,0 +1,114 @@
+"""Charts: each is described once in `charts`; `drawing` draws it into files and `browser` on the pages of `pages`.
+
+matplotlib is imported when the first file is drawn, not before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from engine.documents import DocumentError, read_json
+from harness.config.plotting import PlotConfig
+from harness.errors import TwinServeError
+from harness.figures.chart import Chart
+from harness.results.files import ERRORS, VALIDATION
+from harness.results.tables import Floats, RunResult
+from simulator.profile.profile import Profile
+
+
+def write_charts(charts: Mapping[str, Chart | None], folder: Path, plot: PlotConfig) -> list[Path]:
+    """Draw the charts for which there is data into `folder`; keys are names of files without a suffix."""
+    from harness.figures.drawing import write_charts
+
+    return write_charts(charts, folder, plot)
+
+
+def write_run_charts(result: RunResult, summary: Mapping[str, Any], folder: Path, plot: PlotConfig) -> list[Path]:
+    """Draw latency, timeline and cache of one run into `folder`; returns the files of those for which there is data.
+
+    summary: what `summarize` made of the result; latencies are those of requests inside its window. The timeline needs
+    a step, latency a finished request, cache a prefix cache hit.
+    """
+    from harness.figures.charts.latency import latency_chart
+    from harness.figures.charts.timeline import cache_chart, timeline_chart
+
+    charts = {
+        "latency": latency_chart(result, summary),
+        "timeline": timeline_chart(result, summary, plot),
+        "cache": cache_chart(result, summary),
+    }
+    return write_charts(charts, folder, plot)
+
+
+def write_comparison_charts(
+    table: pd.DataFrame, curves: Mapping[str, Mapping[str, Floats]], folder: Path, plot: PlotConfig
+) -> list[Path]:
+    """Draw comparison_metrics, comparison_frontier and comparison_latency of a set of configurations into `folder`.
+
+    table: a row per configuration and load, as `harness.sweeps.repeats` makes it. curves: by `curve_key` and latency
+    (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Where `plot` chooses axes, the one figure that it asks for is
+    drawn, comparison. Returns the files of the figures for which there is data.
+    """
+    from harness.figures.charts.compare import metrics_chart
+    from harness.figures.charts.latency import distributions_chart
+    from harness.figures.charts.tradeoff import frontier_chart
+
+    if plot.x or plot.y or plot.color or plot.facet:
+        return write_charts({"comparison": metrics_chart(table, plot)}, folder, plot)
+    charts = {
+        "comparison_metrics": metrics_chart(table, plot),
+        "comparison_frontier": frontier_chart(table, plot),
+        "comparison_latency": distributions_chart(table, curves, plot),
+    }
+    return write_charts(charts, folder, plot)
+
+
+def write_profile_chart(profile: Profile, folder: Path, plot: PlotConfig, name: str = "profile") -> list[Path]:
+    """Draw the operator times of a profile by shape; returns the files."""
+    from harness.figures.charts.profile import profile_chart
+
+    return write_charts({name: profile_chart(profile)}, folder, plot)
+
+
+def write_calibration_chart(
+    document: Mapping[str, Any], folder: Path, plot: PlotConfig, name: str = "calibration"
+) -> list[Path]:
+    """Draw the constants and errors in the content of a calibration.yaml; returns the files."""
+    from harness.figures.charts.calibration import calibration_chart
+
+    return write_charts({name: calibration_chart(document, plot)}, folder, plot)
+
+
+def write_validation_charts(folder: Path, out_folder: Path, plot: PlotConfig, suffix: str = "") -> list[Path]:
+    """Draw the validation in `folder` into `out_folder`; returns the files, whose names end in `suffix`.
+
+    Raises:
+        TwinServeError: a file of the validation is missing or cannot be read; `plot.y` names nothing that it has.
+    """
+    from harness.figures.charts.closed_loops import rows_chart
+    from harness.figures.charts.validation import validation_charts
+
+    document = _validation(folder)
+    try:
+        errors = pd.read_csv(folder / ERRORS)
+    except (OSError, ValueError) as error:
+        raise TwinServeError(f"{folder / ERRORS}: not readable ({error})") from None
+    charts: Mapping[str, Chart | None]
+    if isinstance(document["errors"], dict):
+        charts = {"validation_rows": rows_chart(errors, document["subtitle"])}
+    else:
+        charts = validation_charts(document, folder, errors, plot)
+    return write_charts({f"{name}{suffix}": chart for name, chart in charts.items()}, out_folder, plot)
+
+
+def _validation(folder: Path) -> Mapping[str, Any]:
+    try:
+        document = read_json(folder / VALIDATION)
+    except (DocumentError, OSError) as error:
+        raise TwinServeError(f"{folder / VALIDATION}: {error}") from None
+    if not isinstance(document, dict) or not {"errors", "subtitle"} <= document.keys():
+        raise TwinServeError(f"{folder}: holds no tables to draw; run task=validate once more")
+    return document
