@@ -1,4 +1,4 @@
-"""Made-up results to draw, and what a figure shows."""
+"""Made-up results to draw, and what a chart says."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from harness.config import MetricsConfig
+from harness.figures.chart import Chart, Panel
 from harness.figures.charts.latency import CURVE_PERCENTILES, curve_key
 from harness.figures.labels import parameter_label
 from harness.results.metrics import summarize
@@ -22,9 +21,12 @@ def summary_of(result: RunResult, **settings: Any) -> dict[str, Any]:
     return summarize(result, MetricsConfig(**settings))
 
 
-def texts(figure: Figure) -> str:
-    titles = [axes.get_title(loc="left") for axes in figure.axes]
-    return " ".join([*(text.get_text() for text in figure.texts), *titles]).replace("\n", " ")
+def texts(chart: Chart) -> str:
+    return " ".join([chart.title, chart.subtitle, *(panel.title for panel in chart.panels)])
+
+
+def panel_of(chart: Chart, title: str) -> Panel:
+    return next(panel for panel in chart.panels if panel.title == title)
 
 
 def table_of(parameters: list[str], load: str | None = None, **columns: list[Any]) -> pd.DataFrame:
@@ -60,8 +62,3 @@ def curves_of(table: pd.DataFrame) -> dict[str, dict[str, Any]]:
 
 
 RATES = {"arrival.rate": [1.5, 2.5] * 2}
-
-
-def lines_of(axes: Axes) -> list[np.ndarray]:
-    drawn = [np.asarray(line.get_xydata()) for line in axes.get_lines() if line.get_label() != "SLO"]
-    return [points for points in drawn if len(points)]

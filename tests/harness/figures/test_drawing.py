@@ -13,11 +13,13 @@ from matplotlib.text import Text
 
 from harness.config.plotting import AS_USUAL, PlotConfig
 from harness.figures import write_comparison_charts, write_run_charts
-from harness.figures.charts.calibration import draw_calibration
-from harness.figures.charts.profile import draw_profile
+from harness.figures.chart import Axis, Chart, Mark, Name, Panel, Series, span
+from harness.figures.charts.calibration import calibration_chart
+from harness.figures.charts.profile import profile_chart
+from harness.figures.drawing import draw
 from harness.figures.labels import parameter_label, parameter_title
-from harness.figures.placement import Name, name_ends, name_points
-from harness.figures.style import WIDTHS_IN, fitting, save
+from harness.figures.placement import name_ends, name_points
+from harness.figures.style import fitting, save
 from simulator.profile.files import load_profile
 from tests.harness.builders import ROOT
 from tests.harness.figures.builders import PNG, RATES, curves_of, summary_of, table_of
@@ -26,17 +28,13 @@ from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
 
 def test_a_profile_is_drawn_by_the_shapes_of_its_operators() -> None:
     profile = load_profile(ROOT / "simulator/profiles/amd-epyc/tiny/tp1")
-    for width in WIDTHS_IN:
-        figure = draw_profile(profile, PlotConfig(width=width))  # type: ignore[arg-type]
-        titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_visible()]
-        assert titles[:3] == [
-            "Operators by tokens",
-            "Prefill attention, by context",
-            "Decode attention, by sequences",
-        ]
-        operators = profile.tables["tokens"]["operator"].unique()
-        assert {text.get_text() for text in figure.axes[0].texts} >= set(operators)
-        assert len(figure.axes[0].get_lines()) == len(operators)
+    chart = profile_chart(profile)
+    titles = [panel.title for panel in chart.panels]
+    assert titles[:3] == ["Operators by tokens", "Prefill attention, by context", "Decode attention, by sequences"]
+    operators = set(profile.tables["tokens"]["operator"])
+    assert {series.name for series in chart.panels[0].series} == operators
+    axes = draw(chart, AS_USUAL).axes[0]
+    assert {text.get_text() for text in axes.texts} >= operators and len(axes.get_lines()) == len(operators)
 
 
 def test_a_calibration_is_drawn_with_its_constants_and_errors_and_an_older_one_with_what_it_has() -> None:
@@ -44,14 +42,37 @@ def test_a_calibration_is_drawn_with_its_constants_and_errors_and_an_older_one_w
     older = {"cost": "roofline", "constants": {"a": 0.5, "b": 2.0}, "objective": objective, "fitted_on": {}}
     more = {"start": {"a": 0.8, "b": 1.0}, "limits": {"a": [0, 1], "b": [0, 4]}}
     more |= {"errors_before": {"ttft p99": -0.4}, "errors_after": {"ttft p99": 0.01}}
-    figure = draw_calibration({**older, "objective": {**objective, **more}}, PlotConfig(width="column"))
-    constants, errors = figure.axes
-    at = [float(np.asarray(line.get_xdata())[0]) for line in constants.get_lines() if line.get_marker() == "o"]
-    assert at == [0.8, 0.5, 0.25, 0.5]
-    found = [float(np.asarray(line.get_xdata())[0]) for line in errors.get_lines() if line.get_marker() == "o"]
-    assert found == pytest.approx([-40.0, 1.0])
-    assert "30.00% before, 2.00% after" in errors.texts[0].get_text()
-    assert [label.get_text() for label in draw_calibration(older, AS_USUAL).axes[1].get_yticklabels()] == ["all"]
+    chart = calibration_chart({**older, "objective": {**objective, **more}}, AS_USUAL)
+    found = [[list(series.x) for series in panel.series if series.marker] for panel in chart.panels]
+    assert found == [[[0.8, 0.25], [0.5, 0.5]], [[-40.0], [1.0]]], "before and after"
+    assert "30.00% before, 2.00% after" in chart.panels[1].facts
+    assert calibration_chart(older, AS_USUAL).panels[1].y.names == ("all",)
+
+
+def test_the_range_of_an_axis_has_all_that_is_drawn_and_what_is_given() -> None:
+    dots = Series("", "points", [1.0, None, 9.0], [2, 3, 4], low=[1, 1, None], high=[3, 8, None])
+    panel = Panel("", Axis(), Axis(start=0), [dots], [Mark("SLO", "x", 12.0)])
+    low, high = span(panel, "x")
+    assert 0 < low < 1 and 12 < high < 13
+    assert span(panel, "y")[0] == 0 and 8 < span(panel, "y")[1] < 9
+    log = Panel("", Axis(log=True), Axis(names=("a", "b")), [Series("", "bars", [0.0, 10.0], [0, 1])])
+    assert 0 < span(log, "x")[0] < 10 < span(log, "x")[1]
+    assert span(log, "y") == (1.6, -0.6), "places run from the top"
+    empty = Panel("", Axis(log=True), Axis(), [])
+    assert span(empty, "x")[0] > 0 and span(empty, "y")[0] < span(empty, "y")[1]
+
+
+def test_what_all_panels_of_a_row_share_is_said_once() -> None:
+    y = Axis("share", names=("a", "b"))
+    panels = [Panel(str(i), Axis("ms"), y, [Series("s", "bars", [1.0, 2.0], [0, 1])]) for i in range(4)]
+    chart = Chart("title", "", panels, columns=2, by_column=True)
+    axes = draw(chart, AS_USUAL).axes
+    assert [each.get_title(loc="left") for each in axes] == ["0", "2", "1", "3"], "one column after the other"
+    assert [each.get_ylabel() for each in axes] == ["share", ""] * 2
+    assert [each.get_xlabel() for each in axes] == ["", "", "ms", "ms"]
+    narrow = draw(chart, PlotConfig(width="column")).axes
+    assert [each.get_title(loc="left") for each in narrow] == ["0", "1", "2", "3"]
+    assert [each.get_xlabel() for each in narrow] == ["ms"] * 4
 
 
 def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
@@ -71,10 +92,10 @@ def test_names_do_not_cover_each_other(seed: int) -> None:
         axes.plot(*points.T, "o")
         figure.draw_without_rendering()
         if at_points:
-            names = [[Name(x, y, word, "k")] for (x, y), word in zip(points, words, strict=True)]
+            names = [[Name(x, y, word, "ink")] for (x, y), word in zip(points, words, strict=True)]
             left_out = name_points(axes, names, [point[None] for point in points], 6.5)
         else:
-            name_ends(axes, [Name(1.0, y / 9, word, "k") for (_, y), word in zip(points, words, strict=True)], 6.5)
+            name_ends(axes, [Name(1.0, y / 9, word, "ink") for (_, y), word in zip(points, words, strict=True)], 6.5)
             left_out = []
         placed = {text.get_text() for text in axes.texts if text.get_text()}
         assert placed | set(left_out) == set(words) and len(placed) > 7

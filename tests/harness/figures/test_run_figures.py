@@ -11,8 +11,8 @@ import pytest
 from harness.config import SloConfig
 from harness.config.plotting import AS_USUAL, PlotConfig
 from harness.figures import write_run_charts
-from harness.figures.charts.latency import draw_latency
-from harness.figures.charts.timeline import draw_cache, draw_timeline
+from harness.figures.charts.latency import latency_chart
+from harness.figures.charts.timeline import cache_chart, timeline_chart
 from tests.harness.figures.builders import PNG, summary_of, texts
 from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine
 
@@ -52,53 +52,55 @@ def test_a_run_gives_the_figures_it_has_data_for(tmp_path: Path, case: str, sett
 def test_every_figure_of_a_run_says_whether_it_was_simulated(simulated: bool, word: str) -> None:
     result = run_toy_engine(heavy_tailed_requests(100, 20, hit_share=0.5))
     summary = {**summary_of(result), "simulated": simulated, "engine": "sim" if simulated else "gpu"}
-    for draw in (draw_latency, draw_timeline, draw_cache):
-        figure = draw(result, summary, AS_USUAL)
-        assert figure is not None
-        assert word in texts(figure)
-        assert "qwen3-8b on h100-80gb" in texts(figure) and "trace sharegpt" in texts(figure)
+    for chart in (
+        latency_chart(result, summary),
+        timeline_chart(result, summary, AS_USUAL),
+        cache_chart(result, summary),
+    ):
+        assert chart is not None
+        assert word in texts(chart)
+        assert "qwen3-8b on h100-80gb" in texts(chart) and "trace sharegpt" in texts(chart)
 
 
 def test_latency_curves_pass_through_the_percentiles_of_the_summary() -> None:
     result = run_toy_engine(heavy_tailed_requests(300, 20))
     summary = summary_of(result, warmup=2.0)
-    figure = draw_latency(result, summary, AS_USUAL)
-    assert figure is not None
-    for number, name in enumerate(("ttft", "tpot", "itl", "e2el")):
-        for axes, shares in ((figure.axes[number], (0.5, 0.99)), (figure.axes[number + 4], (0.5, 0.01))):
-            scale = 1e3 if figure.axes[number + 4].get_xlabel() == "s" else 1.0
-            points = [np.asarray(line.get_xydata())[0] for line in axes.get_lines() if line.get_marker() == "o"]
-            assert [point[0] * scale for point in points] == pytest.approx(
-                [summary[f"p50_{name}_ms"], summary[f"p99_{name}_ms"]]
-            )
-            assert [point[1] for point in points] == pytest.approx(shares)
-        assert figure.axes[number + 4].get_yscale() == "log"
+    chart = latency_chart(result, summary)
+    assert chart is not None
+    for place, name in enumerate(("ttft", "tpot", "itl", "e2el")):
+        for panel, shares in zip(chart.panels[2 * place : 2 * place + 2], ((0.5, 0.99), (0.5, 0.01)), strict=True):
+            scale = 1e3 if panel.x.label == "s" else 1.0
+            curve, marked = panel.series
+            expected = [summary[f"p50_{name}_ms"], summary[f"p99_{name}_ms"]]
+            assert [value * scale for value in marked.x] == pytest.approx(expected)
+            assert list(marked.y) == pytest.approx(shares)
+            order = np.argsort(curve.y)
+            found = np.interp(shares[1], np.asarray(curve.y)[order], np.asarray(curve.x)[order])
+            assert found * scale == pytest.approx(expected[1], rel=0.01)
+        assert panel.y.log and not chart.panels[2 * place].y.log
 
 
 def test_latency_figures_say_how_many_requests_are_within_the_slo() -> None:
     result = run_toy_engine(heavy_tailed_requests(300, 20))
-    summary = summary_of(result, slo=SloConfig(ttft_ms=40.0))
-    figure = draw_latency(result, summary, AS_USUAL)
-    assert figure is not None
+    chart = latency_chart(result, summary_of(result, slo=SloConfig(ttft_ms=40.0)))
+    assert chart is not None
     counted = result.requests["ttft"].dropna()
-    expected = f"{(counted <= 0.04).mean():.1%} within SLO 40 ms"
-    assert expected in figure.axes[0].texts[-1].get_text()
-    slo = [line for axes in figure.axes for line in axes.get_lines() if line.get_label() == "SLO"]
-    assert [float(np.asarray(line.get_xdata())[0]) for line in slo] == pytest.approx([40.0] * 2)
+    assert f"{(counted <= 0.04).mean():.1%} within SLO 40 ms" in chart.panels[0].facts
+    marks = [[(mark.name, mark.value) for mark in panel.marks] for panel in chart.panels]
+    assert marks == [[("SLO 40 ms", 40.0)]] * 2 + [[]] * 6
 
 
 def test_the_timeline_marks_the_last_arrival_and_the_limits() -> None:
     result = run_toy_engine(heavy_tailed_requests(400, 60), num_blocks=300)
-    result = replace(result, meta={**result.meta, "config": {"max_num_seqs": int(result.steps["num_running"].max())}})
-    figure = draw_timeline(result, summary_of(result), AS_USUAL)
-    assert figure is not None
-    marks = {label: [line for axes in figure.axes for line in axes.get_lines() if line.get_label() == label]
-             for label in ("last arrival", "limit")}  # fmt: skip
-    last = result.requests["arrival_time"].max()
-    assert [line.get_xdata()[0] for line in marks["last arrival"]] == [last] * len(figure.axes)  # type: ignore[index]
-    seats, pool = (float(np.asarray(line.get_ydata())[0]) for line in marks["limit"])
-    assert (seats, pool) == (result.meta["config"]["max_num_seqs"], 100.0)
-    assert f"of {seats:.0f} seats" in texts(figure)
+    seats = int(result.steps["num_running"].max())
+    result = replace(result, meta={**result.meta, "config": {"max_num_seqs": seats}})
+    chart = timeline_chart(result, summary_of(result), AS_USUAL)
+    assert chart is not None
+    marks = [(mark.name, mark.value) for panel in chart.panels for mark in panel.marks]
+    last = ("last arrival", result.requests["arrival_time"].max())
+    assert marks.count(last) == len(chart.panels)
+    assert [mark for mark in marks if mark != last] == [(f"{seats} seats", seats), ("whole pool", 100.0)]
+    assert f"of {seats} seats" in texts(chart)
 
 
 def test_figures_are_written_in_every_format(tmp_path: Path) -> None:
@@ -111,12 +113,10 @@ def test_figures_are_written_in_every_format(tmp_path: Path) -> None:
 def test_timeline_areas_are_the_totals_of_the_tables() -> None:
     result = run_toy_engine(heavy_tailed_requests(400, 30), num_blocks=700)
     summary = summary_of(result)
-    figure = draw_timeline(result, summary, AS_USUAL)
-    assert figure is not None
-    area = {}
-    for axes in figure.axes:
-        data = axes.patches[0].get_data()  # type: ignore[attr-defined]
-        area[axes.get_title(loc="left").split(" (")[0]] = float(data.values @ np.diff(data.edges))
+    chart = timeline_chart(result, summary, AS_USUAL)
+    assert chart is not None
+    drawn = {panel.title.split(" (")[0]: panel.series[0] for panel in chart.panels}
+    area = {title: float(np.asarray(series.y) @ np.diff(series.x)) for title, series in drawn.items()}
     steps = {name: result.steps[name].to_numpy() for name in result.steps}
     resumed = steps["num_prefill_seqs"].sum() - result.requests["first_token_time"].notna().sum()
     assert resumed == steps["num_preempted"].sum() > 0
@@ -132,10 +132,10 @@ def test_timeline_areas_are_the_totals_of_the_tables() -> None:
 
 def test_what_never_happened_is_said_instead_of_drawn() -> None:
     result = run_toy_engine(heavy_tailed_requests(20, 1))
-    figure = draw_timeline(result, summary_of(result), AS_USUAL)
-    assert figure is not None
-    assert "no preemptions" in texts(figure) and "no waiting requests" in texts(figure)
-    assert len(figure.axes) == 5
+    chart = timeline_chart(result, summary_of(result), AS_USUAL)
+    assert chart is not None
+    assert "no preemptions" in texts(chart) and "no waiting requests" in texts(chart)
+    assert len(chart.panels) == 5
     older = replace(result, steps=result.steps.drop(columns=["num_kv_tokens", "num_reserved_slots"]))
-    figure = draw_timeline(older, summary_of(older), AS_USUAL)
-    assert figure is not None and len(figure.axes) == 4, "an earlier version did not record what slots are used for"
+    chart = timeline_chart(older, summary_of(older), AS_USUAL)
+    assert chart is not None and len(chart.panels) == 4, "an earlier version did not record what slots are used for"

@@ -8,9 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
+
 from harness.config import MetricsConfig, SloConfig
 from harness.figures.pages import write_comparison_page, write_page
-from harness.results.files import write_results
+from harness.results.files import (
+    MEASURED,
+    SIMULATED,
+    VALIDATED_LATENCIES,
+    VALIDATED_LEVELS,
+    VALIDATED_STEPS,
+    write_results,
+    write_table,
+)  # fmt: skip
+from harness.results.latencies import LATENCIES
 from harness.results.metrics import summarize
 from harness.sweeps.combine import combine
 from harness.sweeps.repeats import configurations, with_differences
@@ -127,8 +139,6 @@ def validation_document() -> dict[str, Any]:
         for metric in ("ttft", "tpot") for statistic, error in (("mean", -4.0), ("median", 2.5), ("p99", 20.0))
     ]  # fmt: skip
     errors.append({**errors[0], "statistic": "request_mape", "measured": None, "simulated": None})
-    shares = [0.0, 0.5, 1.0]
-    lines = {"measured": [10.0, 100.0, 900.0], "simulated": [11.0, 90.0, 1000.0], "repeats": [[10.0, 110.0, 910.0]]}
     measured = {"kind": "run", "source": HOSTILE, "engine": HOSTILE, "data_sha256": "0a", "num_requests": 3}
     return {
         "measured": measured,
@@ -136,15 +146,24 @@ def validation_document() -> dict[str, Any]:
         "num_scored": 3,
         "errors": errors,
         "levels": {"num_running": {"mean_measured": 3.0, "mean_simulated": 3.1, "mean_abs_difference": 0.2}},
-        "curves": {"shares": shares, "ttft": lines},
-        "steps": {"errors": {"decode": {"count": 5, "mape_pct": 1.0, "bias_pct": -0.5}}},
+        "steps": {"errors": {"decode": {"count": 2, "mape_pct": 1.0, "bias_pct": -0.5}}, "num_executions": 1},
         "warnings": [HOSTILE],
+        "subtitle": HOSTILE,
+        "shown_in_grey": "",
     }
 
 
 def validation_page(folder: Path) -> Path:
     write_run(folder)
     (folder / "validation.json").write_text(json.dumps(validation_document()))
+    runs = {MEASURED: [0.01, 0.1, 0.9], SIMULATED: [0.011, 0.09, 1.0], "repeat 1": [0.01, 0.11, 0.91]}
+    unknown = dict.fromkeys([name for name in LATENCIES if name != "ttft"], np.nan)
+    latencies = [pd.DataFrame({"ttft": values, **unknown, "run": name}) for name, values in runs.items()]
+    write_table(folder / VALIDATED_LATENCIES, pd.concat(latencies))
+    levels = [pd.DataFrame({"time": [0.0, 1.0, 2.0], "num_running": [3, 2, 0], "run": name}) for name in list(runs)[:2]]
+    write_table(folder / VALIDATED_LEVELS, pd.concat(levels))
+    steps = pd.DataFrame({"kind": "decode", "measured": [0.01, 0.02], "predicted": [0.011, 0.019]})
+    write_table(folder / VALIDATED_STEPS, steps)
     return written(write_page(folder))
 
 
