@@ -16,7 +16,6 @@ from harness.errors import TwinServeError
 from harness.figures.chart import Chart
 from harness.results.files import ERRORS, VALIDATION
 from harness.results.tables import Floats, RunResult
-from simulator.profile.profile import Profile
 
 
 def write_charts(charts: Mapping[str, Chart | None], folder: Path, plot: PlotConfig) -> list[Path]:
@@ -64,22 +63,6 @@ def write_comparison_charts(
         "comparison_latency": distributions_chart(table, curves, plot),
     }
     return write_charts(charts, folder, plot)
-
-
-def write_profile_chart(profile: Profile, folder: Path, plot: PlotConfig, name: str = "profile") -> list[Path]:
-    """Draw the operator times of a profile by shape; returns the files."""
-    from harness.figures.charts.profile import profile_chart
-
-    return write_charts({name: profile_chart(profile)}, folder, plot)
-
-
-def write_calibration_chart(
-    document: Mapping[str, Any], folder: Path, plot: PlotConfig, name: str = "calibration"
-) -> list[Path]:
-    """Draw the constants and errors in the content of a calibration.yaml; returns the files."""
-    from harness.figures.charts.calibration import calibration_chart
-
-    return write_charts({name: calibration_chart(document, plot)}, folder, plot)
 
 
 def write_validation_charts(folder: Path, out_folder: Path, plot: PlotConfig, suffix: str = "") -> list[Path]:

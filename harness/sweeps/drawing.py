@@ -11,13 +11,9 @@ from harness.config import RunConfig
 from harness.config.plotting import PlotConfig
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.figures import (
-    write_calibration_chart,
-    write_comparison_charts,
-    write_profile_chart,
-    write_run_charts,
-    write_validation_charts,
-)
+from harness.figures import write_charts, write_comparison_charts, write_run_charts, write_validation_charts
+from harness.figures.charts.calibration import calibration_chart
+from harness.figures.charts.profile import profile_chart
 from harness.results.files import CALIBRATION, VALIDATION, read_results
 from harness.sweeps.comparison import read_compared
 from harness.sweeps.folders import expand_results
@@ -42,9 +38,10 @@ def draw(config: RunConfig, out_folder: Path) -> None:
         if found := _profile_folders(folder):
             for each in found:
                 tag = suffix if len(found) == 1 else f"{suffix}_{each.name}"
-                paths += write_profile_chart(_profile(each), out_folder, config.plot, f"profile{tag}")
+                paths += write_charts({f"profile{tag}": profile_chart(_profile(each))}, out_folder, config.plot)
         elif (folder / CALIBRATION).is_file():
-            paths += write_calibration_chart(_calibration(folder), out_folder, config.plot, f"calibration{suffix}")
+            chart = calibration_chart(_calibration(folder), config.plot)
+            paths += write_charts({f"calibration{suffix}": chart}, out_folder, config.plot)
         elif (folder / VALIDATION).is_file():
             paths += write_validation_charts(folder, out_folder, config.plot, suffix)
         else:

@@ -16,7 +16,7 @@ _LATENCIES = ("ttft", "tpot", "itl", "e2el", "queue_time")
 Row = Mapping[str, Any]
 
 
-def capacities_chart(rows: Sequence[Row], unit: str) -> Chart | None:
+def capacities_chart(rows: Sequence[Row], unit: str, subtitle: str = "") -> Chart | None:
     """Capacities with their intervals, and costs, one place per configuration, the largest capacity on top.
 
     rows: with a `name`, and what is known of capacity, low, high, cost_per_million_tokens, per_gpu and num_gpus.
@@ -36,7 +36,7 @@ def capacities_chart(rows: Sequence[Row], unit: str) -> Chart | None:
         if shown and (key != "per_gpu" or any(row.get("num_gpus", 1) != 1 for row in shown)):
             bars = Series("", "bars", [row[key] for row in shown], range(len(shown)), 2)
             panels.append(_places(title, label, shown, bars))
-    return Chart("Capacities", "", panels)
+    return Chart("Capacities", subtitle, panels)
 
 
 def probes_chart(rows: Sequence[Row], slo: Mapping[str, float], over: str, unit: str) -> Chart | None:

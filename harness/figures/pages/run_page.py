@@ -27,6 +27,7 @@ from harness.figures.pages.words import (
     numeric,
     slo_text,
 )
+from harness.figures.subtitles import measured_or_simulated
 from harness.results.files import GAPS, REQUESTS, STEPS, read_summary, read_table
 from harness.results.summary import number, percent
 from harness.results.tables import Gaps, RunResult
@@ -94,9 +95,8 @@ def _read_drawn(folder: Path, summary: dict[str, Any]) -> RunResult:
 
 
 def badges(summary: Mapping[str, Any]) -> list[tuple[Tone, str]]:
-    kind = "SIMULATED" if summary.get("simulated") else f"MEASURED ({summary.get('engine') or 'unknown engine'})"
     whole: list[tuple[Tone, str]] = [] if summary.get("complete") else [("bad", "INCOMPLETE")]
-    return [("plain", kind), *whole]
+    return [("plain", measured_or_simulated(summary)), *whole]
 
 
 def verdicts(summary: Mapping[str, Any], limits: Mapping[str, float]) -> list[Markup]:
