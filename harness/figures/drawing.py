@@ -59,9 +59,10 @@ def draw(chart: Chart, plot: PlotConfig) -> Figure:
     for spare in grid.flat[len(shown) :]:
         spare.set_visible(False)
     for place, (axes, panel) in enumerate(zip(grid.flat, shown, strict=False)):
-        before = shown[place - 1] if place % columns else None
-        below = shown[place + columns] if shared and place + columns < len(shown) else None
-        _draw_panel(axes, panel, before, below, plot)
+        before = shown[place - 1].y if place % columns else None
+        has_y = before == panel.y or chart.by_column and before is not None and before.label == panel.y.label
+        has_x = shared and place + columns < len(shown) and shown[place + columns].x == panel.x
+        _draw_panel(axes, panel, has_x, has_y, plot)
     figure.align_ylabels()
     if chart.legend is not None:
         _legend(figure, shown, chart.legend, plot)
@@ -82,8 +83,8 @@ def _in_rows(chart: Chart, plot: PlotConfig) -> tuple[Sequence[Panel], int]:
     return [panel for row in range(rows) for panel in chart.panels[row::rows]], chart.columns
 
 
-def _draw_panel(axes: Axes, panel: Panel, before: Panel | None, below: Panel | None, plot: PlotConfig) -> None:
-    """`before` is the panel to the left, and `below` one with the same x: what they say is not said twice."""
+def _draw_panel(axes: Axes, panel: Panel, has_x: bool, has_y: bool, plot: PlotConfig) -> None:
+    """has_x, has_y: whether the panel below or to the left names the same axis, which is not said twice."""
     for series in panel.series:
         _draw_series(axes, series, sideways=panel.y.names is not None)
     for start, end in panel.shaded:
@@ -92,9 +93,9 @@ def _draw_panel(axes: Axes, panel: Panel, before: Panel | None, below: Panel | N
         _draw_mark(axes, mark)
     _set_axis(axes, "x", panel.x, span(panel, "x"), plot)
     _set_axis(axes, "y", panel.y, span(panel, "y"), plot)
-    axes.set_xlabel("" if below and below.x == panel.x else plot.name(panel.x.label))
-    axes.set_ylabel("" if before and before.y.label == panel.y.label else plot.name(panel.y.label))
-    if before and panel.y.names and before.y.names == panel.y.names:
+    axes.set_xlabel("" if has_x else plot.name(panel.x.label))
+    axes.set_ylabel("" if has_y else plot.name(panel.y.label))
+    if has_y and panel.y.names:
         axes.tick_params(labelleft=False)
     head(axes, plot.name(panel.title), panel.facts)
 
@@ -138,7 +139,7 @@ def _marker(series: Series) -> dict[str, Any]:
     face = "white" if series.hollow else color_of(series.color)
     size = 7 if series.marker == "x" else 3 if many or series.marker == "." else 4
     look: dict[str, Any] = {"marker": series.marker or None, "markersize": size, "markerfacecolor": face}
-    return {**look, "markeredgewidth": 0, "alpha": 0.5} if many else look
+    return {**look, "markeredgewidth": 0, "alpha": 0.5} if many and not series.hollow else look
 
 
 def _draw_mark(axes: Axes, mark: Mark) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +71,9 @@ def test_what_all_panels_of_a_row_share_is_said_once() -> None:
     assert [each.get_title(loc="left") for each in axes] == ["0", "2", "1", "3"], "one column after the other"
     assert [each.get_ylabel() for each in axes] == ["share", ""] * 2
     assert [each.get_xlabel() for each in axes] == ["", "", "ms", "ms"]
+    other = replace(panels[3], y=Axis("share"))
+    in_rows = draw(replace(chart, by_column=False, panels=[*panels[:3], other]), AS_USUAL).axes
+    assert [each.get_ylabel() for each in in_rows] == ["share", "", "share", "share"], "the last has another range"
     narrow = draw(chart, PlotConfig(width="column")).axes
     assert [each.get_title(loc="left") for each in narrow] == ["0", "1", "2", "3"]
     assert [each.get_xlabel() for each in narrow] == ["ms"] * 4

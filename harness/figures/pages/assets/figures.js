@@ -54,7 +54,6 @@ window.drawFigures = (() => {
       axis.axis_label = plain(described.label);
       axis.formatter = new Bokeh.NumeralTickFormatter({format: formatFor(described)});
       if (described.log) axis.ticker.get_ticks_no_defaults = logTicks;
-      else if (described.ticks && axis === plot.xaxes[0]) axis.ticker = new Bokeh.FixedTicker({ticks: described.ticks});
       if (!described.names) continue;
       const most = lengthOf(described.names, innerWidth < 600 ? 16 : 34);
       axis.ticker = new Bokeh.FixedTicker({ticks: described.names.map((_, place) => place)});
