@@ -33,6 +33,7 @@ from harness.figures.style import (
 _NAME_SIZE = 6.5
 _BOUNDS: dict[str, Any] = {"linewidth": 1, "alpha": 0.55}
 _FEET_IN = 0.3  # the height of what is below the last panel
+_FACT_CHARACTERS = 14  # in an inch
 _MANY_POINTS = 100
 _LEGEND_CHARACTERS = {"column": 52, "page": 110}  # in a row below the panels
 _CROWDED_CHARACTERS, _CROWDED_TICKS = 28, 5  # of labels below an axis, which are turned then
@@ -48,6 +49,8 @@ def write_charts(charts: Mapping[str, Chart | None], folder: Path, plot: PlotCon
 def draw(chart: Chart, plot: PlotConfig) -> Figure:
     """The figure of a chart; `plot.labels` replaces its titles and names."""
     shown, columns = _in_rows(chart, plot)
+    room = int(_FACT_CHARACTERS * WIDTHS_IN[plot.width] / columns)
+    shown = [replace(panel, facts=_wrapped(panel.facts, room)) for panel in shown]
     rows = [shown[start : start + columns] for start in range(0, len(shown), columns)]
     heights = [max(panel.height_in for panel in row) for row in rows]
     size = (WIDTHS_IN[plot.width], sum(heights) + _FEET_IN)
@@ -193,14 +196,14 @@ def _legend(figure: Figure, shown: Sequence[Panel], title: str, plot: PlotConfig
     handles = [
         Line2D(
             [], [], color=color_of(series.color), linestyle=_line_of(series),
-            label="\n".join(textwrap.wrap(name, 32)), linewidth=1.5, **_marker(series),
+            label=_wrapped(name, 32), linewidth=1.5, **_marker(series),
         )
         for name, series in zip(names, reversed(named.values()), strict=True)
     ]  # fmt: skip
     room, longest = _LEGEND_CHARACTERS[plot.width], max(map(len, names)) + 5
     is_below = plot.width == "column" or longest * len(names) + len(title) <= room
     legend = figure.legend(
-        handles=handles, title="\n".join(textwrap.wrap(plot.name(title), 32)), fontsize=7, frameon=False,
+        handles=handles, title=_wrapped(plot.name(title), 32), fontsize=7, frameon=False,
         loc="outside lower center" if is_below else "outside right center",
         ncols=max(1, min(len(names), room // longest)) if is_below else 1,
     )  # fmt: skip
@@ -224,6 +227,10 @@ def _end(series: Series, plot: PlotConfig) -> Name | None:
         return None
     last = known[np.argmax(x[known])]
     return Name(float(x[last]), float(y[last]), plot.name(series.name), series.color)
+
+
+def _wrapped(text: str, width: int) -> str:
+    return "\n".join(part for line in text.splitlines() for part in textwrap.wrap(line, width))
 
 
 def _numbers(values: Any) -> npt.NDArray[np.float64]:

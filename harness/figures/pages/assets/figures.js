@@ -99,7 +99,7 @@ window.drawFigures = (() => {
   function hoverOf(figure, series, glyph) {
     const value = (axis, field) => axis.names ? null : [axis.label, `@${field}{${formatFor(axis)}}`];
     const texts = Object.keys(series.texts).map((name, place) => [name, `@text${place}`]);
-    const interval = series.low && series.kind !== "steps" ? [["95 % interval", "@interval"]] : [];
+    const interval = series.high ? [["95 % interval", "@interval"]] : [];
     const name = series.name || figure.y.names ? [["", "@name"]] : [];
     const here = figure.group
       ? figure.series.map((each, place) => [each.name, `@series${place}{${formatFor(figure.y)}}`])
@@ -122,8 +122,8 @@ window.drawFigures = (() => {
   }
   function sourceOf(figure, series, range) {
     const data = {x: floats(series.x), y: floats(series.y), name: series.x.map(() => series.name)};
-    if (series.low) {
-      for (const bound of ["low", "high"]) data[bound] = onAxis(series[bound], figure, range);
+    for (const bound of ["low", "high"]) if (series[bound]) data[bound] = onAxis(series[bound], figure, range);
+    if (series.high) {
       data.interval = series.low.map((low, place) => intervalText(low, series.high[place], figure));
     }
     if (figure.group) figure.series.forEach((each, place) => { data[`series${place}`] = floats(each.y); });
