@@ -33,7 +33,7 @@ from harness.figures.style import (
 _NAME_SIZE = 6.5
 _BOUNDS: dict[str, Any] = {"linewidth": 1, "alpha": 0.55}
 _FEET_IN = 0.3  # the height of what is below the last panel
-_FACT_CHARACTERS = 14  # in an inch
+_FACT_CHARACTERS = 14.5  # in an inch
 _MANY_POINTS = 100
 _LEGEND_CHARACTERS = {"column": 52, "page": 110}  # in a row below the panels
 _CROWDED_CHARACTERS, _CROWDED_TICKS = 28, 5  # of labels below an axis, which are turned then
