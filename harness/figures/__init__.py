@@ -10,11 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from engine.documents import DocumentError, read_json
 from harness.config.plotting import PlotConfig
-from harness.errors import TwinServeError
 from harness.figures.chart import Chart
-from harness.results.files import ERRORS, VALIDATION
 from harness.results.tables import Floats, RunResult
 
 
@@ -71,27 +68,7 @@ def write_validation_charts(folder: Path, out_folder: Path, plot: PlotConfig, su
     Raises:
         TwinServeError: a file of the validation is missing or cannot be read; `plot.y` names nothing that it has.
     """
-    from harness.figures.charts.closed_loops import rows_chart
-    from harness.figures.charts.validation import validation_charts
+    from harness.figures.charts.validation import stored_charts
 
-    document = _validation(folder)
-    try:
-        errors = pd.read_csv(folder / ERRORS)
-    except (OSError, ValueError) as error:
-        raise TwinServeError(f"{folder / ERRORS}: not readable ({error})") from None
-    charts: Mapping[str, Chart | None]
-    if isinstance(document["errors"], dict):
-        charts = {"validation_rows": rows_chart(errors, document["subtitle"])}
-    else:
-        charts = validation_charts(document, folder, errors, plot)
+    charts = stored_charts(folder, plot)
     return write_charts({f"{name}{suffix}": chart for name, chart in charts.items()}, out_folder, plot)
-
-
-def _validation(folder: Path) -> Mapping[str, Any]:
-    try:
-        document = read_json(folder / VALIDATION)
-    except (DocumentError, OSError) as error:
-        raise TwinServeError(f"{folder / VALIDATION}: {error}") from None
-    if not isinstance(document, dict) or not {"errors", "subtitle"} <= document.keys():
-        raise TwinServeError(f"{folder}: holds no tables to draw; run task=validate once more")
-    return document

@@ -6,7 +6,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -133,7 +133,7 @@ def _draw_series(axes: Axes, series: Series, sideways: bool) -> None:
         )  # fmt: skip
 
 
-def _line_of(series: Series) -> str:
+def _line_of(series: Series) -> Literal["none", "--", "-"]:
     return "none" if series.kind == "points" else "--" if series.dashed else "-"
 
 

@@ -69,8 +69,8 @@ def metrics_page_chart(table: pd.DataFrame) -> Chart | None:
     if not load:
         best = _best(table)
         return _rows(table, [each for each in headline_metrics(table) if has_data(best, each)], 1, AS_USUAL)
-    best = list(dict.fromkeys(table.sort_values("output_throughput", ascending=False)["label"]))[:_MAX_CURVES]
-    table = table[table["label"].isin(best)]
+    labels = list(dict.fromkeys(table.sort_values("output_throughput", ascending=False)["label"]))[:_MAX_CURVES]
+    table = table[table["label"].isin(labels)]
     return _curves(table, headline_metrics(table), Roles(load, table.attrs["parameters"], []), AS_USUAL)
 
 

@@ -9,18 +9,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from engine.documents import DocumentError, read_json
 from harness.config.plotting import PlotConfig
 from harness.config.schema import nearest
-from harness.errors import ConfigError
+from harness.errors import ConfigError, TwinServeError
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
+from harness.figures.charts.closed_loops import rows_chart
 from harness.figures.charts.latency import CURVE_PERCENTILES, SHARES, seconds_axis
 from harness.measured.names import NAMES
 from harness.results.files import (
+    ERRORS,
     MEASURED,
     SIMULATED,
     VALIDATED_LATENCIES,
     VALIDATED_LEVELS,
     VALIDATED_STEPS,
+    VALIDATION,
     read_table,
 )
 from harness.results.latencies import LATENCIES
@@ -28,6 +32,27 @@ from harness.results.tables import Floats
 
 STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}
 _MAX_POINTS = 4000  # of a scatter plot
+
+
+def stored_charts(folder: Path, plot: PlotConfig) -> dict[str, Chart | None]:
+    """Charts of the validation in `folder`, of a run or of public closed loops, by file name; None without data.
+
+    Raises:
+        TwinServeError: as `validation_charts`.
+    """
+    try:
+        document = read_json(folder / VALIDATION)
+    except (DocumentError, OSError) as error:
+        raise TwinServeError(f"{folder / VALIDATION}: {error}") from None
+    if not isinstance(document, dict) or not {"errors", "subtitle"} <= document.keys():
+        raise TwinServeError(f"{folder}: holds no tables to draw; run task=validate once more")
+    try:
+        errors = pd.read_csv(folder / ERRORS)
+    except (OSError, ValueError) as error:
+        raise TwinServeError(f"{folder / ERRORS}: not readable ({error})") from None
+    if isinstance(document["errors"], dict):
+        return {"validation_rows": rows_chart(errors, document["subtitle"])}
+    return validation_charts(document, folder, errors, plot)
 
 
 def validation_charts(

@@ -56,7 +56,7 @@ def test_a_comparison_has_three_figures(tmp_path: Path) -> None:
 def test_a_sweep_is_drawn_by_what_was_swept(case: str) -> None:
     table, title = SWEEPS[case]
     for width in ("page", "column"):
-        plot = PlotConfig(width=width)  # type: ignore[arg-type]
+        plot = PlotConfig(width=width)
         assert frontier_chart(table, plot) and distributions_chart(table, curves_of(table), plot)
         chart = metrics_chart(table, plot)
         assert chart is not None
@@ -69,7 +69,7 @@ def test_a_sweep_is_drawn_by_what_was_swept(case: str) -> None:
 @pytest.mark.parametrize("case", ["load and word", "many", "three words", "word"])
 def test_comparisons_are_drawn_at_both_widths(case: str) -> None:
     for width in ("page", "column"):
-        chart = metrics_chart(SWEEPS[case][0], plot := PlotConfig(width=width))  # type: ignore[arg-type]
+        chart = metrics_chart(SWEEPS[case][0], plot := PlotConfig(width=width))
         assert chart is not None
         draw(chart, plot).draw_without_rendering()
 
