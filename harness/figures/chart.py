@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -147,6 +147,11 @@ class Chart:
     by_column: bool = False
     over_time: bool = False
     legend: str | None = None
+
+
+def is_known(value: Any) -> TypeGuard[float]:
+    """Whether `value` is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def are_far_apart(values: Values, times: float = FAR_APART) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from harness.figures.chart import is_known
 from harness.results.load import ALIKE
 from harness.results.tables import Floats
 
@@ -98,7 +99,7 @@ def tail_percentile(columns: Sequence[str]) -> str:
 def tail_of(record: Mapping[Any, Any]) -> str:
     """The percentile that stands for the tail of a summary: that of its SLO, otherwise p99 or the highest there is."""
     of_slo = record.get("slo_percentile")
-    if isinstance(of_slo, (int, float)) and f"p{of_slo:g}_ttft_ms" in record:
+    if is_known(of_slo) and f"p{of_slo:g}_ttft_ms" in record:
         return f"p{of_slo:g}"
     tail = tail_percentile(list(map(str, record)))
     return tail if f"{tail}_ttft_ms" in record else "median"
@@ -146,4 +147,4 @@ def throughput(row: Mapping[Any, Any]) -> float:
 
 
 def _known(value: Any, otherwise: float) -> float:
-    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else otherwise
+    return value if is_known(value) else otherwise

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.figures.chart import NUM_COLORS, Axis, Chart, Mark, Panel, Series, are_far_apart
+from harness.figures.chart import NUM_COLORS, Axis, Chart, Mark, Panel, Series, are_far_apart, is_known
 
 _WIDE = 5.0  # ratio of latencies from which they are on a logarithmic axis, which has too few ticks for near ones
 _RINGS = "Rings: the SLO was missed, which an overloaded system does whatever its latencies."
@@ -21,7 +21,7 @@ def capacities_chart(rows: Sequence[Row], unit: str, subtitle: str = "") -> Char
 
     rows: with a `name`, and what is known of capacity, low, high, cost_per_million_tokens, per_gpu and num_gpus.
     """
-    known = sorted((row for row in rows if row.get("capacity") is not None), key=lambda row: -row["capacity"])
+    known = sorted((row for row in rows if is_known(row.get("capacity"))), key=lambda row: -row["capacity"])
     if not known:
         return None
     low, high = ([row.get(end) for row in known] for end in ("low", "high"))
@@ -32,7 +32,7 @@ def capacities_chart(rows: Sequence[Row], unit: str, subtitle: str = "") -> Char
         ("cost_per_million_tokens", "Cost of a million output tokens", "USD"),
         ("per_gpu", "Capacity per GPU", f"{unit} per GPU"),
     ):
-        shown = [row for row in known if row.get(key) is not None]
+        shown = [row for row in known if is_known(row.get(key))]
         if shown and (key != "per_gpu" or any(row.get("num_gpus", 1) != 1 for row in shown)):
             bars = Series("", "bars", [row[key] for row in shown], range(len(shown)), 2)
             panels.append(_places(title, label, shown, bars))
@@ -76,8 +76,8 @@ def _places(title: str, label: str, rows: Sequence[Row], series: Series, facts: 
 def _probes(row: Row, key: str, color: int) -> list[Series]:
     """Those that hold the SLO, and those that miss it."""
     found = []
-    known = sorted(row.get("probes") or (), key=lambda probe: float(probe["value"]))
-    known = [probe for probe in known if (probe.get(key) or 0) > 0]
+    known = [probe for probe in row.get("probes") or () if is_known(probe.get(key)) and is_known(probe.get("value"))]
+    known = sorted((probe for probe in known if probe[key] > 0), key=lambda probe: probe["value"])
     for holds in (True, False):
         probes = sorted(
             (probe for probe in known if bool(probe.get("holds")) == holds), key=lambda probe: probe["value"]

@@ -13,7 +13,7 @@ from engine.documents import DocumentError, read_json
 from harness.config.plotting import PlotConfig
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.figures.chart import Axis, Chart, Mark, Panel, Series
+from harness.figures.chart import Axis, Chart, Mark, Panel, Series, is_known
 from harness.figures.charts.closed_loops import rows_chart
 from harness.figures.charts.latency import CURVE_PERCENTILES, SHARES, seconds_axis
 from harness.measured.names import NAMES

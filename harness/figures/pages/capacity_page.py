@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.figures.chart import is_known
 from harness.figures.charts.capacity import capacities_chart, probes_chart
 from harness.figures.labels import parameter_label, short_name
 from harness.figures.pages.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.search_page import trials
-from harness.figures.pages.words import count, interval_text, is_known, number_cell, numeric, value_text
+from harness.figures.pages.words import count, interval_text, number_cell, numeric, value_text
 from harness.results.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from harness.config.plotting import AS_USUAL
 from harness.errors import TwinServeError
+from harness.figures.chart import is_known
 from harness.figures.charts.latency import counted, latency_chart
 from harness.figures.charts.requests import requests_chart
 from harness.figures.charts.timeline import cache_chart, timeline_chart
@@ -21,7 +22,6 @@ from harness.figures.pages.words import (
     count,
     device_text,
     interval,
-    is_known,
     limits_of,
     number_cell,
     numeric,

@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from harness.figures.chart import is_known
 from harness.figures.charts.capacity import trials_chart
 from harness.figures.labels import short_name
 from harness.figures.pages.elements import Cell, Markup, code, figures, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
-from harness.figures.pages.words import count, is_known, number_cell, numeric, value_text
+from harness.figures.pages.words import count, number_cell, numeric, value_text
 from harness.results.files import SEARCH, SUMMARY
 from harness.results.summary import number
 

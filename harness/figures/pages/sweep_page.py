@@ -10,6 +10,7 @@ import pandas as pd
 
 from harness.config.plotting import AS_USUAL
 from harness.errors import TwinServeError
+from harness.figures.chart import is_known
 from harness.figures.charts.compare import metrics_page_chart
 from harness.figures.charts.tradeoff import frontier_chart
 from harness.figures.labels import parameter_title, short_name, value_label
@@ -17,7 +18,7 @@ from harness.figures.metrics import by_throughput, tail_of, throughput
 from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures, paragraph, section, table, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction
-from harness.figures.pages.words import count, is_known, limits_of, number_cell, numeric, records, slo_text
+from harness.figures.pages.words import count, limits_of, number_cell, numeric, records, slo_text
 from harness.results.files import read_summary
 from harness.results.load import ALIKE
 from harness.results.slo import LIMITED

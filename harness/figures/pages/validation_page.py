@@ -10,13 +10,13 @@ import pandas as pd
 
 from harness.config.plotting import AS_USUAL
 from harness.errors import TwinServeError
-from harness.figures.chart import Chart
+from harness.figures.chart import Chart, is_known
 from harness.figures.charts.closed_loops import rows_chart
 from harness.figures.charts.validation import STATISTICS, errors_chart, validation_charts
 from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
-from harness.figures.pages.words import count, is_known, number_cell, numeric, records
+from harness.figures.pages.words import count, number_cell, numeric, records
 from harness.measured.names import NAMES
 from harness.results.files import ERRORS, SUMMARY, VALIDATED_LATENCIES, VALIDATION
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard
+from typing import Any
 
 import pandas as pd
 
+from harness.figures.chart import is_known
 from harness.figures.pages.elements import Cell
 from harness.results.summary import number
 
@@ -27,11 +28,6 @@ _ARRIVALS = {
     "closed_loop": "from a closed loop of",
     "sessions": "in sessions",
 }
-
-
-def is_known(value: Any) -> TypeGuard[float]:
-    """Whether `value` is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def numeric(value: Any) -> float:
