@@ -162,7 +162,7 @@ def errors_chart(errors: Sequence[Mapping[str, Any]]) -> Chart:
     )
     series = [Series("error of the simulation", "bars", [row["error_pct"] for row in errors], range(len(errors)), 1)]
     noise = [
-        (place, row["noise_floor_pct"]) for place, row in enumerate(errors) if row.get("noise_floor_pct") is not None
+        (place, row["noise_floor_pct"]) for place, row in enumerate(errors) if is_known(row.get("noise_floor_pct"))
     ]
     if noise:
         at, floors = (list(values) for values in zip(*noise, strict=True))
