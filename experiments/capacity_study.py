@@ -16,6 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments import RESULTS, provenance
+from harness.config.plotting import AS_USUAL
+from harness.figures import write_charts
+from harness.figures.charts.capacity import capacities_chart
 from harness.results.files import CAPACITY, write_whole
 
 PAGE, FIGURE = Path("docs/choose_a_configuration.md"), Path("docs/images/capacity_study.png")
@@ -76,19 +79,9 @@ def _origin(found: Mapping[str, Any]) -> str:
 
 
 def draw(found: Mapping[str, Any], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    rows = ranked(found)[::-1]
-    figure = Figure(figsize=(7.1, 3.4), layout="constrained")
-    axes = figure.subplots()
-    values = [row["capacity"] for row in rows]
-    reach = [[row["capacity"] - row["low"] for row in rows], [row["high"] - row["capacity"] for row in rows]]
-    axes.errorbar(values, range(len(rows)), xerr=reach, fmt="o", capsize=2, markersize=4)
-    axes.set_yticks(range(len(rows)), map(_name, rows))
-    axes.set_xlabel(f"capacity within the SLO, {found['unit']}, with 95 % interval")
-    axes.set_title(" · ".join(_SWEPT), fontsize="medium", loc="left")
-    axes.grid(axis="x", alpha=0.3)
-    figure.savefig(path, dpi=110)
+    rows = [{**row, "name": _name(row)} for row in found["rows"]]
+    chart = capacities_chart(rows, found["unit"], f"within the SLO · {' · '.join(_SWEPT)}")
+    write_charts({path.stem: chart}, path.parent, AS_USUAL)
 
 
 def replaced(page: str, text: str) -> str:

@@ -62,7 +62,7 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """They are written sooner, and no test looks at their pixels."""
-    if (style := sys.modules.get("harness.plots.style")) is not None:
+    if (style := sys.modules.get("harness.figures.style")) is not None:
         monkeypatch.setattr(style, "_DPI", 60)
 
 

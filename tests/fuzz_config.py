@@ -26,8 +26,8 @@ from tests.fuzzing.worker import run_cases
 _CASES_PER_BASE = 12
 # What a task imports late; imported once before the workers are forked.
 _LATE = (
-    "harness.runs.run", "harness.plots.validation", "harness.validation.validate", "harness.calibration.calibrate",
-    "harness.capacity.capacity", "harness.capacity.explore",
+    "harness.runs.run", "harness.figures.drawing", "harness.figures.charts.validation", "harness.validation.validate",
+    "harness.calibration.calibrate", "harness.capacity.capacity", "harness.capacity.explore",
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ CLOCKS_AND_DICE = {"time", "random", "datetime", "os", "io", "threading", "async
 CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
-    "errors", "interrupts", "config", "workload", "results", "measured", "plots", "report", "runs", "capacity",
+    "errors", "interrupts", "config", "workload", "results", "measured", "figures", "runs", "capacity",
     "sweeps", "validation", "calibration", "api", "terminal", "cli", "command",
 )  # fmt: skip
 MEETS_TORCH = {ROOT / "harness" / "runs" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
@@ -91,6 +91,6 @@ def test_rooms_of_the_harness_import_downwards() -> None:
 def test_a_simulation_does_not_load_torch(tmp_path: Path) -> None:
     """Not even through a library that would import it when it is there: a module of that name raises on import."""
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness.runs.run, harness.plots; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness.runs.run, harness.figures; "
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

@@ -31,7 +31,7 @@ from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
 from harness.config.plotting import AS_USUAL, PlotConfig
-from harness.plots.style import write_figures
+from harness.figures.style import write_figures
 from harness.results.environment import environment
 from harness.results.files import write_whole
 

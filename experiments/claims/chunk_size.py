@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import Lab
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, fitting, head, log_axis, marker
+from harness.figures.style import COLORS, fitting, head, log_axis
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192)
 _TINY_BUDGETS = (32, 64, 128, 256, 512)
@@ -77,7 +77,9 @@ def draw(data: Data, plot: PlotConfig) -> Figure:
 
 def _curve(axes: Any, rows: list[Data], color: str, *, simulated: bool) -> None:
     x, y = [row["mean_ttft"] for row in rows], [row["p99_itl"] for row in rows]
-    axes.plot(x, y, **marker(simulated, color), markersize=5)
+    axes.plot(
+        x, y, "o-" if simulated else "s-", color=color, markerfacecolor="white" if simulated else color, markersize=5
+    )
     for row, left, top in zip(rows, x, y, strict=True):
         axes.annotate(f"{row['budget']:,}", (left, top), (5, 3), textcoords="offset points", fontsize=7)
     (low_x, high_x), (low_y, high_y) = axes.dataLim.intervalx, axes.dataLim.intervaly

@@ -9,7 +9,7 @@ from experiments.claims.drawing import legend_above
 from experiments.claims.lab import Lab
 from experiments.claims.prefix_caching import MOONCAKE
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, fitting, head
+from harness.figures.style import COLORS, fitting, head
 
 _GIB = (0, 64, 256, 1024)
 

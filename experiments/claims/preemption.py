@@ -8,7 +8,7 @@ from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, fitting, head
+from harness.figures.style import COLORS, fitting, head
 
 _MODES = ("recompute", "partial", "swap", "auto")
 _SIZES = (16, 64, 256)

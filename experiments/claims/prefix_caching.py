@@ -11,7 +11,7 @@ from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import Lab
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, fitting, head
+from harness.figures.style import COLORS, fitting, head
 
 MOONCAKE = Path("../shared/traces/mooncake/conversation_trace.jsonl")
 _SHARED = (

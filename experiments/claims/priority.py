@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import TINY_TRAFFIC, Lab, Outcome
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, fitting, head, log_axis
+from harness.figures.style import COLORS, fitting, head, log_axis
 
 _POLICIES = ("mixed", "priority")
 _RATES = (8, 12, 16, 20)

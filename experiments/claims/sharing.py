@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import Lab
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, fitting, head
+from harness.figures.style import COLORS, fitting, head
 
 _WIDTHS = (2, 4, 6)
 # Mean lengths of the two data sets as the source gives them, tokens of prompt and output.

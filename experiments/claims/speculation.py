@@ -8,7 +8,7 @@ from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import TINY_TRAFFIC, Lab
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, GREY, fitting, head
+from harness.figures.style import COLORS, GREY, fitting, head
 
 _BATCHES = (1, 4, 16, 64, 256)
 _RATES = (0.4, 0.7)

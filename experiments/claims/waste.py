@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.plotting import PlotConfig
-from harness.plots.style import COLORS, LIGHT, fitting, head
+from harness.figures.style import COLORS, LIGHT, fitting, head
 
 RESERVATIONS = {"max": "max_model_len", "pow2": "power of two", "exact": "true length"}
 _FORESEEN = ("power of two", "true length")

@@ -30,8 +30,8 @@ from experiments.inferencex.fit import fit
 from experiments.inferencex.scores import contradicted, scores
 from experiments.inferencex.simulation import CaseRows
 from harness.config.plotting import AS_USUAL
-from harness.plots.closed_loops import draw_rows
-from harness.plots.style import save
+from harness.figures import write_charts
+from harness.figures.charts.closed_loops import rows_chart
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED
 
 _PEER = RESULTS / "inferencex_peer.csv"
@@ -74,7 +74,7 @@ def main() -> None:
     folder = FIDELITY / "inferencex"
     folder.mkdir(parents=True, exist_ok=True)
     subtitle = "MEASURED: silicon_sample.csv, vLLM · SIMULATED: operator times of aiconfigurator-core"
-    save(draw_rows(sound, subtitle, AS_USUAL, by="case", title="model, GPU"), folder / "rows.png")
+    write_charts({"rows": rows_chart(sound, subtitle, by="case", title="model, GPU")}, folder, AS_USUAL)
 
 
 def _scored(case: Case, rows: CaseRows) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from experiments import FIDELITY, RESULTS, provenance
 from experiments.kv_pool.lines import read_lines, with_predictions
-from harness.plots.style import COLORS, log_axis, panels, save
+from harness.figures.style import COLORS, log_axis, panels, save
 from harness.results.metrics import json_ready
 
 _SHOWN = ("card", "gpus", "vllm", "model", "quantization", "kv_cache_dtype", "gpu_memory_utilization")

@@ -18,8 +18,9 @@ from harness.calibration.objective import Misfit, make_objective
 from harness.config import RunConfig
 from harness.config.validation import CalibrationConfig, LatencyFrom, Part
 from harness.errors import ConfigError
+from harness.figures import write_charts
+from harness.figures.charts.calibration import calibration_chart
 from harness.measured import MeasuredRun
-from harness.plots import write_calibration_plot
 from harness.results.environment import command_line
 from harness.results.files import CALIBRATION
 from harness.results.terminal import print_line
@@ -83,7 +84,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     }
     fitted.write(output_dir / CALIBRATION, document)
     if config.plots:
-        write_calibration_plot(document, output_dir, config.plot)
+        write_charts({"calibration": calibration_chart(document, config.plot)}, output_dir, config.plot)
     _print(console, constants, fit, limits)
     text = f"\n{objective.what}: {before:.2%} before, {after:.2%} after {fit.num_evaluations} evaluations"
     print_line(console, text)

@@ -13,7 +13,7 @@ import pandas as pd
 from rich.console import Console
 
 from harness.capacity.table import print_table
-from harness.report.text import page_text
+from harness.figures.pages.text import page_text
 from harness.results.files import REPORT
 
 

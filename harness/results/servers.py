@@ -26,9 +26,13 @@ class Levels(NamedTuple):
     def ends(self) -> Floats:
         return self.begins + self.durations
 
+    def integral(self, at_s: npt.ArrayLike) -> Floats:
+        """Over the time up to each in `at_s`, idle time counting as zero."""
+        return _of_one(self.begins, self.durations, self.values * self.durations, np.asarray(at_s, dtype=np.float64))
+
     def mean(self, start: float, end: float) -> float:
         """Over the time between `start` and `end`, idle time counting as zero."""
-        done = _of_one(self.begins, self.durations, self.values * self.durations, np.array([start, end]))
+        done = self.integral([start, end])
         return ratio(done[1] - done[0], end - start)
 
     def peak(self, start: float, end: float) -> int:

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import RunConfig
-from harness.plots import write_profile_plot
+from harness.figures import write_charts
+from harness.figures.charts.profile import profile_chart
 from harness.results.terminal import print_line
 from harness.runs.system import resolve
 from simulator.profile.files import save_profile
@@ -25,7 +26,7 @@ def import_profile(config: RunConfig, output_dir: Path) -> None:
     out = Path(config.profile.out) if config.profile.out else output_dir / "profile"
     save_profile(profile, out / f"tp{config.tensor_parallel_size}")
     if config.plots:
-        write_profile_plot(profile, output_dir, config.plot)
+        write_charts({"profile": profile_chart(profile)}, output_dir, config.plot)
     source = ", ".join(f"{name}: {value}" for name, value in profile.meta.source.items())
     rows = ", ".join(f"{len(table)} {name}" for name, table in profile.tables.items())
     for line in (

@@ -17,7 +17,7 @@ from rich.console import Console
 from engine.documents import yaml_text
 from harness.config import RunConfig, to_yaml
 from harness.errors import EngineError
-from harness.plots.metrics import tail_percentile
+from harness.figures.metrics import tail_percentile
 from harness.results.files import INPUTS, REPORT, write_results, write_whole
 from harness.results.perfetto import write_trace
 from harness.results.summary import number, print_summary
@@ -77,7 +77,7 @@ class Run:
         Raises:
             OSError: it cannot be written.
         """
-        from harness.report.text import page_text  # imported late, as a run does without it
+        from harness.figures.pages.text import page_text  # imported late, as a run does without it
 
         with TemporaryDirectory(prefix="twinserve-") as folder:
             self.store(Path(folder))
@@ -102,10 +102,10 @@ class Run:
         if self.result.spans is not None:
             write_trace(self.result, self.result.spans, folder, self.config.perfetto_window)
         if self.config.plots and self.result.complete:
-            from harness.plots import write_run_plots  # imported late, as it brings matplotlib
-            from harness.plots.own import write_own_figures
+            from harness.figures import write_run_charts  # imported late, as it brings matplotlib
+            from harness.figures.own import write_own_figures
 
-            write_run_plots(self.result, self.summary, folder, self.config.plot)
+            write_run_charts(self.result, self.summary, folder, self.config.plot)
             write_own_figures(self.config.figures, self.result, self.summary, folder)
 
     def store(self, folder: Path) -> None:

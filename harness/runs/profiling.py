@@ -14,7 +14,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from engine.models.model_config import ModelError
 from harness.config import RunConfig
 from harness.errors import ConfigError
-from harness.plots import write_profile_plot
+from harness.figures import write_charts
+from harness.figures.charts.profile import profile_chart
 from harness.results.environment import command_line, cpu_model, environment, slug
 from harness.results.terminal import print_line
 from harness.runs.real import Setup, resolve_real
@@ -50,7 +51,7 @@ def profile(config: RunConfig, output_dir: Path) -> None:
         console.print(f"interrupted; the same command goes on with what is in {folder / PARTIAL}", soft_wrap=True)
         raise
     if config.plots:
-        write_profile_plot(outcome.profile, output_dir, config.plot)
+        write_charts({"profile": profile_chart(outcome.profile)}, output_dir, config.plot)
     _report(outcome, folder, console)
 
 

@@ -11,7 +11,7 @@ import pandas as pd
 
 from engine.documents import read_json
 from harness.errors import TwinServeError
-from harness.plots.labels import parameter_label, value_label
+from harness.figures.labels import parameter_label, value_label
 from harness.results.files import FAILED, SUMMARY, read_summary
 from harness.sweeps.parameters import LOADS, SEED, Settings, Swept, find_swept, read_settings, value_of
 

@@ -12,8 +12,8 @@ import pandas as pd
 from rich.console import Console
 
 from harness.errors import TwinServeError
-from harness.report import write_comparison_page
-from harness.report.text import copied
+from harness.figures.pages import write_comparison_page
+from harness.figures.pages.text import copied
 from harness.runs.outcome import Run
 from harness.sweeps.comparison import compare_folders
 from harness.sweeps.comparison_table import print_comparison

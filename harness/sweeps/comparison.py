@@ -12,10 +12,10 @@ from rich.console import Console
 
 from harness.config.plotting import AS_USUAL, PlotConfig
 from harness.errors import TwinServeError
-from harness.plots import write_comparison_plots
-from harness.plots.latency import curve_key, latency_curves
-from harness.plots.metrics import tail_percentile
-from harness.report import write_comparison_page
+from harness.figures import write_comparison_charts
+from harness.figures.charts.latency import curve_key, latency_curves
+from harness.figures.metrics import tail_percentile
+from harness.figures.pages import write_comparison_page
 from harness.results.files import REQUESTS, read_requests, write_whole
 from harness.results.tables import Floats
 from harness.sweeps.combine import combine
@@ -69,7 +69,7 @@ def write_comparison(
     write_whole(paths[1], lambda path: runs.to_csv(path, index=False))
     write_whole(paths[2], lambda path: table.to_csv(path, index=False))
     if curves:
-        paths += write_comparison_plots(table, curves, out_folder, plot)
+        paths += write_comparison_charts(table, curves, out_folder, plot)
     paths.append(write_comparison_page(runs, table, out_folder))
     print_comparison(runs, table, console or Console())
     return Comparison(paths, runs.loc[runs["status"] == "failed", "run"].tolist())

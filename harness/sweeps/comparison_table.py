@@ -10,8 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from harness.plots.labels import parameter_title, short_name, value_label
-from harness.plots.metrics import tail_percentile
+from harness.figures.labels import parameter_title, short_name, value_label
+from harness.figures.metrics import tail_percentile
 from harness.results.slo import LIMITED
 from harness.results.summary import number, percent
 from harness.sweeps.notes import notes_on

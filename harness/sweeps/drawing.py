@@ -11,13 +11,9 @@ from harness.config import RunConfig
 from harness.config.plotting import PlotConfig
 from harness.config.schema import nearest
 from harness.errors import ConfigError, TwinServeError
-from harness.plots import (
-    write_calibration_plot,
-    write_comparison_plots,
-    write_profile_plot,
-    write_run_plots,
-    write_validation_plots,
-)
+from harness.figures import write_charts, write_comparison_charts, write_run_charts, write_validation_charts
+from harness.figures.charts.calibration import calibration_chart
+from harness.figures.charts.profile import profile_chart
 from harness.results.files import CALIBRATION, VALIDATION, read_results
 from harness.sweeps.comparison import read_compared
 from harness.sweeps.folders import expand_results
@@ -42,11 +38,12 @@ def draw(config: RunConfig, out_folder: Path) -> None:
         if found := _profile_folders(folder):
             for each in found:
                 tag = suffix if len(found) == 1 else f"{suffix}_{each.name}"
-                paths += write_profile_plot(_profile(each), out_folder, config.plot, f"profile{tag}")
+                paths += write_charts({f"profile{tag}": profile_chart(_profile(each))}, out_folder, config.plot)
         elif (folder / CALIBRATION).is_file():
-            paths += write_calibration_plot(_calibration(folder), out_folder, config.plot, f"calibration{suffix}")
+            chart = calibration_chart(_calibration(folder), config.plot)
+            paths += write_charts({f"calibration{suffix}": chart}, out_folder, config.plot)
         elif (folder / VALIDATION).is_file():
-            paths += write_validation_plots(folder, out_folder, config.plot, suffix)
+            paths += write_validation_charts(folder, out_folder, config.plot, suffix)
         else:
             runs.append(name)
     if runs:
@@ -56,14 +53,14 @@ def draw(config: RunConfig, out_folder: Path) -> None:
 
 def _draw_runs(folders: list[Path], out_folder: Path, plot: PlotConfig) -> list[Path]:
     if len(folders) == 1:
-        return write_run_plots(*read_results(folders[0]), out_folder, plot)
+        return write_run_charts(*read_results(folders[0]), out_folder, plot)
     runs, table, curves = read_compared(folders)
     for _, row in runs[runs["status"] == "failed"].iterrows():
         print(f"! {row['run']} left out: {row['error']}", flush=True)
     if table.empty:
         raise TwinServeError("results: no run that could be read")
     _check_columns(table, plot)
-    return write_comparison_plots(table, curves, out_folder, plot)
+    return write_comparison_charts(table, curves, out_folder, plot)
 
 
 def _check_columns(table: pd.DataFrame, plot: PlotConfig) -> None:

@@ -11,7 +11,7 @@ import pandas as pd
 from scipy import stats
 
 from harness.errors import ConfigError
-from harness.plots.metrics import is_share
+from harness.figures.metrics import is_share
 from harness.sweeps.parameters import SEED
 
 _COVERAGE = 0.95

@@ -22,8 +22,8 @@ from rich.table import Table
 from harness.config import RunConfig
 from harness.config.validation import ValidationConfig
 from harness.errors import ConfigError
+from harness.figures import write_validation_charts
 from harness.measured.inferencex import Rows, read_rows
-from harness.plots import write_validation_plots
 from harness.results.files import ERRORS, VALIDATION, write_whole
 from harness.runs.simulated import SimulatedEngine
 from harness.runs.system import resolve
@@ -53,7 +53,7 @@ def validate_rows(config: RunConfig, output_dir: Path, console: Console) -> dict
     text = json.dumps(document, indent=2, allow_nan=False) + "\n"
     write_whole(output_dir / VALIDATION, lambda temporary: temporary.write_text(text, encoding="utf-8"))
     if config.plots:
-        write_validation_plots(output_dir, output_dir, config.plot)
+        write_validation_charts(output_dir, output_dir, config.plot)
     _print(document, table, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     return document

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
@@ -32,7 +31,6 @@ from harness.results.terminal import print_line
 from harness.validation.comparison import Validation
 
 _STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}
-_CURVE = np.concatenate((np.linspace(0, 0.98, 50), np.linspace(0.982, 1, 10)))  # with more points in the tail
 _SHARES = ("prefix_cache_hit_rate", "kv_cache_usage")
 
 
@@ -60,7 +58,6 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             "scored_on_fitted_data": validation.on_fitted_data,
             "errors": errors,
             "levels": validation.levels,
-            "curves": _curves(validation),
             "steps": validation.steps[0].summary() if validation.steps else None,
             "steps_of_repeats": [replay.summary() for replay in validation.steps[1:]],
             "warnings": validation.warnings,
@@ -93,18 +90,6 @@ def _shown_in_grey(validation: Validation) -> str:
         return "steps at the median of their executions, grey: of half of the executions"
     count = len(validation.repeats)
     return f"grey: {count} repeat{'s' if count > 1 else ''}, errors from the median of all" if count else ""
-
-
-def _curves(validation: Validation) -> dict[str, Any]:
-    """Distributions over requests as percentiles in ms, by latency that was measured; `shares` are their places."""
-    tables = [validation.measured, validation.simulated, *validation.repeats]
-    found: dict[str, Any] = {"shares": _CURVE}
-    for name in LATENCIES:
-        values = [table[name].dropna().to_numpy(dtype=np.float64) * 1e3 for table in tables]
-        if all(map(len, values)):
-            measured, simulated, *repeats = (np.percentile(each, 100 * _CURVE).round(4) for each in values)
-            found[name] = {"measured": measured, "simulated": simulated, "repeats": repeats}
-    return found
 
 
 def print_validation(validation: Validation, console: Console) -> None:

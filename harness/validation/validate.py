@@ -11,9 +11,9 @@ from rich.console import Console
 from harness.config import RunConfig
 from harness.config.validation import Part
 from harness.errors import ConfigError
+from harness.figures import write_validation_charts
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.own_run import at_median_times
-from harness.plots import write_validation_plots
 from harness.results.tables import RunResult
 from harness.runs.progress import Terminal
 from harness.runs.run import serve
@@ -67,7 +67,7 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
     validation = compare(config, compared, others, served.result, steps, fitted, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
-        write_validation_plots(output_dir, output_dir, config.plot)
+        write_validation_charts(output_dir, output_dir, config.plot)
     print_validation(validation, console)
     console.print(f"results: {output_dir}", highlight=False, soft_wrap=True)
     return document

@@ -13,7 +13,7 @@ from experiments.claims.__main__ import NAMES, STORE, claim_of
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
 from harness.config.plotting import PlotConfig
-from harness.plots.style import WIDTHS_IN
+from harness.figures.style import WIDTHS_IN
 from tests.harness.builders import ROOT
 
 APART = {"__init__", "__main__", "claim", "drawing", "kv_error", "lab", "page", "pairs"}

@@ -271,7 +271,7 @@ def test_one_damaged_folder_is_named_and_the_others_are_compared(
     folders = [tmp_path / str(seed) for seed in range(3)]
     shutil.copytree(three_results, tmp_path, dirs_exist_ok=True)
     damage(folders[1])
-    monkeypatch.setattr(comparison, "write_comparison_plots", lambda *arguments: [])
+    monkeypatch.setattr(comparison, "write_comparison_charts", lambda *arguments: [])
     with pytest.raises(TwinServeError, match="^left out of the comparison, for the reasons above: 1$"):
         sweep.report([str(folder) for folder in folders], tmp_path / "out")
     stored = pd.read_csv(tmp_path / "out" / "comparison.csv")

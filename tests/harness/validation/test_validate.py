@@ -12,8 +12,9 @@ from rich.console import Console
 
 from harness.config.plotting import PlotConfig
 from harness.errors import ConfigError, MeasuredRunError, TwinServeError
+from harness.figures import write_validation_charts
+from harness.figures.charts.validation import stored_charts
 from harness.measured import load_measured
-from harness.plots.stored_validation import draw_validation
 from harness.results.files import read_results
 from harness.sweeps.drawing import draw
 from harness.validation.validate import validate
@@ -146,22 +147,22 @@ def test_other_engines_are_compared_by_what_they_tell(tmp_path: Path) -> None:
 def test_a_validation_is_drawn_again_with_other_panels_axes_and_names(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *STARVED, "trace.num_requests=12")
     compare(f"run:{tmp_path / 'a'}", tmp_path / "out", "plots=false")
-    plain = draw_validation(tmp_path / "out", PlotConfig())
+    plain = stored_charts(tmp_path / "out", PlotConfig())
     assert set(plain) == {"validation_latency", "validation_levels", "validation_steps"} and None not in plain.values()
-    labels = {"Waiting": "in line"}
-    few = draw_validation(
-        tmp_path / "out", PlotConfig(y=("ttft", "num_waiting"), log="x", width="column", labels=labels)
-    )
+    few = stored_charts(tmp_path / "out", PlotConfig(y=("ttft", "num_waiting"), log="x"))
     latency, levels = few["validation_latency"], few["validation_levels"]
     assert latency is not None and levels is not None
-    (panel,), (level,) = latency.axes, levels.axes
-    assert panel.get_xscale() == "log" and level.get_title(loc="left") == "in line" and latency.get_figwidth() < 4
-    assert draw_validation(tmp_path / "out", PlotConfig(y=("tpot",)))["validation_levels"] is None
+    assert [panel.title for panel in (*latency.panels, *levels.panels)] == ["TTFT", "Waiting"] and latency.panels[
+        0
+    ].x.log
+    paths = write_validation_charts(tmp_path / "out", tmp_path / "drawn", PlotConfig(y=("ttft",)), "_2")
+    assert [path.name for path in paths] == ["validation_latency_2.png", "validation_steps_2.png"]
+    assert stored_charts(tmp_path / "out", PlotConfig(y=("tpot",)))["validation_levels"] is None
     with pytest.raises(ConfigError, match="plot.y=tpott: no latency or level of this validation; did you mean 'tpot'"):
-        draw_validation(tmp_path / "out", PlotConfig(y=("tpott",)))
+        stored_charts(tmp_path / "out", PlotConfig(y=("tpott",)))
     (tmp_path / "out" / "validation_latencies.parquet").unlink()
     with pytest.raises(TwinServeError, match="validation_latencies.parquet"):
-        draw_validation(tmp_path / "out", PlotConfig())
+        stored_charts(tmp_path / "out", PlotConfig())
 
 
 def test_latencies_from_the_queue_need_its_times(tmp_path: Path) -> None:

@@ -1,0 +1,172 @@
+"""The page of a capacity search: how much load each configuration carries within the SLO, and what that costs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.figures.chart import is_known
+from harness.figures.charts.capacity import capacities_chart, probes_chart
+from harness.figures.labels import parameter_label, short_name
+from harness.figures.pages.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
+from harness.figures.pages.page import Page
+from harness.figures.pages.reproduction import read_document, reproduction, settings_of
+from harness.figures.pages.search_page import trials
+from harness.figures.pages.words import count, interval_text, number_cell, numeric, value_text
+from harness.results.files import CAPACITY, SEARCH, SUMMARY
+from harness.results.summary import number
+
+_VERDICTS: dict[str, Tone] = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
+_UNSHOWN = ("value", "holds", "verdict", "busy", "num_gpus")  # in columns of their own, or the same for all
+_COLUMNS = {
+    "per_gpu": "per GPU",
+    "num_gpus": "GPUs",
+    "output_throughput": "output tok/s",
+    "interactivity": "tok/s per user",
+    "cost_per_million_tokens": "USD per M tokens",
+    "joules_per_token": "J/token (estimate)",
+    "num_probes": "probes",
+}
+
+Row = Mapping[str, Any]
+
+
+def capacity_page(folder: Path) -> Page:
+    """The page of the search in `folder`.
+
+    Raises:
+        TwinServeError: its capacity.json cannot be read.
+    """
+    document = read_document(folder / CAPACITY)
+    keys, rows = _named([row for row in document.get("rows") or () if isinstance(row, dict)])
+    unit, over = str(document.get("unit") or ""), str(document.get("over") or "load")
+    best = _best(document, rows)
+    summary = _first_summary(folder)
+    probes = figures(probes_chart(rows, _limits(document), over, unit))
+    return Page(
+        title=_title(rows, summary),
+        badges=[("plain", "CAPACITY")],
+        question=_question(document, over),
+        parts=[
+            _verdict(document, best, "Best:" if len(rows) > 1 else "Found:"),
+            code(str(document.get("command") or "")),
+            tiles(_tiles(best, unit)) if best else Markup(""),
+            Markup("")
+            if len(rows) == 1
+            else section(
+                "Capacities", figures(capacities_chart(rows, unit)), _table(rows, keys, unit)
+            ),  # tiles say it of one
+            section("Probes: runs at one load each", probes, _probe_table(rows, unit)),
+            trials(read_document(folder / SEARCH)) if (folder / SEARCH).exists() else Markup(""),
+            reproduction(folder, summary.get("environment") or {}, settings_of(folder) or summary.get("config") or {}),
+        ],
+    )
+
+
+def _title(rows: Sequence[Row], summary: Mapping[str, Any]) -> str:
+    if len(rows) == 1 and {"model", "device"} <= summary.keys():
+        return f"Capacity of {summary['model']} on {summary['device']}"
+    return f"Capacity of {count(len(rows), 'configuration')}"
+
+
+def _question(document: Mapping[str, Any], over: str) -> str:
+    asked = str(document.get("question") or f"How much {over} does each configuration carry within the SLO?")
+    return f"{asked[:1].upper()}{asked[1:]}{'' if asked.endswith(('?', '.')) else '?'}"
+
+
+def _verdict(document: Mapping[str, Any], best: Row | None, head: str) -> Markup:
+    sentence = str(document.get("sentence") or "")
+    if best is None:
+        return verdict("bad", "No configuration holds the SLO.", sentence)
+    return verdict("good", head, sentence.removeprefix("Best: ") or str(best["name"]))
+
+
+def _best(document: Mapping[str, Any], rows: Sequence[Row]) -> Row | None:
+    index = document.get("best")
+    return rows[index] if isinstance(index, int) and 0 <= index < len(rows) else None
+
+
+def _tiles(best: Row, unit: str) -> list[tuple[str, str, str]]:
+    found = [("Capacity", f"{_shown(best, 'capacity')} {unit}", interval_text(best.get("low"), best.get("high")))]
+    for key, name, unit_of in (
+        ("per_gpu", "Per GPU", unit),
+        ("output_throughput", "Output throughput", "tok/s"),
+        ("interactivity", "Each user", "tok/s"),
+        ("cost_per_million_tokens", "A million tokens cost", "USD"),
+        ("joules_per_token", "Energy, estimated", "J/token"),
+    ):
+        if is_known(best.get(key)):
+            found.append((name, f"{_shown(best, key)} {unit_of}".strip(), ""))
+    return found
+
+
+def _table(rows: Sequence[Row], keys: Sequence[str], unit: str) -> Markup:
+    shown = {key: name for key, name in _COLUMNS.items() if any(is_known(row.get(key)) for row in rows)}
+    cells = [
+        [
+            *([_setting(row["overrides"][key]) for key in keys] or [Cell(str(row["name"]))]),
+            number_cell(row.get("capacity")),
+            Cell(interval_text(row.get("low"), row.get("high")) or "–", numeric(row.get("low"))),
+            *(number_cell(row.get(key)) for key in shown),
+        ]
+        for row in rows
+    ]
+    names = [short_name(key, keys) for key in keys] or ["configuration"]
+    return table([*names, f"capacity, {unit}", "95 % interval", *shown.values()], cells)
+
+
+def _probe_table(rows: Sequence[Row], unit: str) -> Markup:
+    """All probes of all configurations, folded."""
+    probes = [(row["name"], probe) for row in rows for probe in row.get("probes") or ()]
+    keys = list(dict.fromkeys(key for _, probe in probes for key in probe if is_known(probe[key])))
+    keys = [key for key in keys if key not in _UNSHOWN]
+    names = [] if len(rows) == 1 else ["configuration"]
+    cells = [
+        [
+            *(Cell(str(name)) for _ in names),
+            number_cell(probe.get("value")),
+            Cell("holds", tone="good") if probe.get("holds") else Cell("missed", tone="bad"),
+            Cell(str(probe.get("verdict") or "–"), tone=_VERDICTS.get(str(probe.get("verdict")), "plain")),
+            *(number_cell(probe.get(key)) for key in keys),
+            Cell(str(probe.get("folder") or "")),
+        ]
+        for name, probe in probes
+    ]
+    heads = [*names, unit, "SLO", "verdict", *(key.replace("_", " ") for key in keys), "folder"]
+    return folded(f"All {count(len(cells), 'probe')}", table(heads, cells)) if cells else Markup("")
+
+
+def _named(rows: Sequence[Row]) -> tuple[list[str], list[Row]]:
+    """The overrides that differ between rows, and the rows with their values there as `name`; the label without any,
+    and nothing for a single row."""
+    every: list[Row] = [row.get("overrides") or {} for row in rows]
+    keys = list(dict.fromkeys(str(key) for each in every for key in each))
+    keys = [key for key in keys if len({value_text(each.get(key)) for each in every}) > 1]
+    own = [{key: each.get(key) for key in keys} for each in every]
+    labels = [""] if len(rows) == 1 else [str(row.get("label")) for row in rows]  # one needs no name
+    named = [parameter_label(each, keys) if keys else label for each, label in zip(own, labels, strict=True)]
+    return keys, [{**row, "overrides": each, "name": name} for row, each, name in zip(rows, own, named, strict=True)]
+
+
+def _limits(document: Mapping[str, Any]) -> dict[str, float]:
+    """The limits in ms by latency, and the percentile that they are for."""
+    return {str(name): float(value) for name, value in (document.get("slo") or {}).items() if is_known(value)}
+
+
+def _first_summary(folder: Path) -> Mapping[str, Any]:
+    """Of the first probe that is found."""
+    path = min(folder.rglob(SUMMARY), default=None)
+    return {} if path is None else read_document(path)
+
+
+def _setting(value: Any) -> Cell:
+    """An override, which may be the text of a number."""
+    text = value_text(value)
+    return Cell(text, float(text) if re.fullmatch(r"-?\d+(\.\d+)?", text) else None)
+
+
+def _shown(row: Row, key: str) -> str:
+    value = row.get(key)
+    return number(value if is_known(value) else None)

@@ -1,0 +1,76 @@
+"""When report.html is written: after a run, once for a sweep, and by task=report for earlier results."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import hydra
+import pytest
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from harness import cli
+from harness.results.files import REPORT
+from tests.harness.builders import CONF
+from tests.harness.figures.pages.builders import validation_page, write_run
+from tests.harness.figures.pages.test_pages import Parsed
+
+Launch = Callable[..., int]
+_SMALL = ("cost=roofline", "trace.num_requests=12", "progress=false")
+
+
+@pytest.fixture(autouse=True)
+def _clean_hydra() -> Iterator[None]:
+    yield
+    HydraConfig.instance().cfg = None
+
+
+@pytest.fixture(autouse=True)
+def _no_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("harness.figures.write_run_charts", "harness.sweeps.comparison.write_comparison_charts"):
+        monkeypatch.setattr(name, lambda *_: [])
+
+
+@pytest.fixture
+def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
+    """What `run.py` does with the given arguments, in an empty working directory."""
+    monkeypatch.chdir(tmp_path)
+
+    @hydra.main(version_base=None, config_path=str(CONF), config_name="config")
+    def main(cfg: DictConfig) -> None:
+        cli.run_job(cfg)
+
+    def call(*arguments: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["run.py", *arguments])
+        return cli.launch(main)
+
+    return call
+
+
+def test_a_run_leaves_its_page_unless_without_plots(launch: Launch, tmp_path: Path) -> None:
+    assert launch(*_SMALL, "hydra.run.dir=a") == 0
+    page = Parsed(tmp_path / "a" / REPORT)
+    assert "python run.py cost=roofline trace.num_requests=12 progress=false" in page.text
+    assert launch(*_SMALL, "plots=false", "hydra.run.dir=a") == 0
+    assert not (tmp_path / "a" / REPORT).exists(), "the page of an earlier run is not that of this one"
+
+
+def test_a_sweep_leaves_one_page(launch: Launch, tmp_path: Path) -> None:
+    assert launch("-m", *_SMALL, "plots=false", "block_size=16,32", "hydra.sweep.dir=s") == 0
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob(REPORT)] == [Path("s", REPORT)]
+    page = Parsed(tmp_path / "s" / REPORT)
+    assert "2 configurations compared" in page.text
+    assert "python run.py -m cost=roofline" in page.text and "block_size=16,32" in page.text
+
+
+def test_task_report_writes_the_page_of_earlier_results(launch: Launch, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", trace="sharegpt")
+    validation_page(tmp_path / "validation")
+    write_run(tmp_path / "validation", trace="sharegpt")
+    for name, title in (("run", "qwen3-8b on h100-80gb"), ("validation", "Simulated against measured")):
+        assert launch("task=report", f"results=[{name}]", "hydra.run.dir=page") == 0
+        assert title in Parsed(tmp_path / "page" / REPORT).text
+    assert launch("task=report", "results=[run,validation]", "hydra.run.dir=page") == 0
+    assert "compared" in Parsed(tmp_path / "page" / REPORT).text
