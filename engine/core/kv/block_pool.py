@@ -103,6 +103,9 @@ class BlockPool:
         if split >= 0:
             blocks = free[split:]
             del free[split:]
+            if not self.has_one_queue:  # in order as far as it goes: to sort takes longer than all else here
+                blocks.reverse()
+                return blocks
         else:
             blocks, self._free = free, []
             while (missing := count - len(blocks)) > 0:
