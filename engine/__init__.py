@@ -6,26 +6,26 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from engine.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
-    from engine.calls import EngineClosedError, RequestAbortedError
+    from engine.api.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+    from engine.api.calls import EngineClosedError, RequestAbortedError
+    from engine.api.llm import LLM
+    from engine.api.outputs import CompletionOutput, RequestOutput
     from engine.core.sequence import RequestRefusedError
     from engine.engine_config import EngineConfig
     from engine.json_file import ModelError
-    from engine.llm import LLM
-    from engine.outputs import CompletionOutput, RequestOutput
     from engine.sampling_params import SamplingParams
 
 _HOMES = {
-    "BeamSearchOutput": "engine.beam_search",
-    "BeamSearchParams": "engine.beam_search",
-    "BeamSearchSequence": "engine.beam_search",
-    "CompletionOutput": "engine.outputs",
-    "EngineClosedError": "engine.calls",
+    "BeamSearchOutput": "engine.api.beam_search",
+    "BeamSearchParams": "engine.api.beam_search",
+    "BeamSearchSequence": "engine.api.beam_search",
+    "CompletionOutput": "engine.api.outputs",
+    "EngineClosedError": "engine.api.calls",
     "EngineConfig": "engine.engine_config",
-    "LLM": "engine.llm",
+    "LLM": "engine.api.llm",
     "ModelError": "engine.json_file",
-    "RequestAbortedError": "engine.calls",
-    "RequestOutput": "engine.outputs",
+    "RequestAbortedError": "engine.api.calls",
+    "RequestOutput": "engine.api.outputs",
     "RequestRefusedError": "engine.core.sequence",
     "SamplingParams": "engine.sampling_params",
 }

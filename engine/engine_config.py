@@ -15,7 +15,7 @@ from engine.core.scheduler_options import (
     conflict_with_drafts,
     conflict_with_reservations,
 )
-from engine.speculation import NgramOptions
+from engine.prompt_lookup import NgramOptions
 
 Quantized = Literal["none", "fp8", "fp8_block"]
 KVDtype = Literal["auto", "fp8", "int8", "int4"]

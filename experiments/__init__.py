@@ -10,7 +10,7 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 
 from harness.config import RunConfig, parse
-from harness.results.environment import environment
+from harness.results.stored.environment import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 # Relative to the repository, as all paths that are committed.

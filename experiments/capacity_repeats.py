@@ -21,8 +21,8 @@ import numpy as np
 from rich.console import Console
 
 from experiments import RESULTS, composed, provenance
-from harness.capacity.capacity import search
 from harness.config import RunConfig
+from harness.studies.capacity.capacity import search
 
 SLO = ("metrics.slo.ttft_ms=500", "metrics.slo.tpot_ms=40")
 SYSTEMS: dict[str, tuple[str, ...]] = {

@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from experiments import RESULTS, provenance
-from harness.config.plotting import AS_USUAL
+from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.figures import write_charts
 from harness.figures.charts.capacity import capacities_chart
-from harness.results.files import CAPACITY, write_whole
+from harness.results.stored.files import CAPACITY, write_whole
 
 PAGE, FIGURE = Path("docs/choose_a_configuration.md"), Path("docs/images/capacity_study.png")
 STORED = RESULTS / "capacity_study.json"

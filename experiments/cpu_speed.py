@@ -25,7 +25,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from engine.llm import LLM
+from engine.api.llm import LLM
 from engine.sampling_params import SamplingParams
 from experiments import RESULTS, ROOT, provenance
 from harness.workload.sampling import sharegpt

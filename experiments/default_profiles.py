@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from experiments import ROOT, composed
-from harness.runs.shapes import device_rates, model_shape
-from simulator.hardware import Device, ModelShape
+from harness.engines.resolving.shapes import device_rates, model_shape
 from simulator.importers import open_profile
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.archive import FOLDER, entry_name, write_archive
 from simulator.profile.profile import Profile, ProfileError
-from simulator.quantization import QUANTIZATIONS
 
 DEVICES = ("h100-80gb", "h200", "b200", "a100-80gb", "l40s", "rtx-pro-6000")
 RANKS = (1, 2, 4, 8)

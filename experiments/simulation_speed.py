@@ -27,9 +27,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from harness.config import parse  # noqa: E402
-from harness.results.environment import environment  # noqa: E402
-from harness.runs.simulated import SimulatedEngine  # noqa: E402
-from harness.runs.system import resolve  # noqa: E402
+from harness.engines.resolving.system import resolve  # noqa: E402
+from harness.engines.simulated import SimulatedEngine  # noqa: E402
+from harness.results.stored.environment import environment  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
 from harness.workload.readers import load_trace  # noqa: E402
 

@@ -24,10 +24,10 @@ import numpy as np
 
 from experiments import RESULTS, composed, provenance
 from harness.config import RunConfig
-from harness.results.files import write_whole
 from harness.results.metrics import summarize
+from harness.results.stored.files import write_whole
 from harness.results.tables import RunResult
-from harness.runs.run import collect, make_engine
+from harness.studies.run import collect, make_engine
 from harness.workload.arrivals import make_arrivals
 from harness.workload.readers import load_trace
 

@@ -22,20 +22,21 @@ import pandas as pd
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from harness.config import RunConfig, parse, vllm_import
-from harness.config.composing import compose
-from harness.config.overrides import check_single, explain_refusal, is_refusal, quoted
+from harness.config import RunConfig, parse
+from harness.config.command_lines import vllm_import
+from harness.config.composing.composer import compose
+from harness.config.composing.overrides import check_single, explain_refusal, is_refusal, quoted
 from harness.config.targets import import_targets
+from harness.engines.availability import check_engine
 from harness.errors import ConfigError, TwinServeError
-from harness.results.inputs import input_digests
-from harness.runs.availability import check_engine
-from harness.runs.outcome import Given, Run, with_table, write_settings
-from harness.runs.progress import UNWATCHED, Watch
-from harness.runs.run import Write, nowhere, serve_trace
+from harness.record.progress_bar import UNWATCHED, Watch
+from harness.results.stored.inputs import input_digests
+from harness.studies.outcome import Given, Run, with_table, write_settings
+from harness.studies.run import Write, nowhere, serve_trace
 
 if TYPE_CHECKING:
-    from harness.capacity.found import FoundCapacity
-    from harness.sweeps.compared import ComparedRuns
+    from harness.studies.capacity.found import FoundCapacity
+    from harness.studies.comparison.compared import ComparedRuns
 
 TraceLike = pd.DataFrame | str | PathLike[str]
 
@@ -88,8 +89,12 @@ def sweep(
         ConfigError: an override of any run cannot be used; then none was begun. What goes wrong later in a run is in
             `failed` of the result.
     """
-    from harness.capacity.pool import ended_on_failure, num_workers, submit  # imported late, as a run does without them
-    from harness.sweeps.compared import ComparedRuns
+    from harness.studies.capacity.worker_pool import (  # imported late, as a run does without them
+        ended_on_failure,
+        num_workers,
+        submit,
+    )
+    from harness.studies.comparison.compared import ComparedRuns
 
     lines, table = _with_trace([*overrides, *itertools.starmap(_varied, (over or {}).items())], trace)
     lines, notes = vllm_import.expand(lines)
@@ -121,8 +126,8 @@ def capacity(
     Raises:
         ConfigError, TraceError: as `run`.
     """
-    from harness.capacity.capacity import find  # imported late, as a run does without them
-    from harness.capacity.found import FoundCapacity
+    from harness.studies.capacity.capacity import find  # imported late, as a run does without them
+    from harness.studies.capacity.found import FoundCapacity
 
     kept = TemporaryDirectory(prefix="twinserve-") if folder is None else None
     place = Path(kept.name if kept else fspath(folder or ""))
@@ -146,8 +151,8 @@ def compare(*results: Run | str | PathLike[str], baseline: str | int | None = No
         ConfigError: a name holds no result, or no configuration is called like the baseline. A folder that is damaged
             is in `failed` of what is returned.
     """
-    from harness.sweeps.compared import ComparedRuns  # imported late, as a run does without them
-    from harness.sweeps.folders import expand_results
+    from harness.studies.comparison.compared import ComparedRuns  # imported late, as a run does without them
+    from harness.studies.comparison.folders import expand_results
 
     if not results:
         raise ConfigError("compare: give runs, or folders of results")
@@ -233,7 +238,7 @@ def _varied(key: str, values: Iterable[Any]) -> str:
 
 def _combinations(overrides: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
     """The name and the overrides of each run of a sweep, the last key varied first."""
-    from harness.sweeps.naming import job_folder  # imported late, as a run does without it
+    from harness.studies.sweeps.naming import job_folder  # imported late, as a run does without it
 
     with _refused_in_one_line(overrides):
         parsed = OverridesParser.create().parse_overrides(list(overrides))

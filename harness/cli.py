@@ -19,11 +19,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from harness import interrupts
-from harness.config import RunConfig, help_text, parse, to_yaml, vllm_import
-from harness.config.conf_tree import CONF
-from harness.config.overrides import explain_refusal, is_refusal
+from harness.config import RunConfig, parse, to_yaml
+from harness.config.command_lines import vllm_import
+from harness.config.composing import help_text
+from harness.config.composing.conf_tree import CONF
+from harness.config.composing.overrides import explain_refusal, is_refusal
+from harness.engines.availability import check_engine
 from harness.errors import ConfigError, TwinServeError
-from harness.results.files import (
+from harness.results.stored.files import (
     CALIBRATION,
     CAPACITY,
     ERRORS,
@@ -35,11 +38,10 @@ from harness.results.files import (
     VALIDATION,
     write_whole,
 )
-from harness.results.inputs import input_digests
-from harness.results.perfetto import TRACE
-from harness.runs.availability import check_engine
-from harness.sweeps import sweep
-from harness.sweeps.sweep import USER_ERROR, write_report_page
+from harness.results.stored.inputs import input_digests
+from harness.results.stored.perfetto import TRACE
+from harness.studies.sweeps import sweep
+from harness.studies.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
 # The flags of Hydra 1.3, without and with a value.
@@ -158,7 +160,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
         sweep.report(config.results, folder, config.plot, config.report.baseline)
         return
     if config.task == "plot":
-        importlib.import_module("harness.sweeps.drawing").draw(config, folder)
+        importlib.import_module("harness.studies.comparison.drawing").draw(config, folder)
         return
     inputs = json.dumps(input_digests(config), indent=2)
     write_whole(folder / "config.yaml", lambda path: _start_anew(config, folder, path))
@@ -187,9 +189,9 @@ def _check_output(config: RunConfig, folder: Path) -> None:
 def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     """The function of the task; imported late, so that --help and errors are fast."""
     if config.task == "import":
-        return importlib.import_module("harness.runs.importing").import_profile
+        return importlib.import_module("harness.studies.profile_import").import_profile
     if config.task == "profile":
-        return importlib.import_module("harness.runs.profiling").profile
+        return importlib.import_module("harness.studies.machine_profiling").profile
     if config.task == "validate":
         return importlib.import_module("harness.validation.validate").validate
     if config.task == "calibrate":
@@ -202,7 +204,7 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
     if config.task == "search":
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
-        return importlib.import_module("harness.capacity.explore").explore
+        return importlib.import_module("harness.studies.search.explore").explore
     if config.task == "retime":
         return importlib.import_module("harness.validation.retime").retime
     return importlib.import_module("harness.terminal").run

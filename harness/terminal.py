@@ -10,8 +10,8 @@ from rich.console import Console
 
 from harness import api
 from harness.config import RunConfig
+from harness.record.progress_bar import Terminal
 from harness.results.summary import print_summary
-from harness.runs.progress import Terminal
 
 
 def run(config: RunConfig, folder: Path) -> dict[str, Any]:
@@ -32,9 +32,9 @@ def run(config: RunConfig, folder: Path) -> dict[str, Any]:
 
 def capacity(config: RunConfig, folder: Path, given: Sequence[str] = (), *, confirms: bool = True) -> dict[str, Any]:
     """Search in `folder` as `config.capacity` says, print what was found and return it; raises as
-    `harness.capacity.capacity.find`."""
-    from harness.capacity.capacity import find  # imported late, as a run does without them
-    from harness.capacity.table import print_table
+    `harness.studies.capacity.capacity.find`."""
+    from harness.studies.capacity.capacity import find  # imported late, as a run does without them
+    from harness.studies.capacity.table import print_table
 
     console = Console()
     document = find(config, folder, given, console, confirms=confirms)

@@ -19,7 +19,7 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
-from simulator.beams import ChooseParents, keep_all
+from simulator.beam_choice import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 

@@ -10,7 +10,7 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
-from simulator.beams import ChooseParents, keep_all
+from simulator.beam_choice import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
 from simulator.replica import Observer, Replica

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from engine.core.kv.contiguous import Contiguous
 from engine.core.scheduler_options import SchedulerOptions
+from simulator.acceptance import Speculation
 from simulator.calibration import Calibration
 from simulator.costs import linear
 from simulator.costs.constants import Constant, profiled_constants
@@ -15,11 +16,10 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.costs.roofline import RooflineCost
-from simulator.hardware import Device, ModelShape
-from simulator.memory import KVPool
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.memory import KVPool
 from simulator.profile.profile import Profile
 from simulator.quantities import RANGES
-from simulator.speculation import Speculation
 from simulator.tiers import Tiers
 
 MakeCost = Callable[[ModelShape, Device, int], CostModel]

@@ -16,7 +16,7 @@ import pytest
 from hydra.core.global_hydra import GlobalHydra
 from hypothesis import settings
 
-from harness.config.composing import Composer, Merged
+from harness.config.composing.composer import Composer, Merged
 
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
@@ -55,7 +55,7 @@ def _forked(method: str | None = None) -> BaseContext:
 def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are forks of one process that has imported what a rank needs. A process of its own takes two seconds of the
     processor for that."""
-    multiprocessing.set_forkserver_preload(["engine.runner.worker", "tests.engine.models.tp_worker"])
+    multiprocessing.set_forkserver_preload(["engine.runner.executors.worker", "tests.engine.models.tp_worker"])
     monkeypatch.setattr(multiprocessing, "get_context", _forked)
 
 

@@ -26,14 +26,14 @@ from tests.fuzzing.worker import run_cases
 _CASES_PER_BASE = 12
 # What a task imports late; imported once before the workers are forked.
 _LATE = (
-    "harness.runs.run", "harness.figures.drawing", "harness.figures.charts.validation", "harness.validation.validate",
-    "harness.calibration.calibrate", "harness.capacity.capacity", "harness.capacity.explore",
+    "harness.studies.run", "harness.figures.drawing", "harness.figures.charts.validation",
+    "harness.validation.validate", "harness.calibration.calibrate", "harness.studies.capacity.capacity", "harness.studies.search.explore",
 )  # fmt: skip
 
 
 def fuzz(num_cases: int, num_files: int, seed: int, num_workers: int, *, real_engine: bool) -> int:
     """Run a campaign, print what failed, and return the number of different failures."""
-    for name in [*_LATE, *(["harness.runs.real"] if real_engine else [])]:
+    for name in [*_LATE, *(["harness.engines.real"] if real_engine else [])]:
         importlib.import_module(name)
     outcomes: Counter[str] = Counter()
     failures: dict[str, list[tuple[Case, Outcome]]] = {}

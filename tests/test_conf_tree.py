@@ -11,8 +11,8 @@ from omegaconf import OmegaConf
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from harness.config import MetricsConfig, ModelConfig, RunConfig, SchedulerConfig, parse
+from harness.engines.resolving.shapes import model_shape
 from harness.errors import ConfigError
-from harness.runs.shapes import model_shape
 from tests.harness.builders import CONF, composed
 
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)

@@ -20,7 +20,7 @@ from tests.fuzzing.figures import problems
 from tests.fuzzing.inputs import SMALL
 from tests.fuzzing.walk import Case
 from tests.harness.builders import ROOT, config, execute_in
-from tests.harness.measured_builders import change_summary
+from tests.harness.measured.builders import change_summary
 
 
 def test_every_case_ends_in_sound_results_or_one_line() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+from collections import defaultdict
 from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
@@ -17,10 +19,10 @@ CLOCKS_AND_DICE = {"time", "random", "datetime", "os", "io", "threading", "async
 CORE = sorted((ROOT / "engine" / "core").rglob("*.py"))
 # The rooms of the harness from the bottom up: a room imports from those before it.
 HARNESS = (
-    "errors", "interrupts", "config", "workload", "results", "measured", "figures", "runs", "capacity",
-    "sweeps", "validation", "calibration", "api", "terminal", "cli", "command",
+    "errors", "interrupts", "config", "workload", "results", "measured", "figures", "record", "engines", "studies",
+    "validation", "calibration", "api", "terminal", "cli", "command",
 )  # fmt: skip
-MEETS_TORCH = {ROOT / "harness" / "runs" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
+MEETS_TORCH = {ROOT / "harness" / "engines" / "real.py", *(ROOT / "simulator" / "profiler").iterdir()}
 
 
 def module_of(path: Path) -> str:
@@ -79,6 +81,19 @@ def test_no_circle_of_imports() -> None:
     TopologicalSorter(graph).prepare()
 
 
+def test_no_circle_among_the_files_and_rooms_of_a_folder() -> None:
+    """A room and its neighbours, files and rooms alike, whatever lies inside of them."""
+    graphs: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name, path in modules().items():
+        for other in imports_of(path) & modules().keys():
+            importer, imported = name.split("."), other.split(".")
+            level = len(os.path.commonprefix([importer, imported]))
+            if level < min(len(importer), len(imported)):
+                graphs[".".join(importer[:level])][importer[level]].add(imported[level])
+    for graph in graphs.values():
+        TopologicalSorter(graph).prepare()
+
+
 def test_rooms_of_the_harness_import_downwards() -> None:
     for name, path in modules().items():
         if name.count(".") and name.startswith("harness."):
@@ -91,6 +106,6 @@ def test_rooms_of_the_harness_import_downwards() -> None:
 def test_a_simulation_does_not_load_torch(tmp_path: Path) -> None:
     """Not even through a library that would import it when it is there: a module of that name raises on import."""
     (tmp_path / "torch.py").write_text("raise RuntimeError('torch was imported')")
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness.runs.run, harness.figures; "
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); import harness.studies.run, harness.figures; "
     code += "assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True)

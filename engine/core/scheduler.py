@@ -9,23 +9,23 @@ from __future__ import annotations
 
 from collections import abc
 
-from engine.core.beams import obstacle
-from engine.core.beams import replace as replace_beams
+from engine.core.admission.limits import Limits
 from engine.core.decodes.interface import NEVER, Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
-from engine.core.integrity import check_places, check_tables
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.limits import Limits
 from engine.core.plan import StepDraft, StepOutcome, StepPlan, extended, make_outcome
-from engine.core.plan_making import PlanMaker
-from engine.core.policy import Policy
-from engine.core.progress import Progress
-from engine.core.refusal import Refusal
-from engine.core.running_set import RunningSet
+from engine.core.planning.plan_making import PlanMaker
+from engine.core.planning.policy import Policy
+from engine.core.planning.refusal import Refusal
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.beams import obstacle
+from engine.core.running.beams import replace as replace_beams
+from engine.core.running.progress import Progress
+from engine.core.running.running_set import RunningSet
+from engine.core.scheduler_integrity import check_places, check_tables
 from engine.core.sequence import FINISHED, Request, RequestRefusedError, Sequence, SequenceStatus
-from engine.core.step_planner import StepPlanner
 
 
 class Scheduler:
@@ -242,7 +242,8 @@ class Scheduler:
         return make_outcome((finished, resumed_gaps, beams, flight.drafts))
 
     def replace_beams(self, request: Request, parents: abc.Sequence[int]) -> None:
-        """Let beam i of a request in `StepOutcome.beams` continue beam `parents[i]`; see `engine.core.beams`."""
+        """Let beam i of a request in `StepOutcome.beams` continue beam `parents[i]`; see
+        `engine.core.running.beams`."""
         (lane,) = (lane for lane in self._lanes if request in lane.beams)
         replace_beams(lane, self.blocks, request, parents)
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
+from engine.core.admission.limits import Limits
+from engine.core.admission.waiting_queue import by_arrival, by_priority
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import Contiguous, ContiguousManager
 from engine.core.kv.tier import HOST, Tier
-from engine.core.limits import Limits
+from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
-from engine.core.policy_options import read_options
-from engine.core.preemption import VICTIM_RULES, Preemption
+from engine.core.running.preemption import VICTIM_RULES, Preemption
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions, conflict_with_reservations
-from engine.core.waiting_queue import by_arrival, by_priority
 
 
 def make_scheduler(

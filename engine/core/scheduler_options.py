@@ -10,9 +10,9 @@ from engine.core.kv.block_manager import FullHit
 from engine.core.kv.eviction import Eviction
 from engine.core.kv.offload import Offload
 from engine.core.kv.tier import DISK, HOST, Tier, TierEviction, Transfer
+from engine.core.planning.policy_options import read_options
 from engine.core.policies import find_policy
-from engine.core.policy_options import read_options
-from engine.core.preemption import PreemptionMode
+from engine.core.running.preemption import PreemptionMode
 
 
 @dataclass(frozen=True)

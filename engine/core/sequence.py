@@ -46,7 +46,7 @@ class Request:
         tenant: who is served, for policies that share fairly.
         deadline: when it should be done, for policies that go by deadlines; None where there is none.
         num_sequences: samples of the same prompt, or beams.
-        is_beam_search: whether its sequences, if several, are beams (`engine.core.beams`).
+        is_beam_search: whether its sequences, if several, are beams (`engine.core.running.beams`).
         num_common_blocks: leading blocks that all beams had in common when they were preempted; None if they run.
         reads_prefix_cache: whether it may skip what the prefix cache holds; what it computes is cached either way.
         order: number of requests that were added before it; set by `Scheduler.add`.

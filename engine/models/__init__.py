@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from engine.models.blocks import CausalLM
-from engine.models.memory import check_memory
+from engine.models.layers.parallel import TensorParallel
+from engine.models.memory_check import check_memory
 from engine.models.model_config import ModelConfig, ModelError
-from engine.models.parallel import TensorParallel
-from kernels.attention import AttentionBackend
+from kernels.attention.backends import AttentionBackend
 
 
 def build_model(

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.models.attention import Attention, LayerCache, Projected, Rotary
-from engine.models.experts import Experts
-from engine.models.layers import (
+from engine.models.layers.attention import Attention, LayerCache, Projected, Rotary
+from engine.models.layers.experts import Experts
+from engine.models.layers.linear import (
     ColumnParallelLinear,
     RMSNorm,
     RowParallelLinear,
@@ -21,10 +21,10 @@ from engine.models.layers import (
     VocabParallelEmbedding,
     VocabParallelHead,
 )
+from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
-from engine.models.parallel import TensorParallel
 from kernels.activation import silu_and_mul
-from kernels.attention import AttentionBackend, AttentionMetadata
+from kernels.attention.backends import AttentionBackend, AttentionMetadata
 
 
 class GatedMLP(nn.Module):

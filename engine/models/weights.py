@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from engine.json_file import ModelError, read_json, shown
 from engine.models.blocks import CausalLM
-from engine.models.checkpoint import CheckpointTensor
-from engine.models.fp8 import Fp8Experts, Fp8Matrix
-from engine.models.layers import (
+from engine.models.layers.checkpoint import CheckpointTensor
+from engine.models.layers.fp8 import Fp8Experts, Fp8Matrix
+from engine.models.layers.linear import (
     PACKED_ROWS,
     ColumnParallelLinear,
     Layer,

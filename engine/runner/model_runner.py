@@ -11,21 +11,21 @@ import torch
 from torch import Tensor
 
 from engine.models.blocks import CausalLM
-from engine.models.parallel import TensorParallel
-from engine.runner.block_transfers import BlockTransfers, side_stream
-from engine.runner.chunk_inputs import PrefillInputs
-from engine.runner.cuda_graphs import Capture, DecodeGraphs
-from engine.runner.decode_state import DecodeState
-from engine.runner.piece_graphs import PieceGraphs
-from engine.runner.sampling_inputs import Adjustments
+from engine.models.layers.parallel import TensorParallel
+from engine.runner.cache.block_transfers import BlockTransfers, side_stream
+from engine.runner.graphs.cuda_graphs import Capture, DecodeGraphs
+from engine.runner.graphs.piece_graphs import PieceGraphs
+from engine.runner.inputs.chunk_inputs import PrefillInputs
+from engine.runner.inputs.decode_state import DecodeState
+from engine.runner.inputs.sampling_inputs import Adjustments
+from engine.runner.inputs.step_inputs import StepInputs
 from engine.runner.staging import Staging, TokenBuffer
-from engine.runner.step_inputs import StepInputs
 from engine.runner.step_timer import StepTimer
 from engine.runner.step_tokens import StepTokens
-from kernels.attention import AttentionMetadata
+from kernels.attention.backends import AttentionMetadata
 from kernels.decode_step import begin_decode, end_decode
-from kernels.logit_edits import RowLogprobs, edit_logits, token_logprobs
-from kernels.sampler import sample
+from kernels.sampling.logit_edits import RowLogprobs, edit_logits, token_logprobs
+from kernels.sampling.sampler import sample
 
 _SCORED_ROWS = 64
 
@@ -37,11 +37,11 @@ class ModelRunner:
         max_num_seqs: most decode rows.
         max_model_len: most tokens of a sequence.
         max_steps: most decode steps of a plan.
-        capture: captures steps (`engine.runner.cuda_graphs`); None runs every step eagerly.
+        capture: captures steps (`engine.runner.graphs.cuda_graphs`); None runs every step eagerly.
         tp: the rank and its group.
         num_host_blocks: blocks of host memory that blocks of the cache can be copied to.
         tokens_per_decode: most tokens that a step samples for a decode.
-        max_piece_tokens: most tokens of a step that runs in pieces (`engine.runner.piece_graphs`); 0 for none.
+        max_piece_tokens: most tokens of a step that runs in pieces (`engine.runner.graphs.piece_graphs`); 0 for none.
     """
 
     def __init__(
@@ -251,7 +251,7 @@ class ModelRunner:
         self._store_tokens(num_rows, self._tp.from_rank_0(sampled))
 
     def _draw(self, adjustments: Adjustments | None, logits: Tensor, temperature: Tensor, *others: Any) -> Tensor:
-        """`kernels.sampler.sample` of the logits, after the adjustments of their rows."""
+        """`kernels.sampling.sampler.sample` of the logits, after the adjustments of their rows."""
         if adjustments is None:
             return sample(logits, temperature, *others)
         sampled = sample(edit_logits(logits, temperature, adjustments.edits), temperature, *others)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels.logit_edits import RowLogprobs
+from kernels.sampling.logit_edits import RowLogprobs
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ import torch
 from experiments.acceptance import rates
 from experiments.acceptance.common import Context
 from experiments.acceptance.kernels import HEADS, paged_batch
-from kernels.attention import LayerKV, available_backends, select_backend
-from kernels.attention_configs import (
+from kernels.attention.backends import LayerKV, available_backends, select_backend
+from kernels.attention.configs import (
     DecodeConfig,
     PrefillConfig,
     decode_candidates,
@@ -28,7 +28,7 @@ from kernels.attention_configs import (
     prefill_candidates,
     use_configs,
 )
-from kernels.kv_store import FP8_DTYPE
+from kernels.cache.kv_store import FP8_DTYPE
 
 MODEL = "qwen3-8b"
 DECODES, PREFILLS = ((8, 8192), (128, 1024)), ((1, 8192), (16, 512))

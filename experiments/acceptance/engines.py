@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 
+from engine.api.llm import LLM
+from engine.api.step_report import StepReport
 from engine.core.sequence import Request
-from engine.llm import LLM
 from engine.models.model_config import hf_config
 from engine.sampling_params import SamplingParams
-from engine.step_report import StepReport
 from experiments.acceptance.common import Context, shape_of
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from engine.llm import LLM
+from engine.api.llm import LLM
 from engine.models.model_config import ModelConfig
 from engine.sampling_params import SamplingParams
 from experiments.acceptance.common import Context

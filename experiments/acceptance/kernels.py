@@ -14,8 +14,8 @@ from torch import Tensor
 
 from experiments import ROOT
 from experiments.acceptance.common import Context
-from kernels.attention import AttentionMetadata, LayerKV, available_backends, select_backend
-from kernels.torch_attention import TorchBackend
+from kernels.attention.backends import AttentionMetadata, LayerKV, available_backends, select_backend
+from kernels.attention.torch_backend import TorchBackend
 
 HEADS = {"qwen3-0.6b": (16, 8, 128), "qwen3-8b": (32, 8, 128)}
 BLOCK_SIZE = 16
@@ -50,7 +50,7 @@ def odd_shapes(context: Context) -> None:
 def kernel_tests() -> list[str]:
     """The files of tests that run Triton's kernels on a GPU, if there is one."""
     folder = ROOT / "tests" / "kernels"
-    return [str(path) for path in sorted(folder.glob("test_*.py")) if "triton_device" in path.read_text()]
+    return [str(path) for path in sorted(folder.rglob("test_*.py")) if "triton_device" in path.read_text()]
 
 
 def report(context: Context, output: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from engine.llm import LLM
+from engine.api.llm import LLM
 from engine.sampling_params import SamplingParams
 from experiments.acceptance.common import Context
 from experiments.acceptance.engines import save_model
@@ -30,7 +30,7 @@ Prompts = list[list[int]]
 
 def models(context: Context) -> None:
     """Small models of every family, then Qwen3-0.6B with random weights."""
-    checkpoints: Any = importlib.import_module("tests.engine.models.checkpoints")
+    checkpoints: Any = importlib.import_module("tests.engine.models.builders")
     with tempfile.TemporaryDirectory() as folder:
         for variant in checkpoints.VARIANTS[: 2 if context.rehearse else None]:
             path = Path(folder) / variant

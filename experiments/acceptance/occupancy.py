@@ -30,24 +30,17 @@ from triton.compiler import ASTSource
 
 from experiments import RESULTS, ROOT
 from experiments.acceptance.common import Context, SkippedError
-from kernels import (
-    activation,
-    decode_attention,
-    decode_step,
-    fp8_experts,
-    fp8_linear,
-    keep_threshold,
-    kv_store,
-    moe,
-    norm,
-    prefill_attention,
-    rotary,
-    sampler,
-)
-from kernels.attention import LayerKV
-from kernels.kv_store import FP8_DTYPE
+from kernels import activation, decode_step, norm, rotary
+from kernels.attention import decode as decode_attention
+from kernels.attention import prefill as prefill_attention
+from kernels.attention.backends import LayerKV
+from kernels.cache import kv_store
+from kernels.cache.kv_store import FP8_DTYPE
+from kernels.cache.rotary_store import HeadNorms, rotary_store
+from kernels.experts import fp8_experts, moe
 from kernels.launch import Launcher
-from kernels.rotary_store import HeadNorms, rotary_store
+from kernels.linear import fp8_linear
+from kernels.sampling import keep_threshold, sampler
 
 CUOBJDUMP = Path(triton.backends.nvidia.__file__).parent / "bin" / "cuobjdump"
 DTYPES = {

@@ -9,8 +9,8 @@ from torch.nn import functional
 
 from experiments.acceptance.common import Context, captured, median_s, shape_of
 from experiments.acceptance.kernels import BLOCK_SIZE, HEADS, paged_batch, usable_backends
-from kernels.attention import LayerKV, available_backends, select_backend
-from kernels.kv_store import FP8_DTYPE, quantize
+from kernels.attention.backends import LayerKV, available_backends, select_backend
+from kernels.cache.kv_store import FP8_DTYPE, quantize
 
 DECODES = [(1, 32768), (8, 8192), (32, 4096), (64, 2048), (128, 1024), (256, 1024)]  # batch, context
 PREFILLS = [(1, 8192), (4, 2048), (16, 512)]  # prompts, tokens of each

@@ -17,7 +17,7 @@ from typing import Any
 
 from experiments import ROOT
 from experiments.acceptance.processes import Entry
-from harness.results.environment import cpu_model, slug
+from harness.results.stored.environment import cpu_model, slug
 
 _PACKAGES = ("torch", "triton", "transformers", "flash-attn", "nano-vllm", "vllm", "numpy")
 _QUERY = ("name", "driver_version", "memory.total", "clocks.max.sm")

@@ -18,8 +18,8 @@ import torch
 from experiments import ROOT
 from experiments.acceptance.common import Context, SkippedError
 from experiments.acceptance.kernels import paged_batch
-from kernels.attention import LayerKV, select_backend
-from kernels.moe_routing import route_reference, route_triton
+from kernels.attention.backends import LayerKV, select_backend
+from kernels.experts.moe_routing import route_reference, route_triton
 
 TOOLS = ("memcheck", "racecheck")
 _PLACES = ("/usr/local/cuda/bin", "/opt/nvidia/nsight-compute", "/usr/bin")

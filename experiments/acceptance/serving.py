@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from engine.step_report import StepReport
+from engine.api.step_report import StepReport
 from experiments.acceptance import engines
 from experiments.acceptance.common import Context, SkippedError
 from experiments.acceptance.engines import Ours, Runner, TransformersContinuous, UnfinishedError, workload

@@ -10,11 +10,11 @@ from typing import Any
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from engine.api.llm_engine import LLMEngine
+from engine.api.step_report import StepReport
 from engine.core.sequence import Request
-from engine.llm_engine import LLMEngine
 from engine.runner.model_runner import ModelRunner
 from engine.sampling_params import SamplingParams
-from engine.step_report import StepReport
 from experiments.acceptance.common import Context
 from experiments.acceptance.engines import Ours, ours
 

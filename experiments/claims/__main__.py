@@ -30,10 +30,10 @@ from experiments import RESULTS, ROOT
 from experiments.claims.claim import Claim
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
-from harness.config.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures.style import write_figures
-from harness.results.environment import environment
-from harness.results.files import write_whole
+from harness.results.stored.environment import environment
+from harness.results.stored.files import write_whole
 
 NAMES = (
     "waste", "batching", "prefix_caching", "sharing", "block_size", "preemption", "gqa", "kv_quantization",

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import BACKLOG, Lab
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import COLORS, fitting, head
 
 _MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-70b")

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import COLORS, fitting, head
 
 _POOL_TOKENS, _SIZES, _SEATS = 65_536, (16, 64, 256, 1024), (32, 128, 512)

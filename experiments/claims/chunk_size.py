@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import Lab
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import COLORS, fitting, head, log_axis
 
 _BUDGETS = (512, 1024, 2048, 4096, 8192)

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from matplotlib.figure import Figure
 
 from experiments.claims.lab import Lab
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 
 Data = dict[str, Any]
 """What was measured, as JSON can hold it."""

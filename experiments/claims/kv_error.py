@@ -22,9 +22,9 @@ from torch import Tensor
 
 from engine.engine_config import EngineConfig, KVDtype
 from engine.models.model_config import ModelConfig
-from engine.runner import kv_cache
-from engine.runner.executor import Rank
-from engine.runner.kv_quantization import whole_prompt
+from engine.runner.cache import kv_cache
+from engine.runner.cache.kv_scales import whole_prompt
+from engine.runner.executors.executor import Rank
 from experiments import composed
 
 

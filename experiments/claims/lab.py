@@ -11,7 +11,7 @@ import pandas as pd
 
 from experiments import composed
 from harness.cli import execute
-from harness.results.files import read_results
+from harness.results.stored.files import read_results
 
 H100 = ("model=qwen3-8b", "device=h100-80gb", "max_num_seqs=256")
 TINY = ("model=tiny", "device=laptop-cpu", "max_num_seqs=32", "max_num_batched_tokens=512", "max_model_len=1024")

@@ -8,7 +8,7 @@ from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import Lab
 from experiments.claims.prefix_caching import MOONCAKE
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import COLORS, fitting, head
 
 _GIB = (0, 64, 256, 1024)

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import yaml
 
+from engine.api.llm_engine import LLMEngine
 from engine.core.sequence import Request
 from engine.engine_config import EngineConfig
-from engine.llm_engine import LLMEngine
 from engine.models.model_config import ModelConfig
-from engine.runner.executor import LocalExecutor
+from engine.runner.executors.executor import LocalExecutor
 from engine.sampling_params import SamplingParams
 from experiments import ROOT
 

@@ -7,7 +7,7 @@ from matplotlib.figure import Figure
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.drawing import legend_above
 from experiments.claims.lab import TINY_TRAFFIC, Lab
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import COLORS, GREY, fitting, head
 
 _BATCHES = (1, 4, 16, 64, 256)

@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import COLORS, LIGHT, fitting, head
 
 RESERVATIONS = {"max": "max_model_len", "pow2": "power of two", "exact": "true length"}

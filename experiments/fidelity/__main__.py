@@ -28,7 +28,7 @@ from experiments.fidelity.distserve import distserve
 from experiments.fidelity.lab import Lab
 from experiments.fidelity.own_engine import GPU_RATES, cpu, gpu
 from experiments.fidelity.vllm import vllm
-from harness.results.environment import cpu_model, slug
+from harness.results.stored.environment import cpu_model, slug
 
 
 def main() -> None:

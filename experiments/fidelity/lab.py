@@ -18,8 +18,8 @@ from rich.console import Console
 from rich.table import Table
 
 from experiments import FIDELITY, RESULTS, provenance
-from harness.results.files import CALIBRATION
-from simulator.profile.files import load_profile
+from harness.results.stored.files import CALIBRATION
+from simulator.profile.profile_folder import load_profile
 
 SCRATCH = Path("outputs/fidelity")
 FIGURES = ("validation_latency.png", "validation_levels.png", "validation_steps.png")
@@ -114,7 +114,7 @@ class Lab:
 
     def publish(self, profile: Path) -> None:
         """Put `profile` among those of the repository."""
-        from harness.runs.profiling import published_folder  # imported late, as it brings torch
+        from harness.studies.machine_profiling import published_folder  # imported late, as it brings torch
 
         meta = load_profile(profile).meta
         folder = published_folder(meta.device, meta.model, meta.tensor_parallel_size)

@@ -7,7 +7,7 @@ from itertools import product
 from pathlib import Path
 
 from experiments.fidelity.lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps
-from harness.results.files import RETIMED, SUMMARY
+from harness.results.stored.files import RETIMED, SUMMARY
 from simulator.profile.profile import META
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated

@@ -29,7 +29,7 @@ from experiments.inferencex.cases import CASES, Case
 from experiments.inferencex.fit import fit
 from experiments.inferencex.scores import contradicted, scores
 from experiments.inferencex.simulation import CaseRows
-from harness.config.plotting import AS_USUAL
+from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.figures import write_charts
 from harness.figures.charts.closed_loops import rows_chart
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED

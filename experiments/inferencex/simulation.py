@@ -18,7 +18,7 @@ from harness.validation.closed_loops import simulate_row, system_of, with_errors
 from simulator.importers import open_profile
 from simulator.importers.aiconfigurator.compile import steps_table
 from simulator.importers.aiconfigurator.rules import HOST, SUSTAINED, Host
-from simulator.profile.cuda_graphs import graph_sizes
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
 from simulator.system import CostChoice, System
 

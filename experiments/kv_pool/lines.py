@@ -8,9 +8,9 @@ from pathlib import Path
 import pandas as pd
 import yaml
 
-from simulator.hardware import Device, ModelShape
-from simulator.memory import GIB, KVPool, size_kv_pool
-from simulator.quantization import QUANTIZATIONS
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.memory import GIB, KVPool, size_kv_pool
+from simulator.models.weight_formats import QUANTIZATIONS
 
 _FOLDER = Path(__file__).parent
 _SIZES = (

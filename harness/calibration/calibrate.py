@@ -13,22 +13,22 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from harness.calibration.fit import Fit, minimise
+from harness.calibration.minimisation import Fit, minimise
 from harness.calibration.objective import Misfit, make_objective
 from harness.config import RunConfig
-from harness.config.validation import CalibrationConfig, LatencyFrom, Part
+from harness.config.schema.tasks.validation import CalibrationConfig, LatencyFrom, Part
+from harness.engines.resolving import calibration_files
+from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.figures import write_charts
 from harness.figures.charts.calibration import calibration_chart
 from harness.measured import MeasuredRun
-from harness.results.environment import command_line
-from harness.results.files import CALIBRATION
+from harness.results.stored.environment import command_line
+from harness.results.stored.files import CALIBRATION
 from harness.results.terminal import print_line
-from harness.runs import fitted
-from harness.runs.system import resolve
-from harness.validation.metrics import part_of
+from harness.validation.error_statistics import part_of
 from harness.validation.settings import different_settings
-from harness.validation.simulation import load_run, simulation_config
+from harness.validation.simulated_run import load_run, simulation_config
 from simulator.calibration import Calibration
 from simulator.costs.constants import Constant
 from simulator.costs.profiled import ProfiledCost
@@ -82,7 +82,7 @@ def calibrate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": command_line(),
     }
-    fitted.write(output_dir / CALIBRATION, document)
+    calibration_files.write(output_dir / CALIBRATION, document)
     if config.plots:
         write_charts({"calibration": calibration_chart(document, config.plot)}, output_dir, config.plot)
     _print(console, constants, fit, limits)

@@ -15,15 +15,15 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig
-from harness.config.validation import Part
+from harness.config.schema.tasks.validation import Part
+from harness.engines.resolving.system import resolve
+from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError
 from harness.measured import MeasuredRun
 from harness.measured.measured_run import with_latencies
-from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import resolve
-from harness.validation.metrics import part_of, statistics
-from harness.validation.simulation import priced_at_medians, simulated_requests
-from harness.validation.steps import StepReplay, replay_steps
+from harness.validation.error_statistics import part_of, statistics
+from harness.validation.simulated_run import priced_at_medians, simulated_requests
+from harness.validation.step_errors import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
 from simulator.system import System
 

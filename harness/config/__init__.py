@@ -1,8 +1,10 @@
 """The checked configuration of a run. `parse` turns a composed Hydra configuration into a RunConfig."""
 
-from harness.config import option_sets as option_sets  # registers the option sets with Hydra
-from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
-from harness.config.arrivals import (
+from harness.config.composing import option_sets as option_sets  # registers the option sets with Hydra
+from harness.config.parse import load, parse, to_yaml, validated
+from harness.config.run import RunConfig
+from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
+from harness.config.schema.arrivals import (
     AllAtOnceArrival,
     ArrivalConfig,
     ClosedLoopArrival,
@@ -13,10 +15,8 @@ from harness.config.arrivals import (
     SessionsArrival,
     TraceArrival,
 )
-from harness.config.metrics import IntervalConfig, MetricsConfig, SloConfig
-from harness.config.parse import load, parse, to_yaml, validated
-from harness.config.run import RunConfig
-from harness.config.system import (
+from harness.config.schema.metrics import IntervalConfig, MetricsConfig, SloConfig
+from harness.config.schema.system import (
     CostConfig,
     CpuEngine,
     CustomCost,
@@ -31,8 +31,8 @@ from harness.config.system import (
     SchedulerConfig,
     SimEngine,
 )
-from harness.config.tiers import TiersConfig
-from harness.config.workload import (
+from harness.config.schema.tiers import TiersConfig
+from harness.config.schema.workload import (
     AzureTrace,
     BurstGptTrace,
     ConstantLengths,

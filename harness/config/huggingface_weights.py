@@ -8,8 +8,9 @@ Formats of which the tools say it in different words:
     gptq, awq            bits and group_size
     mxfp4                experts only
 
-What a format of `simulator.quantization` does not describe is refused by name: other widths, group sizes or mixtures,
-and layers of attention or MLPs that the checkpoint leaves as they are. `model.quantization=...` then says what to take.
+What a format of `simulator.models.weight_formats` does not describe is refused by name: other widths, group sizes or
+mixtures, and layers of attention or MLPs that the checkpoint leaves as they are. `model.quantization=...` then says
+what to take.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def read_quantization(path: Path, data: Mapping[str, Any], *, has_experts: bool)
         data: the contents of `config.json`.
 
     Raises:
-        ModelError: the format is none of `simulator.quantization`.
+        ModelError: the format is none of `simulator.models.weight_formats`.
     """
     fields = _description(path, data)
     if not fields.data:

@@ -12,7 +12,7 @@ from pydantic_core import ErrorDetails
 from engine.documents import DocumentError, read_yaml, yaml_text
 from harness.config.huggingface import resolve_model
 from harness.config.run import RunConfig
-from harness.config.schema import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
+from harness.config.schema.reader import describe, item_keys, item_type, models_in, tag_of, unknown_key, unknown_name
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
 

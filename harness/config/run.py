@@ -8,16 +8,13 @@ from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
 from engine.engine_config import conflict_with_pages, default_block_size
-from harness.config.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
-from harness.config.arrivals import ArrivalConfig
-from harness.config.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
-from harness.config.capacity import CapacityConfig, SearchConfig
-from harness.config.metrics import MetricsConfig
-from harness.config.plotting import PlotConfig, ReportConfig
-from harness.config.profiling import ProfileConfig
-from harness.config.router import RouterConfig
-from harness.config.speculation import NoSpeculation, SpeculationConfig, check_fits
-from harness.config.system import (
+from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
+from harness.config.schema.arrivals import ArrivalConfig
+from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.metrics import MetricsConfig
+from harness.config.schema.router import RouterConfig
+from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
+from harness.config.schema.system import (
     CostConfig,
     DeviceConfig,
     EngineConfig,
@@ -26,10 +23,13 @@ from harness.config.system import (
     SchedulerConfig,
     WeightFormat,
 )
-from harness.config.tasks import Task, check_measured, check_profile, check_searches
-from harness.config.tiers import TiersConfig
-from harness.config.validation import CalibrationConfig, RetimingConfig, ValidationConfig
-from harness.config.workload import TraceConfig
+from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
+from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches
+from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
+from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, RetimingConfig, ValidationConfig
+from harness.config.schema.tiers import TiersConfig
+from harness.config.schema.workload import TraceConfig
 
 _REAL_FORMATS = ("none", "fp8", "fp8_block")
 

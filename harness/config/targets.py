@@ -1,6 +1,6 @@
 """Code of the user's own that a configuration names as `package.module:name`.
 
-    scheduler.policy   a policy: a class with the methods of engine.core.policy.Policy, such as a BasePolicy
+    scheduler.policy   a policy: a class with the methods of engine.core.planning.policy.Policy, such as a BasePolicy
     router.rule        a routing rule: a class with the methods of engine.core.routing.router.Router, as a BaseRouter
     trace.target       a trace: a function of path, rng and the trace's options that returns the columns of Trace.table
     arrival.target     an arrival process: a function of trace, rng and its options that returns times in s, or Arrivals
@@ -25,14 +25,14 @@ from typing import Any
 
 from engine.core.policies import POLICIES
 from engine.core.routing import ROUTERS
-from harness.config.schema import nearest
+from harness.config.schema.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 
 _imported: dict[str, Any] = {}
 _REGISTRIES: dict[str, dict[str, Any]] = {"scheduler.policy": POLICIES, "router.rule": ROUTERS}
 _KINDS = {  # what each is called, derives from and must have
     "scheduler.policy": (
-        "policy", "engine.core.policy.BasePolicy",
+        "policy", "engine.core.planning.policy.BasePolicy",
         ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admit", "compose"),
     ),
     "router.rule": (

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Chart
 from harness.results.tables import Floats, RunResult
 
@@ -44,9 +44,9 @@ def write_comparison_charts(
 ) -> list[Path]:
     """Draw comparison_metrics, comparison_frontier and comparison_latency of a set of configurations into `folder`.
 
-    table: a row per configuration and load, as `harness.sweeps.repeats` makes it. curves: by `curve_key` and latency
-    (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Where `plot` chooses axes, the one figure that it asks for is
-    drawn, comparison. Returns the files of the figures for which there is data.
+    table: a row per configuration and load, as `harness.studies.comparison.repeats` makes it. curves: by `curve_key`
+    and latency (ttft, tpot, e2el), its `CURVE_PERCENTILES` in s. Where `plot` chooses axes, the one figure that it asks
+    for is drawn, comparison. Returns the files of the figures for which there is data.
     """
     from harness.figures.charts.compare import metrics_chart
     from harness.figures.charts.latency import distributions_chart

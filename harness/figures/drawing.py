@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Mark, Name, Panel, Series, Side, span
 from harness.figures.placement import name_ends, name_points, wrapped_label
 from harness.figures.style import (

@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Color, Shade
 from harness.figures.labels import number
-from harness.results.files import write_whole
+from harness.results.stored.files import write_whole
 
 # Okabe and Ito's palette, which any colour vision can tell apart; its yellow is left out, as too light for lines
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#5B4B8A", "#333333")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 
 _LOAD_NAMES = ("rate", "concurrency", "time scale")
 

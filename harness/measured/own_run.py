@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from harness.config import RunConfig, load
-from harness.config.workload import MAX_TOKENS
+from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MAX_SPAN_S,
@@ -27,7 +27,7 @@ from harness.measured.measured_run import (
     with_latencies,
 )
 from harness.measured.records import check_lengths, read_json
-from harness.results import files as results
+from harness.results.stored import files as results
 from harness.results.tables import DECISIONS, Floats, RunResult
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace

@@ -10,7 +10,7 @@ import numpy as np
 
 from engine import documents
 from engine.documents import DocumentError, parse_json
-from harness.config.workload import MAX_TOKENS
+from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.results.tables import Floats
 

@@ -24,9 +24,9 @@ import pandas as pd
 from harness.config import MetricsConfig
 from harness.results.columns import floats, nan_max, nan_min, ratio, total
 from harness.results.engine_metrics import engine_metrics, server_metrics
-from harness.results.latencies import latencies
 from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
+from harness.results.statistics.latencies import latencies
 from harness.results.tables import Floats, RunResult
 from harness.results.verdict import judge
 

@@ -117,7 +117,7 @@ class RunResult:
     an engine that tells nothing of its steps. num_blocks: size of the KV block pool of a server, None where it is not
     known. complete: False for a run that ended early. meta: settings, versions, hardware, notes; `ended_early`
     says why the run ended before all was served, None for a complete one. spans: what each sequence did when, as
-    `harness.runs.span_log` has it; only of a run with perfetto=true, and not stored with the tables.
+    `harness.record.span_log` has it; only of a run with perfetto=true, and not stored with the tables.
     """
 
     requests: pd.DataFrame

@@ -20,13 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config import RunConfig
-from harness.config.validation import ValidationConfig
+from harness.config.schema.tasks.validation import ValidationConfig
+from harness.engines.resolving.system import resolve
+from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError
 from harness.figures import write_validation_charts
 from harness.measured.inferencex import Rows, read_rows
-from harness.results.files import ERRORS, VALIDATION, write_whole
-from harness.runs.simulated import SimulatedEngine
-from harness.runs.system import resolve
+from harness.results.stored.files import ERRORS, VALIDATION, write_whole
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.system import System

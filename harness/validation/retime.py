@@ -24,15 +24,15 @@ from rich.console import Console
 from rich.progress import track
 
 from harness.config import RunConfig
+from harness.engines.availability import check_engine
 from harness.errors import MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import whole_ns
-from harness.results.environment import command_line, environment
-from harness.results.files import RETIMED, STEP_TIMES, write_whole
+from harness.results.stored.environment import command_line, environment
+from harness.results.stored.files import RETIMED, STEP_TIMES, write_whole
 from harness.results.tables import Floats
 from harness.results.terminal import print_line
-from harness.runs.availability import check_engine
-from harness.validation.steps import as_delivered, deviations, first_difference
+from harness.validation.step_errors import as_delivered, deviations, first_difference
 from harness.workload.arrivals import OpenLoop
 
 
@@ -69,7 +69,7 @@ def retime(config: RunConfig, output_dir: Path) -> dict[str, Any]:
 
 def _execute(run: MeasuredRun) -> Floats:
     """Execute each step once more; returns their times in s."""
-    from harness.runs.real import RealEngine, resolve_real  # imported late, as it brings torch
+    from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
 
     assert run.own is not None
     measured, device = run.own.result.steps, run.own.result.meta.get("device")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.results.environment import cpu_with_threads
+from harness.results.stored.environment import cpu_with_threads
 from simulator.calibration import same_setting
+from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import Profile
-from simulator.quantization import QUANTIZATIONS
 
 if TYPE_CHECKING:
     from harness.config import RunConfig

@@ -9,21 +9,21 @@ import numpy as np
 from rich.console import Console
 
 from harness.config import RunConfig
-from harness.config.validation import Part
+from harness.config.schema.tasks.validation import Part
+from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.figures import write_validation_charts
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.own_run import at_median_times
+from harness.record.progress_bar import Terminal
 from harness.results.tables import RunResult
-from harness.runs.progress import Terminal
-from harness.runs.run import serve
-from harness.runs.system import resolve
+from harness.studies.run import serve
 from harness.validation.closed_loops import KIND, validate_rows
-from harness.validation.comparison import compare
-from harness.validation.report import print_validation, write_validation
+from harness.validation.error_tables import print_validation, write_validation
 from harness.validation.settings import different_device, different_settings
-from harness.validation.simulation import different_pool, load_run, priced_at_medians, simulation_config
-from harness.validation.steps import StepReplay, replay_steps
+from harness.validation.side_by_side import compare
+from harness.validation.simulated_run import different_pool, load_run, priced_at_medians, simulation_config
+from harness.validation.step_errors import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
 from simulator.calibration import Calibration
 from simulator.costs.cost import CostModel

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from engine.core.hashing import extend_hashes
 from engine.core.sequence import Request
-from harness.config.workload import MAX_TOKENS
+from harness.config.schema.workload import MAX_TOKENS
 from harness.workload.trace import Trace, deadlines_ns, tenants
 
 _OWN = 1 << 62  # where identities of blocks begin that no other request has

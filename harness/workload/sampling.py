@@ -16,7 +16,7 @@ from harness.config import (
     SyntheticTrace,
     UniformLengths,
 )
-from harness.config.workload import AUTO_REQUESTS, MAX_TOKENS, DrawnClasses
+from harness.config.schema.workload import AUTO_REQUESTS, MAX_TOKENS, DrawnClasses
 from harness.errors import ConfigError
 from harness.workload.trace import Trace, conversation_columns, trace_table
 

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from engine.core.work import StepWork
-from simulator.costs.attention import deviation
+from simulator.costs.attention_times import deviation
 from simulator.costs.curve import Curve
 from simulator.costs.deviation import DeviationBatch
 

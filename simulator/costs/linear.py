@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.constants import Constant
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
 
 _NS = 1e9
 _HIGH = 10.0  # the upper limit of a constant, as a multiple of its default

@@ -9,7 +9,7 @@ import pandas as pd
 
 from simulator.costs.constants import ALL_REDUCE_MIB, MIB, all_reduce_name
 from simulator.costs.curve import Curve, flat, proportional
-from simulator.hardware import ModelShape
+from simulator.models.hardware import ModelShape
 from simulator.profile.profile import Profile
 
 _US = 1e3  # ns

@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.known_times import KnownTimes
-from simulator.hardware import Device, ModelShape
-from simulator.quantization import NONE, Quantization
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.weight_formats import NONE, Quantization
 
 _NS = 1e9
 

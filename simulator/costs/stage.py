@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from engine.core.work import StepWork
 from simulator.costs.cost import CostModel
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
 
 
 class LayerCost(NamedTuple):

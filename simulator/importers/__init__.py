@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator import compile_profile
 from simulator.importers.llmservingsim import read_bundle
 from simulator.importers.vidur import read_profiling
-from simulator.profile.files import load_profile, rank_folder
+from simulator.models.hardware import Device, ModelShape
 from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.profile_folder import load_profile, rank_folder
 
 Importer = Callable[[Path, ModelShape, int, int, Device], Profile]
 IMPORTERS: dict[str, Importer] = {

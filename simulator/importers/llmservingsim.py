@@ -34,11 +34,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
 from simulator.profile.csv_table import read_table
-from simulator.profile.cuda_graphs import graph_sizes
-from simulator.profile.files import rank_folder, read_meta
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import META, Profile, ProfileError, ProfileMeta, check_numbers, check_texts
+from simulator.profile.profile_folder import rank_folder, read_meta
 from simulator.quantities import RANGES
 
 _ATTENTION = {

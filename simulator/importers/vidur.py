@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
 from simulator.profile.csv_table import read_table
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta, check_numbers
 

@@ -2,7 +2,7 @@
 
     simulator/profiles/gpu/<system>.zip
         NOTICE                                      where the times are from, and their licence
-        <model>/<quantization>-<kv dtype>/tp<N>/    a profile as a folder (`simulator.profile.files`)
+        <model>/<quantization>-<kv dtype>/tp<N>/    a profile as a folder (`simulator.profile.profile_folder`)
 
 `experiments.default_profiles` makes the archives.
 """
@@ -15,11 +15,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from simulator.hardware import ModelShape
+from simulator.models.hardware import ModelShape
 from simulator.profile.checks import base_name, check_fits
-from simulator.profile.cuda_graphs import graph_sizes
-from simulator.profile.files import load_profile, save_profile
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.profile_folder import load_profile, save_profile
 
 FOLDER = Path(__file__).resolve().parents[1] / "profiles" / "gpu"
 NOTICE = "NOTICE"

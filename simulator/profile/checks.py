@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import get_args
 
 from engine.engine_config import KVDtype
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
 from simulator.profile.profile import Profile, ProfileError
 
 _HIGHEST, _LOWEST = 3.0, 1e-3  # plausible shares of the device's peak; outside, another device may have been profiled

@@ -1,7 +1,7 @@
 """Kernel-cost profiles: what each operator of a model takes on a device, as small tables.
 
 `time_us` are medians in microseconds of one call on one rank; `spread_us`, where given, is half the interquartile range
-of the times. `simulator.profile.files` reads and writes a profile as a folder with a CSV file per table:
+of the times. `simulator.profile.profile_folder` reads and writes a profile as a folder with a CSV file per table:
 
     tokens       operator,num_tokens,time_us      linear layers, norms, rotary, activation, KV store, embedding
     sequences    operator,num_sequences,time_us   LM head, sampler

@@ -15,22 +15,22 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from engine.api.step_report import StepReport
 from engine.engine_config import EngineConfig
-from engine.executors import Executor
+from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
-from engine.models.parallel import TensorParallel
-from engine.runner.cuda_graphs import bucket_for, buckets
-from engine.runner.executor import Rank, longest_sequence
+from engine.runner.executors.executor import Rank, longest_sequence
+from engine.runner.executors.interface import Executor
+from engine.runner.executors.tensor_parallel import TensorParallelExecutor
+from engine.runner.graphs.cuda_graphs import bucket_for, buckets
+from engine.runner.inputs.step_inputs import StepInputs
 from engine.runner.model_runner import ModelRunner
-from engine.runner.step_inputs import StepInputs
 from engine.runner.step_tokens import StepTokens
-from engine.runner.tensor_parallel import TensorParallelExecutor
-from engine.step_report import StepReport
 from simulator.profiler.collectives import Collectives
 from simulator.profiler.operators import LoneRank, Operators
 from simulator.profiler.samples import ADDED_BY_ATTENTION, ALL_OPERATORS, ATTENTION, Clock, Point, Times
-from simulator.profiler.steps import MIDDLE_STEP, Steps
 from simulator.profiler.stopwatch import MakeCalls, make_stopwatch
+from simulator.profiler.whole_steps import MIDDLE_STEP, Steps
 
 _VISIT_S = 0.004  # a visit repeats its operators for this long, and runs them once at least
 _LONE_SHARE = 3  # with several ranks, the KV pool to measure on is this fraction of what fits

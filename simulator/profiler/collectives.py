@@ -11,8 +11,8 @@ from multiprocessing.connection import Connection
 import torch
 import torch.distributed as dist
 
-from engine.runner.rendezvous import Rendezvous
-from engine.runner.worker import end_with_parent
+from engine.runner.executors.rendezvous import Rendezvous
+from engine.runner.executors.worker import end_with_parent
 
 _RUNS = 20
 _TIMEOUT_S = 120.0

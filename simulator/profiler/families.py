@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from simulator.profiler.bench import Limits, uneven_contexts
 from simulator.profiler.grid import Grid, log_spaced
-from simulator.profiler.steps import longest_context
+from simulator.profiler.whole_steps import longest_context
 
 _FACTOR = 4.0  # between neighbours of a coarse grid
 _SHORTEST_CONTEXT, _SHORTEST_START = 16, 64

@@ -10,14 +10,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from engine.models.attention import Attention
 from engine.models.blocks import CausalLM, GatedMLP
-from engine.models.parallel import TensorParallel
+from engine.models.layers.attention import Attention
+from engine.models.layers.parallel import TensorParallel
 from kernels.activation import silu_and_mul
-from kernels.attention import AttentionMetadata, LayerKV
-from kernels.kv_integers import LARGEST, head_dim_of, quantize_blocks
-from kernels.kv_store import store_kv
-from kernels.sampler import sample
+from kernels.attention.backends import AttentionMetadata, LayerKV
+from kernels.cache.kv_integers import LARGEST, head_dim_of, quantize_blocks
+from kernels.cache.kv_store import store_kv
+from kernels.sampling.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
 _PATTERN_BLOCKS = 1024

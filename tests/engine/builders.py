@@ -1,89 +1,248 @@
-"""Schedulers to try by hand: made with few blocks, and run to the end, by default with a step per plan."""
+"""A small model and prompts to try the real engine with, and CUDA graphs without CUDA: needs torch.
+
+Instead of being captured, the operators that a step launches are written down and launched again. What a graph would
+freeze is frozen here too: the operators, their tensors and the numbers that the host passed. What cannot be captured, a
+look at a tensor's values, is an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import functools
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from types import FrameType
 from typing import Any
 
-from engine.core.plan import StepPlan
-from engine.core.scheduler import Scheduler
-from engine.core.scheduler_making import make_scheduler
-from engine.core.scheduler_options import SchedulerOptions
-from engine.core.sequence import Request, Sequence
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
 
-LIMITS: dict[str, Any] = {"num_blocks": 100, "block_size": 4, "max_num_seqs": 8, "max_num_batched_tokens": 64}
-"""What a scheduler has that is not told otherwise; `others` are what `make_scheduler` takes besides."""
-OTHERS = ("max_model_len", "num_host_blocks", "offload", "transfer_block_us", "num_lanes", "make_decodes")
+from engine.api.llm import LLM
+from engine.models.model_config import ModelConfig
+from engine.runner.graphs.cuda_graphs import Step
+from engine.sampling_params import SamplingParams
+from kernels.attention.backends import AttentionMetadata, LayerKV, NewKV
+from kernels.sampling.sampler import keep_threshold, log_exponential
+from tests.cuda_standin import DispatchMode
 
-
-def make(policy: str = "mixed", **given: Any) -> Scheduler:
-    """A scheduler with `LIMITS`, no watermark and the default rules; `given` are limits and scheduler options."""
-    limits = {name: given.pop(name) for name in (*LIMITS, *OTHERS) if name in given}
-    options: dict[str, Any] = {"policy": policy, "watermark": 0.0, **given}
-    return make_scheduler(SchedulerOptions(**options), **LIMITS | limits)
-
-
-def bare_sequence(request_id: int, num_prompt_tokens: int, max_tokens: int = 1, **others: Any) -> Sequence:
-    """The sequence of a request, for what takes sequences and not requests."""
-    return Request(request_id, num_prompt_tokens, max_tokens, **others).sequences[0]
-
-
-def sequences(scheduler: Scheduler) -> dict[int, Sequence]:
-    """The first sequence of every request, by the request's id."""
-    return {request.request_id: request.sequences[0] for request in scheduler.unfinished}
+SHAPE: dict[str, Any] = {
+    "name": "small", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
+    "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
+}  # fmt: skip
+# Larger weights than usual give varied text, so that equal tokens prove something.
+MODEL = replace(ModelConfig.from_shape(SHAPE), initializer_range=0.1)
+GREEDY = SamplingParams(max_tokens=60, temperature=0.0)
+SETTINGS: dict[str, Any] = {
+    "device": "cpu", "block_size": 4, "num_blocks": 400, "max_num_seqs": 8, "max_num_batched_tokens": 64
+}  # fmt: skip
 
 
-def generate(plan: StepPlan, token: int = 7) -> None:
-    """Append what the plan's steps generate to the sequences that know their tokens."""
-    for sequence in receivers(plan):
-        if sequence.token_ids is not None:
-            sequence.token_ids += [token] * plan.num_steps
+def make_prompts() -> list[list[int]]:
+    """Of odd lengths; the last ones continue or repeat earlier ones."""
+    rng = random.Random(0)
+    prompts = [[rng.randrange(300) for _ in range(rng.randint(1, 90))] for _ in range(10)]
+    return [*prompts, prompts[0] + prompts[1], prompts[2], prompts[3][:40]]
 
 
-def receivers(plan: StepPlan) -> list[Sequence]:
-    """The sequences that the plan gives tokens."""
-    return [*[chunk.sequence for chunk in plan.prefills if chunk.is_last], *plan.decodes]
+def generate(params: SamplingParams = GREEDY, **settings: Any) -> list[list[int]]:
+    llm = LLM(MODEL, **{**SETTINGS, **settings})
+    try:
+        return [output["token_ids"] for output in llm.generate(make_prompts(), params)]
+    finally:
+        llm.close()
 
 
-def run(scheduler: Scheduler, *, groups: bool = False, stops: Mapping[int, int] | None = None) -> Iterator[StepPlan]:
-    """Execute to the end and yield each plan before it is committed; time counts steps.
+@functools.cache
+def one_by_one() -> list[list[int]]:
+    """Each prompt alone, uncut and uncached."""
+    return generate(max_num_seqs=1, max_num_batched_tokens=512, enable_prefix_caching=False)
 
-    A plan is one step, or with `groups` as many as its horizon allows. A scheduler that plans ahead plans each step
-    when the one before it begins. `stops` says after how many output tokens a request meets a stop condition.
+
+_LOOKS = ("_local_scalar_dense", "nonzero", "masked_select", "unique")
+
+
+class _Recorder(DispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, Any, Any, Any]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        assert not any(name in str(func) for name in _LOOKS), f"{func} looks at values: it cannot be captured"
+        out = func(*args, **(kwargs or {}))
+        self.calls.append((func, args, kwargs or {}, out))
+        return out
+
+
+def record(step: Step) -> Step:
+    """Runs the step, as capturing does, and returns what launches its operators again."""
+    with _Recorder() as recorder:
+        step()
+
+    def replay() -> None:
+        for func, args, kwargs, out in recorder.calls:
+            again = func(*args, **kwargs)
+            outs, agains = ((x,) if isinstance(x, Tensor) else tuple(x) for x in (out, again))
+            for old, new in zip(outs, agains, strict=True):
+                if old.untyped_storage().data_ptr() != new.untyped_storage().data_ptr():
+                    old.copy_(new)
+
+    return replay
+
+
+class DenseBackend:
+    """Attention of decodes that looks at no value: over all that a block table can hold, masked."""
+
+    name = "dense"
+    is_capturable = True
+    takes_stored = False
+
+    def forward(
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+    ) -> Tensor:
+        """See AttentionBackend.forward; prefills are not for it."""
+        assert new is not None
+        blocks, size, kv_heads, head_dim = kv.keys.shape
+        # Padding goes to the slot past the last, which is no sequence's.
+        slots = torch.where(metadata.slot_mapping < 0, blocks * size - 1, metadata.slot_mapping)
+        for cache, rows in zip(kv, new, strict=False):
+            cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, rows)
+        tables = metadata.decode_block_tables.long()
+        keys, values = (
+            cache.index_select(0, tables.flatten()).view(len(q), -1, kv_heads, head_dim).transpose(1, 2)
+            for cache in (kv.keys, kv.values)
+        )
+        inside = torch.arange(keys.shape[2]) < metadata.decode_context_lens.clamp(min=1).unsqueeze(1)
+        attended = functional.scaled_dot_product_attention(
+            q.view(len(q), kv_heads, -1, head_dim), keys, values, attn_mask=inside[:, None, None, :], scale=scale
+        )
+        return attended.reshape(q.shape)
+
+
+class DecodeDenseBackend(DenseBackend):
+    """Dense for steps that are all decodes, another backend for the others."""
+
+    def __init__(self, other: Any) -> None:
+        self._other = other
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """See AttentionBackend.forward."""
+        if args[3].num_prefill_tokens:
+            out: Tensor = self._other.forward(*args, **kwargs)
+            return out
+        return super().forward(*args, **kwargs)
+
+
+def sample_unseen(
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor | None,
+    top_p: Tensor | None,
+    seeds: Tensor,
+    positions: Tensor,
+) -> Tensor:
+    """`kernels.sampling.sampler.sample` by operators that look at no value."""
+    scores = logits / torch.where(temperature > 0, temperature, 1.0).unsqueeze(1)
+    noise = log_exponential(seeds, positions, logits.shape[1])
+    threshold = keep_threshold(logits, temperature, top_k, top_p, logits.shape[1])
+    if threshold is not None:
+        scores = torch.where(logits < threshold.unsqueeze(1), -torch.inf, scores)
+    return torch.where((temperature > 0).unsqueeze(1), scores - noise, logits).argmax(-1)
+
+
+STARVED: dict[str, Any] = {**SETTINGS, "num_blocks": 40, "watermark": 0.0}
+# A block of the model takes 2 KiB, and out and back as long as 3 of its 4 tokens: what is decided depends on the rest.
+AUTO = {"preemption": "auto", "host_kv_gib": 2e-3, "recompute_token_us": 1.0, "host_gb_per_s": 2048 / 1e3 / 1.5}
+KINDS: dict[str, dict[str, Any]] = {
+    "recompute": {},
+    "partial": {"preemption": "partial"},
+    "swap": {"preemption": "swap", "host_kv_gib": 2e-3},
+    "auto": AUTO,
+}
+
+
+class Late:
+    """A side stream whose copies are made when they are waited for, or when they are asked for the `patience`-th time.
+
+    A mark is the number of copies launched before it.
     """
-    now, plan = 0, scheduler.schedule(0)
-    while plan:
-        if groups and plan.horizon > 1:
-            plan = scheduler.extend(plan, plan.horizon)
-        known = {sequence: sequence.num_output_tokens for sequence in receivers(plan)}
-        yield plan
-        generate(plan)
-        now += plan.num_steps
-        ahead = scheduler.schedule(now - 1) if scheduler.plans_ahead else None
-        scheduler.commit(plan, now, _stopped(known, plan.num_steps, stops or {}))
-        scheduler.check_integrity()
-        plan = ahead or scheduler.schedule(now)
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.copies: list[Callable[[], None]] = []
+        self.num_made = 0
+        self.asked: Counter[int] = Counter()
+
+    def launch(self, copy: Callable[[], None]) -> None:
+        self.copies.append(copy)
+
+    def mark(self) -> int:
+        return len(self.copies)
+
+    def has_passed(self, mark: int) -> bool:
+        self.asked[mark] += 1
+        if self.asked[mark] >= self.patience:
+            self.hold_steps(mark)
+        return mark <= self.num_made
+
+    def hold_steps(self, mark: int) -> None:
+        while self.num_made < mark:
+            self.copies[self.num_made]()
+            self.num_made += 1
+
+    def ns_between(self, first: int, second: int) -> int:
+        return 0
 
 
-def _stopped(known: Mapping[Sequence, int], num_steps: int, stops: Mapping[int, int]) -> dict[Sequence, int]:
-    """Who stops in a plan, and how many tokens past it come, given the output tokens before the plan."""
-    ends = {s: (count + num_steps, stops.get(s.request_id, 0)) for s, count in known.items()}
-    return {s: end - stop for s, (end, stop) in ends.items() if known[s] < stop <= end}
+def fail_once(monkeypatch: pytest.MonkeyPatch, owner: type, name: str, error: BaseException, *, after: bool) -> None:
+    """Let the next call of a method raise `error`, before or after its work."""
+    real, calls = getattr(owner, name), [0]
+
+    def failing(*args: Any, **kwargs: Any) -> Any:
+        calls[0] += 1
+        if calls[0] > 1:
+            return real(*args, **kwargs)
+        if after:
+            real(*args, **kwargs)
+        raise error
+
+    monkeypatch.setattr(owner, name, failing)
 
 
-def step(scheduler: Scheduler, now: int = 0) -> StepPlan:
-    """Plan, execute and commit one step."""
-    plan = scheduler.schedule(now)
-    assert plan is not None
-    generate(plan)
-    scheduler.commit(plan, now + 1)
-    scheduler.check_integrity()
-    return plan
+class Interrupter:
+    """Raises KeyboardInterrupt when the `countdown`-th line of the engine's code is about to run."""
+
+    def __init__(self, countdown: int) -> None:
+        self.countdown = countdown
+
+    def __call__(self, frame: FrameType, event: str, arg: object) -> Any:
+        is_ours = "/engine/" in frame.f_code.co_filename and "/tests/" not in frame.f_code.co_filename
+        return self._line if is_ours and frame.f_code.co_name != "__del__" else None
+
+    def _line(self, frame: FrameType, event: str, arg: object) -> Any:
+        if event == "line":
+            self.countdown -= 1
+            if self.countdown == 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return self._line
 
 
-def chunks(plan: StepPlan) -> list[tuple[int, int, int]]:
-    return [(chunk.sequence.request_id, chunk.start, chunk.num_tokens) for chunk in plan.prefills]
-
-
-def ids(sequences: list[Sequence]) -> list[int]:
-    return [sequence.request_id for sequence in sequences]
+def interrupted(llm: LLM, countdown: int) -> bool:
+    """Run some calls with Ctrl-C at a line; False if they ended before."""
+    prompts, params = make_prompts(), replace(GREEDY, max_tokens=6)
+    sys.settrace(Interrupter(countdown))
+    try:
+        stream = llm.stream(prompts[:3], params)
+        next(stream)
+        llm.generate(prompts[3:6], params)
+        stream.close()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False

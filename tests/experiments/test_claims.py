@@ -12,7 +12,7 @@ from experiments.claims import batching, gqa
 from experiments.claims.__main__ import NAMES, STORE, claim_of
 from experiments.claims.lab import Lab
 from experiments.claims.page import FIGURES, PAGE, page
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.style import WIDTHS_IN
 from tests.harness.builders import ROOT
 

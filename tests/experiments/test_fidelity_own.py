@@ -14,9 +14,9 @@ from experiments import RESULTS
 from experiments.fidelity import own_engine
 from experiments.fidelity.lab import LATENCIES, STATISTICS, Lab
 from harness.config import RunConfig
-from harness.results.files import RETIMED, SUMMARY
-from simulator.profile.files import load_profile
+from harness.results.stored.files import RETIMED, SUMMARY
 from simulator.profile.profile import META
+from simulator.profile.profile_folder import load_profile
 from tests.harness.builders import CONF, config
 
 SAME = ("plans_identical", "preemptions_identical", "cache_hits_identical")

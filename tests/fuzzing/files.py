@@ -12,7 +12,7 @@ from typing import Any
 import pandas as pd
 
 from tests.fuzzing.inputs import MODEL, REAL, Inputs
-from tests.harness.mutations import BYTES, ODD_NUMBERS, mutants
+from tests.mutations import BYTES, ODD_NUMBERS, mutants
 
 PLACE = "DAMAGED"  # in an override: stands for the path of the damaged copy
 _FAST = ["plots=false", "progress=false", "model=tiny", "device=laptop-cpu"]

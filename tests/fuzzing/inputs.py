@@ -10,9 +10,9 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.results.files import STEPS, read_table
+from harness.results.stored.files import STEPS, read_table
 from tests.harness.builders import ROOT, config, execute_in
-from tests.harness.measured_builders import (
+from tests.harness.measured.builders import (
     fitted_on,
     made_up,
     pretend_measured,
@@ -21,7 +21,7 @@ from tests.harness.measured_builders import (
     write_lines,
     write_llmservingsim,
 )
-from tests.simulator.foreign_profiles import write_bundle, write_profiling
+from tests.simulator.importers.builders import write_bundle, write_profiling
 
 PROFILE = ROOT / "simulator" / "profiles" / "amd-epyc" / "tiny"
 # A simulation that takes some milliseconds.
@@ -109,7 +109,7 @@ def _write(folder: Path, real_engine: bool) -> Inputs:
     real = model = None
     measured = _measured(folder, own)
     if real_engine:
-        from tests.engine.models.checkpoints import save  # imported late, as it brings transformers
+        from tests.engine.models.builders import save  # imported late, as it brings transformers
 
         real, model = folder / "real", save("qwen3", folder / "model")
         execute_in(real, config(*REAL))

@@ -19,7 +19,7 @@ from typing import IO
 
 from hydra import initialize_config_dir
 
-from harness.config.composing import compose_once
+from harness.config.composing.composer import compose_once
 from tests.fuzzing.execution import Outcome, place_of, run_case
 from tests.fuzzing.walk import Case
 from tests.harness.builders import CONF

@@ -21,9 +21,9 @@ from hydra.core.hydra_config import HydraConfig
 import harness
 from harness import api, cli
 from harness.config import load
+from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, EngineError, TraceError, TwinServeError
-from harness.results.files import read_results
-from harness.runs.simulated import SimulatedEngine
+from harness.results.stored.files import read_results
 from tests.harness.builders import CONF, ROOT
 
 FEW = ("trace.num_requests=30", "arrival.rate=20", "cost=roofline")

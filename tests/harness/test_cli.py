@@ -19,9 +19,9 @@ from omegaconf import DictConfig
 
 from harness import cli
 from harness.config import RunConfig, load
-from harness.config.composing import Composer
+from harness.config.composing.composer import Composer
+from harness.engines import availability
 from harness.errors import ConfigError, TraceError
-from harness.runs import availability
 from tests.harness.builders import CONF, ROOT
 
 Launch = Callable[..., int]
@@ -253,7 +253,7 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
         calls.append((folders, out_folder))
         return SimpleNamespace(paths=[out_folder / "table.csv"], left_out=[])
 
-    stub_module(monkeypatch, "harness.sweeps.comparison", write_comparison=write_comparison)
+    stub_module(monkeypatch, "harness.studies.comparison.comparison", write_comparison=write_comparison)
     for name in ("a", "sweep/block_size=16", "sweep/block_size=128"):
         (tmp_path / name).mkdir(parents=True)
         text = '{"complete": true, "block_size": 16, "num_blocks": 1}'

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from harness import interrupts
-from harness.results.files import read_results
+from harness.results.stored.files import read_results
 from tests.harness.builders import ROOT
 
 # Starts run.py and says when it handles signals; one that meets the interpreter's own start cannot be handled.
@@ -35,7 +35,7 @@ runpy.run_path("run.py", run_name="__main__")
 # Interrupts itself as often as the first argument says while the results are written.
 INTERRUPTED_WRITING = """
 import os, runpy, signal, sys, time
-from harness.results import files
+from harness.results.stored import files
 
 write_table = files.write_table
 times = int(sys.argv.pop(1))

@@ -9,11 +9,11 @@ import torch
 
 from engine.models import build_model
 from engine.models.blocks import CausalLM
+from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
-from engine.models.parallel import TensorParallel
 from engine.models.quantization import Fp8Weights
-from kernels.attention import AttentionMetadata
-from kernels.triton_attention import TritonBackend
+from kernels.attention.backends import AttentionMetadata
+from kernels.attention.triton_backend import TritonBackend
 from tests.cuda_standin import CUDA
 
 

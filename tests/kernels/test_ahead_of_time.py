@@ -28,8 +28,8 @@ from experiments.acceptance.occupancy import (  # noqa: E402
     store,
     thresholds,
 )
-from kernels.kv_store import FP8_DTYPE  # noqa: E402
-from kernels.moe_routing import route_triton  # noqa: E402
+from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
+from kernels.experts.moe_routing import route_triton  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)

@@ -21,13 +21,18 @@ ROOT = Path(__file__).parents[2]
     ("modules", "loops", "marked"),
     [
         (
-            ["test_triton_kernels", "test_triton_fp8", "test_triton_fp8_experts", "test_rotary_store"]
-            + ["test_keep_threshold", "test_moe_routing"],
+            [
+                "test_triton_kernels",
+                "linear/test_triton_fp8",
+                "experts/test_triton_fp8_experts",
+                "cache/test_rotary_store",
+            ]
+            + ["sampling/test_keep_threshold", "experts/test_moe_routing"],
             False,
             "not slow",
         ),
-        (["test_triton_attention", "test_triton_engine"], True, "not slow"),
-        pytest.param(["test_random_attention"], True, "slow", marks=pytest.mark.slow),
+        (["attention/test_triton_attention", "test_triton_engine"], True, "not slow"),
+        pytest.param(["attention/test_random_attention"], True, "slow", marks=pytest.mark.slow),
     ],
     ids=["kernels", "attention", "random attention"],
 )

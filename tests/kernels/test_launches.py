@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import torch  # noqa: E402
 
 from engine.models.quantization import Fp8Weights  # noqa: E402
-from kernels.sampler import sample  # noqa: E402
+from kernels.sampling.sampler import sample  # noqa: E402
 from tests.cuda_standin import CUDA, standing_in  # noqa: E402
 from tests.kernels.launches import make_model, run_step  # noqa: E402
 

@@ -9,8 +9,8 @@ pytest.importorskip("torch")
 import torch  # noqa: E402
 
 from kernels.activation import silu_and_mul  # noqa: E402
-from kernels.moe import fused_moe  # noqa: E402
-from kernels.moe_routing import route_reference  # noqa: E402
+from kernels.experts.moe import fused_moe  # noqa: E402
+from kernels.experts.moe_routing import route_reference  # noqa: E402
 from kernels.norm import add_rms_norm, rms_norm  # noqa: E402
 from kernels.rotary import rotary  # noqa: E402
 

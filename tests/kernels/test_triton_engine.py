@@ -11,14 +11,17 @@ pytest.importorskip("torch")
 pytest.importorskip("triton")
 
 
+from engine.api.llm import LLM  # noqa: E402
 from engine.engine_config import Quantized  # noqa: E402
-from engine.llm import LLM  # noqa: E402
-from engine.models import attention  # noqa: E402
+from engine.models.layers import attention  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
-from engine.runner import executor  # noqa: E402
+from engine.runner.executors import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from kernels import activation, decode_step, fp8_experts, fp8_linear, moe, norm, rotary, sampler  # noqa: E402
-from kernels.triton_attention import TritonBackend  # noqa: E402
+from kernels import activation, decode_step, norm, rotary  # noqa: E402
+from kernels.attention.triton_backend import TritonBackend  # noqa: E402
+from kernels.experts import fp8_experts, moe  # noqa: E402
+from kernels.linear import fp8_linear  # noqa: E402
+from kernels.sampling import sampler  # noqa: E402
 
 SHAPE: dict[str, Any] = {
     "name": "small", "num_layers": 2, "hidden_size": 32, "num_attention_heads": 2, "num_kv_heads": 1, "head_dim": 16,

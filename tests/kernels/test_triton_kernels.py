@@ -9,8 +9,11 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels import activation, decode_step, kv_integers, kv_store, moe, norm, rotary, runtime, sampler  # noqa: E402
-from kernels.attention_metadata import LayerKV  # noqa: E402
+from kernels import activation, decode_step, norm, rotary, runtime  # noqa: E402
+from kernels.attention.metadata import LayerKV  # noqa: E402
+from kernels.cache import kv_integers, kv_store  # noqa: E402
+from kernels.experts import moe  # noqa: E402
+from kernels.sampling import sampler  # noqa: E402
 
 DTYPES = [torch.float32, torch.bfloat16]
 

@@ -15,9 +15,9 @@ from engine.core.work import ChunkWork, StepWork
 from engine.engine_config import EngineConfig
 from simulator.costs.constants import profiled_constants
 from simulator.costs.profiled import ProfiledCost
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.weight_formats import QUANTIZATIONS
 from simulator.profile.profile import Profile, ProfileMeta
-from simulator.quantization import QUANTIZATIONS
 
 if TYPE_CHECKING:
     from engine.models.model_config import ModelConfig

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepOutcome, StepPlan
-from engine.core.policy_options import NoOptions
+from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.round_robin import RoundRobin
 from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
@@ -19,15 +19,15 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request
 from engine.core.work import StepWork
-from harness.runs.record import Record, RecordedRun
-from harness.runs.recorder import Recorder
+from harness.record.record import Record, RecordedRun
+from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.fleet import Fleet
-from simulator.hardware import Device, ModelShape
+from simulator.models.hardware import Device, ModelShape
 from simulator.replica import Replica
 from simulator.transfers import TransferEngine
 from tests.simulator.workloads import Case, make_arrivals, make_trace

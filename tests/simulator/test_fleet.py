@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.core.policy_options import NoOptions
+from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.least_requests import LeastRequests
 from engine.core.routing.prefix_affinity import PrefixAffinity, PrefixAffinityOptions
 from engine.core.routing.round_robin import RoundRobin
 from engine.core.routing.router import BaseRouter, Router, ServerView
 from engine.core.sequence import Request
-from harness.runs.record import RecordedRun
+from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, make_trace, simple_trace

@@ -15,7 +15,7 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
 from engine.core.sequence import Request, Sequence
 from engine.core.work import StepWork
-from harness.runs.record import RecordedRun
+from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
 from simulator.arrivals import NEVER

@@ -18,8 +18,8 @@ from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Request, SequenceStatus
 from engine.core.work import StepWork
-from harness.runs.record import Record
-from harness.runs.recorder import Recorder
+from harness.record.record import Record
+from harness.record.recorder import Recorder
 from harness.workload.arrivals import OpenLoop
 from harness.workload.content import request_factory
 from simulator.fleet import Fleet

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
-from harness.runs.record import RecordedRun
+from harness.record.record import RecordedRun
 from harness.workload.arrivals import ClosedLoop, OpenLoop, Sessions
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case
 from tests.simulator.workloads import Case, cases, simple_trace

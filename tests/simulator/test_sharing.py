@@ -12,7 +12,7 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
-from simulator.beams import RandomParents, keep_all
+from simulator.beam_choice import RandomParents, keep_all
 from tests.simulator.replicas import assert_same, expanded_gaps, make, simulate
 
 

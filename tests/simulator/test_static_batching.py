@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import simpy
 
+from engine.core.admission.waiting_queue import by_arrival
 from engine.core.kv.block_manager import BlockManager
+from engine.core.planning.step_planner import Limits
 from engine.core.policies.static import Static, StaticOptions
-from engine.core.preemption import Preemption
+from engine.core.running.preemption import Preemption
 from engine.core.scheduler import Scheduler
-from engine.core.step_planner import Limits
-from engine.core.waiting_queue import by_arrival
 from harness.workload.arrivals import OpenLoop
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, make, simulate
 from tests.simulator.workloads import simple_trace

@@ -16,7 +16,7 @@ from engine.core.plan import StepPlan
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.sequence import Sequence
-from harness.runs.record import RecordedRun
+from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from simulator.transfers import TierLinks
 from tests.simulator.replicas import FlatCost, PlanLog, assert_same, simulate, simulate_case

@@ -1,1 +1,1 @@
-"""Who may enter: what a sequence needs, and the question that a policy is asked about it."""
+"""What waits, in which order, and what it needs to enter: queues, needs, and limits on a step."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from engine.core.admission.limits import Limits
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import match_below
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
-from engine.core.limits import Limits
 from engine.core.sequence import Sequence
 
 Look = Callable[["Need"], None]

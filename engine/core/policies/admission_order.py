@@ -6,9 +6,9 @@ It differs from `mixed` only when blocks run out: a prompt that was admitted bef
 from __future__ import annotations
 
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy
+from engine.core.planning.policy import BasePolicy
+from engine.core.planning.step_planner import StepPlanner
 from engine.core.sequence import Sequence
-from engine.core.step_planner import StepPlanner
 
 
 class AdmissionOrder(BasePolicy):

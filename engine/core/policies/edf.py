@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core.policy import BasePolicy, nanoseconds
-from engine.core.preemption import Preemption
+from engine.core.admission.waiting_queue import QueueOrder
+from engine.core.planning.policy import BasePolicy, nanoseconds
+from engine.core.running.preemption import Preemption
 from engine.core.sequence import Sequence
-from engine.core.waiting_queue import QueueOrder
 
 
 @dataclass(frozen=True)

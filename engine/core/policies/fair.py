@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core.admission.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
 from engine.core.admission.need import Need
+from engine.core.admission.tenant_queue import TenantQueue
+from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy
-from engine.core.preemption import Preemption
-from engine.core.step_planner import StepPlanner
-from engine.core.tenant_queue import TenantQueue
-from engine.core.waiting_queue import QueueOrder
+from engine.core.planning.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
+from engine.core.planning.policy import BasePolicy
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.preemption import Preemption
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.core.policy import BasePolicy
+from engine.core.planning.policy import BasePolicy
 
 
 class Mixed(BasePolicy):

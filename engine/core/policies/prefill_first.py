@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy
-from engine.core.step_planner import StepPlanner
+from engine.core.planning.policy import BasePolicy
+from engine.core.planning.step_planner import StepPlanner
 
 
 class PrefillFirst(BasePolicy):

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
-from engine.core.admission.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
 from engine.core.admission.need import Need
-from engine.core.displacement import make_way
+from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.kv.pool import Pool
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy, nanoseconds
-from engine.core.preemption import Preemption
+from engine.core.planning.asking import WAIT_FOR_A_STEP, AdmissionState, Admit, Wait
+from engine.core.planning.displacement import make_way
+from engine.core.planning.policy import BasePolicy, nanoseconds
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.preemption import Preemption
 from engine.core.sequence import Sequence
-from engine.core.step_planner import StepPlanner
-from engine.core.waiting_queue import QueueOrder
 
 
 @dataclass(frozen=True)

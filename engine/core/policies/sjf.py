@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.hashing import chain_hash
-from engine.core.policy import BasePolicy
-from engine.core.preemption import Preemption
+from engine.core.planning.policy import BasePolicy
+from engine.core.running.preemption import Preemption
 from engine.core.sequence import Sequence
-from engine.core.waiting_queue import QueueOrder
 
 
 @dataclass(frozen=True)

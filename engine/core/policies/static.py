@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.core.admission.asking import WAIT, AdmissionState, Admit, Wait
 from engine.core.admission.need import Need
+from engine.core.admission.waiting_queue import QueueOrder
 from engine.core.plan import StepDraft
-from engine.core.policy import BasePolicy, nanoseconds
-from engine.core.preemption import Preemption
-from engine.core.step_planner import StepPlanner
-from engine.core.waiting_queue import QueueOrder
+from engine.core.planning.asking import WAIT, AdmissionState, Admit, Wait
+from engine.core.planning.policy import BasePolicy, nanoseconds
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.preemption import Preemption
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StaticOptions:
 class Static(BasePolicy):
     """Admits only while no sequence of the batch has begun to decode; prompts go first, then the decodes of all.
 
-    A padded batch takes its shape from `engine.core.padding`.
+    A padded batch takes its shape from `engine.core.running.padding`.
     """
 
     options_type = StaticOptions

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import abc
 from typing import Any, ClassVar, Protocol
 
-from engine.core.policy_options import NoOptions
+from engine.core.planning.policy_options import NoOptions
 from engine.core.sequence import Request
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
 
 _ROW_IN = 0.28  # of a constant, whose name and values take two lines

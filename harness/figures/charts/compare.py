@@ -1,7 +1,7 @@
 """The metrics of a set of configurations: curves over the load or another key, in facets; dots without such a key.
 
-A table of configurations has a row per configuration and load (`harness.sweeps.repeats`), with `label`, `simulated`,
-the metrics with `<metric>_low` and `<metric>_high`, and in attrs `parameters`, `load` and `fixed`.
+A table of configurations has a row per configuration and load (`harness.studies.comparison.repeats`), with `label`,
+`simulated`, the metrics with `<metric>_low` and `<metric>_high`, and in attrs `parameters`, `load` and `fixed`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.config.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures.chart import NUM_COLORS, Axis, Chart, Color, Kind, Mark, Panel, Series, Shade, Side, are_far_apart
 from harness.figures.labels import number, parameter_label, parameter_title, short_name, value_label
 from harness.figures.metrics import Metric, by_throughput, has_data, headline_metrics, metric

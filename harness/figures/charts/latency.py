@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import NUM_COLORS, Axis, Chart, Color, Mark, Panel, Series, are_far_apart
 from harness.figures.charts.compare import line_colors
 from harness.figures.labels import number, parameter_title, short_name, value_label

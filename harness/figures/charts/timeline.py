@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pandas as pd
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series
 from harness.figures.subtitles import run_subtitle
 from harness.results.servers import levels, step_integral

@@ -10,14 +10,15 @@ import numpy as np
 import pandas as pd
 
 from engine.documents import DocumentError, read_json
-from harness.config.plotting import PlotConfig
-from harness.config.schema import nearest
+from harness.config.schema.reader import nearest
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.figures.chart import Axis, Chart, Mark, Panel, Series, is_known
 from harness.figures.charts.closed_loops import rows_chart
 from harness.figures.charts.latency import CURVE_PERCENTILES, SHARES, seconds_axis
 from harness.measured.names import NAMES
-from harness.results.files import (
+from harness.results.statistics.latencies import LATENCIES
+from harness.results.stored.files import (
     ERRORS,
     MEASURED,
     SIMULATED,
@@ -27,7 +28,6 @@ from harness.results.files import (
     VALIDATION,
     read_table,
 )
-from harness.results.latencies import LATENCIES
 from harness.results.tables import Floats
 
 STATISTICS = {"median": "p50", "total": "", "request_mape": "each, MAPE", "request_p99": "each, p99"}

@@ -7,7 +7,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.figures.pages.page import Page
-from harness.results.files import CAPACITY, REPORT, SEARCH, SUMMARY, VALIDATION
+from harness.results.stored.files import CAPACITY, REPORT, SEARCH, SUMMARY, VALIDATION
 
 
 def write_page(folder: Path, out_folder: Path | None = None) -> Path | None:

@@ -15,7 +15,7 @@ from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.search_page import trials
 from harness.figures.pages.words import count, interval_text, number_cell, numeric, value_text
-from harness.results.files import CAPACITY, SEARCH, SUMMARY
+from harness.results.stored.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
 
 _VERDICTS: dict[str, Tone] = {"stable": "good", "overloaded": "bad", "unclear": "warn"}

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from harness.errors import TwinServeError
 from harness.figures.pages.elements import Markup, Tone, joined
-from harness.results.files import REPORT, write_whole
+from harness.results.stored.files import REPORT, write_whole
 
 _ASSETS = Path(__file__).parent / "assets"
 _LIBRARY = ("bokeh.min.js", "bokeh-api.min.js")

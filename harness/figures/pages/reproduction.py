@@ -11,7 +11,7 @@ from engine.documents import DocumentError, read_json, read_yaml
 from harness.errors import TwinServeError
 from harness.figures.pages.elements import Cell, Markup, code, facts, folded, section, table
 from harness.figures.pages.words import value_text
-from harness.results.inputs import read_inputs
+from harness.results.stored.inputs import read_inputs
 
 _RUN = "python run.py"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from harness.config.plotting import AS_USUAL
+from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.errors import TwinServeError
 from harness.figures.chart import is_known
 from harness.figures.charts.latency import counted, latency_chart
@@ -28,7 +28,7 @@ from harness.figures.pages.words import (
     slo_text,
 )
 from harness.figures.subtitles import measured_or_simulated
-from harness.results.files import GAPS, REQUESTS, STEPS, read_summary, read_table
+from harness.results.stored.files import GAPS, REQUESTS, STEPS, read_summary, read_table
 from harness.results.summary import number, percent
 from harness.results.tables import Gaps, RunResult
 

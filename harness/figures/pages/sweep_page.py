@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.config.plotting import AS_USUAL
+from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.errors import TwinServeError
 from harness.figures.chart import is_known
 from harness.figures.charts.compare import metrics_page_chart
@@ -19,9 +19,9 @@ from harness.figures.pages.elements import Cell, Markup, bullets, facts, figures
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import reproduction
 from harness.figures.pages.words import count, limits_of, number_cell, numeric, records, slo_text
-from harness.results.files import read_summary
 from harness.results.load import ALIKE
 from harness.results.slo import LIMITED
+from harness.results.stored.files import read_summary
 from harness.results.summary import number, percent
 
 _VERDICTS = {"stable": "good", "overloaded": "bad", "unclear": "warn"}

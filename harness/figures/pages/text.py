@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 
 from harness.errors import TwinServeError
 from harness.figures.pages import write_page
-from harness.results.files import write_whole
+from harness.results.stored.files import write_whole
 
 
 def page_text(folder: Path, path: str | Path | None = None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.config.plotting import AS_USUAL
+from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.errors import TwinServeError
 from harness.figures.chart import Chart, is_known
 from harness.figures.charts.closed_loops import rows_chart
@@ -18,7 +18,7 @@ from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
 from harness.figures.pages.words import count, number_cell, numeric, records
 from harness.measured.names import NAMES
-from harness.results.files import ERRORS, SUMMARY, VALIDATED_LATENCIES, VALIDATION
+from harness.results.stored.files import ERRORS, SUMMARY, VALIDATED_LATENCIES, VALIDATION
 
 
 def validation_page(folder: Path) -> Page:

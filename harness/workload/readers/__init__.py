@@ -17,8 +17,8 @@ from harness.config import (
 from harness.errors import ConfigError
 from harness.workload import sampling
 from harness.workload.readers import azure, burstgpt, custom, frame, mooncake, plain, sharegpt
-from harness.workload.readers.layout import Layout
-from harness.workload.readers.sieve import RowRules
+from harness.workload.rows.layout import Layout
+from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
 
 _FILE_READERS = {

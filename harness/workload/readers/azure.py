@@ -1,9 +1,9 @@
 """Azure LLM inference traces of 2023, 2024 and 2025 (Azure/AzurePublicDataset)."""
 
-from harness.workload.readers.checks import timestamps, tokens
-from harness.workload.readers.csv_file import require_columns
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import CsvColumn, build_trace, collect_csv, number_column
+from harness.workload.rows.csv_file import require_columns
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import CsvColumn, build_trace, collect_csv, number_column
+from harness.workload.rows.value_checks import timestamps, tokens
 from harness.workload.trace import Trace
 
 _COLUMNS = (

@@ -2,10 +2,10 @@
 
 from functools import partial
 
-from harness.workload.readers.checks import times, tokens
-from harness.workload.readers.csv_file import require_columns
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import build_trace, collect_csv, number_column
+from harness.workload.rows.csv_file import require_columns
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import build_trace, collect_csv, number_column
+from harness.workload.rows.value_checks import times, tokens
 from harness.workload.trace import Trace
 
 _FAILED = "failed request (0 tokens)"

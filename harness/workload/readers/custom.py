@@ -10,7 +10,7 @@ from harness.config import CustomTrace
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from harness.workload.readers import frame, plain
-from harness.workload.readers.sieve import RowRules
+from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace
 
 _KEY = "trace.target"

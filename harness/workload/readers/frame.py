@@ -6,12 +6,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.config.workload import TRACE_COLUMNS
+from harness.config.schema.workload import TRACE_COLUMNS
 from harness.errors import TraceError
-from harness.workload.readers import checks, plain
-from harness.workload.readers.layout import Layout, dates_from_json
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import Columns, build_trace, collect
+from harness.workload.readers import plain
+from harness.workload.rows import value_checks
+from harness.workload.rows.layout import Layout, dates_from_json
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import Columns, build_trace, collect
 from harness.workload.trace import Trace
 
 _OWN_NAMES = Layout()
@@ -69,7 +70,7 @@ def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve)
             continue
         if layout.reads_dates(name):
             values = [None if value is None or value != value else value for value in table[name]]
-            columns[name] = checks.timestamps(dates_from_json(values), name, sieve)
+            columns[name] = value_checks.timestamps(dates_from_json(values), name, sieve)
         else:
             columns[name] = layout.check(name, check)(_numbers(table[name]), name, sieve)
     num_prompt_tokens = columns["num_prompt_tokens"]
@@ -81,9 +82,9 @@ def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve)
     return columns
 
 
-def _numbers(column: pd.Series) -> checks.Numbers:
+def _numbers(column: pd.Series) -> value_checks.Numbers:
     values = pd.to_numeric(column, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    return checks.Numbers(values, column.isna().to_numpy())
+    return value_checks.Numbers(values, column.isna().to_numpy())
 
 
 def _lists(column: pd.Series) -> list[object]:

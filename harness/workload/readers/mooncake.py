@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from harness.workload.readers.checks import numbers_from_json, times, tokens
-from harness.workload.readers.files import JsonBatch, first_record, json_batches
-from harness.workload.readers.lists import integer_lists, list_lengths, num_blocks
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import Columns, build_trace, collect
+from harness.workload.rows.lists import integer_lists, list_lengths, num_blocks
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import Columns, build_trace, collect
+from harness.workload.rows.trace_files import JsonBatch, first_record, json_batches
+from harness.workload.rows.value_checks import numbers_from_json, times, tokens
 from harness.workload.trace import Trace
 
 HASH_BLOCK_SIZE = 512

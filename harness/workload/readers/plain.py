@@ -9,9 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.config.workload import MAX_TOKENS, TRACE_COLUMNS
+from harness.config.schema.workload import MAX_TOKENS, TRACE_COLUMNS
 from harness.errors import TraceError
-from harness.workload.readers.checks import (
+from harness.workload.rows.csv_file import require_columns
+from harness.workload.rows.layout import Layout, dates_from_json
+from harness.workload.rows.lists import ObjectArray, integer_lists, list_lengths, num_blocks
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import Columns, NumberCheck, build_trace, collect, collect_csv
+from harness.workload.rows.trace_files import JsonBatch, first_record, json_batches
+from harness.workload.rows.value_checks import (
     counts,
     durations,
     integers,
@@ -21,12 +27,6 @@ from harness.workload.readers.checks import (
     timestamps,
     tokens,
 )
-from harness.workload.readers.csv_file import require_columns
-from harness.workload.readers.files import JsonBatch, first_record, json_batches
-from harness.workload.readers.layout import Layout, dates_from_json
-from harness.workload.readers.lists import ObjectArray, integer_lists, list_lengths, num_blocks
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import Columns, NumberCheck, build_trace, collect, collect_csv
 from harness.workload.trace import Trace
 
 Ints = npt.NDArray[np.int64]

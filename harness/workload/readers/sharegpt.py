@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers import sharegpt_text
-from harness.workload.readers.checks import Numbers, ordinals, tokens
-from harness.workload.readers.csv_file import csv_header, require_columns
-from harness.workload.readers.files import file_head
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import build_trace, collect_csv, number_column
+from harness.workload.rows.csv_file import csv_header, require_columns
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import build_trace, collect_csv, number_column
+from harness.workload.rows.trace_files import file_head
+from harness.workload.rows.value_checks import Numbers, ordinals, tokens
 from harness.workload.trace import Trace
 
 Turns = Literal["first", "multi"]

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from harness.errors import ConfigError, TraceError
-from harness.workload.readers.files import open_trace
-from harness.workload.readers.sieve import RowRules, RowSieve
-from harness.workload.readers.tabular import build_trace
+from harness.workload.rows.sieve import RowRules, RowSieve
+from harness.workload.rows.tabular import build_trace
+from harness.workload.rows.trace_files import open_trace
 from harness.workload.trace import Trace, conversation_columns
 
 log = logging.getLogger(__name__)

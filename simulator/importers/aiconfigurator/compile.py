@@ -28,7 +28,6 @@ import numpy as np
 import pandas as pd
 
 from engine.engine_config import KVDtype
-from simulator.hardware import Device, ModelShape
 from simulator.importers.aiconfigurator.attention import Attention, AttentionShape
 from simulator.importers.aiconfigurator.communication import all_gather, all_reduce, fused_bytes
 from simulator.importers.aiconfigurator.database import PACKAGE, Database, find_root
@@ -38,7 +37,8 @@ from simulator.importers.aiconfigurator.experts import copying_work, experts
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.rules import HOST, Host, elementwise_work, memory_rule, sampler_bytes
-from simulator.profile.cuda_graphs import graph_sizes
+from simulator.models.hardware import Device, ModelShape
+from simulator.profile.graph_sizes import graph_sizes
 from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 _SEPARATE_NORMS, _STATIC_SCALES = "separate_norms", "static_scales"

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from simulator.hardware import ModelShape
 from simulator.importers.aiconfigurator.gemms import Gemms
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve
 from simulator.importers.aiconfigurator.rules import memory_rule
+from simulator.models.hardware import ModelShape
 from simulator.profile.profile import ProfileError
 
 NAME = "deepgemm"

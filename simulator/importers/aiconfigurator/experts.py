@@ -21,9 +21,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from simulator.hardware import ModelShape
 from simulator.importers.aiconfigurator.database import Database
 from simulator.importers.aiconfigurator.measured_curve import MeasuredCurve, measured_curve
+from simulator.models.hardware import ModelShape
 from simulator.profile.profile import ProfileError
 
 DISTRIBUTION = "power_law_1.2"  # of tokens over experts: the skew that aiconfigurator assumes

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from simulator.hardware import ModelShape
+from simulator.models.hardware import ModelShape
 
 LOGIT_BYTES = 4
 SUSTAINED = 1.1

@@ -12,16 +12,16 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from engine.llm import LLM
+from engine.api.llm import LLM
 from engine.models import build_model
 from engine.models.blocks import CausalLM
+from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
-from engine.models.parallel import TensorParallel
 from engine.models.weights import load_safetensors
 from engine.sampling_params import SamplingParams
-from kernels.attention import select_backend
-from kernels.fp8_linear import dequantize_weight, quantize_weight
-from tests.engine.models.checkpoints import prompts
+from kernels.attention.backends import select_backend
+from kernels.linear.fp8_linear import dequantize_weight, quantize_weight
+from tests.engine.models.builders import prompts
 from tests.engine.models.paged import BLOCK_SIZE, CPU
 
 FP8: dict[str, Any] = {

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from engine.models import build_model
 from engine.models.blocks import CausalLM
+from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import ModelConfig
-from engine.models.parallel import TensorParallel
 from engine.models.weights import load_random, load_safetensors
-from kernels.attention import AttentionMetadata, select_backend
+from kernels.attention.backends import AttentionMetadata, select_backend
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64

@@ -12,15 +12,9 @@ pytest.importorskip("transformers")
 
 from torch import Tensor  # noqa: E402
 
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import Family, ModelConfig, hf_config  # noqa: E402
-from engine.models.parallel import TensorParallel  # noqa: E402
-from tests.engine.models.checkpoints import (  # noqa: E402
-    VARIANTS,
-    prompts,
-    reference_logits,
-    relative_error,
-    save,
-)
+from tests.engine.models.builders import VARIANTS, prompts, reference_logits, relative_error, save  # noqa: E402
 from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
 
 

@@ -14,24 +14,14 @@ transformers = pytest.importorskip("transformers")
 
 from torch import Tensor  # noqa: E402
 
-from engine.llm import LLM  # noqa: E402
+from engine.api.llm import LLM  # noqa: E402
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
-from engine.models.parallel import TensorParallel  # noqa: E402
 from engine.models.quantization import Fp8Weights  # noqa: E402
-from engine.runner import executor  # noqa: E402
+from engine.runner.executors import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from tests.engine.models.checkpoints import SIZES, prompts  # noqa: E402
-from tests.engine.models.float8 import (  # noqa: E402
-    CHANNELS,
-    FLOAT8,
-    FP8,
-    LAYOUTS,
-    SETTINGS,
-    build,
-    generate,
-    make_pair,
-    save_plain,
-)
+from tests.engine.models.builders import SIZES, prompts  # noqa: E402
+from tests.engine.models.float8 import CHANNELS, FLOAT8, FP8, LAYOUTS, SETTINGS, build, generate, make_pair, save_plain  # noqa: E402
 
 
 @pytest.fixture(scope="module")

@@ -14,25 +14,16 @@ transformers = pytest.importorskip("transformers")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
-from engine.llm import LLM  # noqa: E402
-from engine.models.experts import Experts  # noqa: E402
-from engine.models.fp8 import Fp8Experts  # noqa: E402
+from engine.api.llm import LLM  # noqa: E402
+from engine.models.layers.experts import Experts  # noqa: E402
+from engine.models.layers.fp8 import Fp8Experts  # noqa: E402
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
-from engine.models.parallel import TensorParallel  # noqa: E402
 from engine.models.quantization import Fp8Weights  # noqa: E402
 from engine.models.weights import dequantize_for_cpu  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from tests.engine.models.checkpoints import EXPERTS, SIZES, prompts, relative_error  # noqa: E402
-from tests.engine.models.float8 import (  # noqa: E402
-    FP8,
-    LAYOUTS,
-    SETTINGS,
-    build,
-    generate,
-    make_pair,
-    quantized,
-    save_plain,
-)
+from tests.engine.models.builders import EXPERTS, SIZES, prompts, relative_error  # noqa: E402
+from tests.engine.models.float8 import FP8, LAYOUTS, SETTINGS, build, generate, make_pair, quantized, save_plain  # noqa: E402
 from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
 
 

@@ -17,14 +17,14 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file  # noqa: E402
 
-from engine.llm import LLM  # noqa: E402
-from engine.models import build_model, memory  # noqa: E402
+from engine.api.llm import LLM  # noqa: E402
+from engine.models import build_model, memory_check  # noqa: E402
 from engine.models.blocks import CausalLM  # noqa: E402
-from engine.models.memory import rank_bytes  # noqa: E402
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
+from engine.models.memory_check import rank_bytes  # noqa: E402
 from engine.models.model_config import ModelConfig, ModelError, hf_config  # noqa: E402
-from engine.models.parallel import TensorParallel  # noqa: E402
 from engine.models.weights import checkpoint_tensors, load_random, load_safetensors  # noqa: E402
-from kernels.attention import select_backend  # noqa: E402
+from kernels.attention.backends import select_backend  # noqa: E402
 from tests.engine.models.paged import BLOCK_SIZE, CPU  # noqa: E402
 
 SHAPE: dict[str, Any] = {
@@ -211,10 +211,10 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_built(folder: Path, m
     assert "GiB of memory" in refusal(folder)
     model = build(ModelConfig.from_shape(SHAPE))
     needed = rank_bytes(model.config, 1, torch.float32)
-    monkeypatch.setattr(memory, "free_main_memory", lambda: needed - 1)
+    monkeypatch.setattr(memory_check, "free_main_memory", lambda: needed - 1)
     with pytest.raises(ModelError, match="the weights take"):
         build(model.config)
-    monkeypatch.setattr(memory, "free_main_memory", lambda: needed)
+    monkeypatch.setattr(memory_check, "free_main_memory", lambda: needed)
     build(model.config)
 
 

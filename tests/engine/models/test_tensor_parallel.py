@@ -11,9 +11,9 @@ pytest.importorskip("transformers")
 
 import torch.multiprocessing as multiprocessing  # noqa: E402
 
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
-from engine.models.parallel import TensorParallel  # noqa: E402
-from tests.engine.models.checkpoints import VARIANTS, prompts, relative_error, save  # noqa: E402
+from tests.engine.models.builders import VARIANTS, prompts, relative_error, save  # noqa: E402
 from tests.engine.models.paged import PagedModel, run_all_ways  # noqa: E402
 from tests.engine.models.tp_worker import DTYPES, RANDOM_SEED, run_rank  # noqa: E402
 

@@ -18,12 +18,12 @@ from torch import Tensor  # noqa: E402
 
 from engine.models import build_model, weights  # noqa: E402
 from engine.models.blocks import CausalLM  # noqa: E402
-from engine.models.layers import linear, packed  # noqa: E402
+from engine.models.layers.linear import linear, packed  # noqa: E402
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
-from engine.models.parallel import TensorParallel  # noqa: E402
 from engine.models.weights import checkpoint_tensors, load_random, load_safetensors, pack_for_cpu  # noqa: E402
-from kernels.attention import select_backend  # noqa: E402
-from tests.engine.models.checkpoints import VARIANTS, prompts, relative_error, save  # noqa: E402
+from kernels.attention.backends import select_backend  # noqa: E402
+from tests.engine.models.builders import VARIANTS, prompts, relative_error, save  # noqa: E402
 from tests.engine.models.paged import BLOCK_SIZE, CPU, PagedModel, run_all_ways  # noqa: E402
 
 Edit = Callable[[dict[str, Any]], Any]

@@ -9,15 +9,15 @@ from omegaconf import OmegaConf
 
 from harness.calibration.calibrate import at_limits
 from harness.calibration.objective import errors_of_statistics
+from harness.engines.resolving import calibration_files as calibration
+from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.measured import load_measured
-from harness.results.files import read_results
-from harness.runs import fitted as calibration
-from harness.runs.profiling import PROFILES
-from harness.runs.system import resolve
+from harness.results.stored.files import read_results
+from harness.studies.machine_profiling import PROFILES
 from simulator.costs.constants import Constant
 from tests.harness.builders import config
-from tests.harness.measured_builders import calibrate, made_up, pretend_measured, write_distserve, write_llmservingsim
+from tests.harness.measured.builders import calibrate, made_up, pretend_measured, write_distserve, write_llmservingsim
 
 WORK = ["trace.num_requests=40", "arrival.rate=25", "max_num_batched_tokens=512", "max_num_seqs=64"]
 SHORT = [*WORK, "trace.num_requests=20"]

@@ -10,7 +10,7 @@ from hydra.errors import HydraException
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config.composing import Composer
+from harness.config.composing.composer import Composer
 from tests.harness.builders import CONF
 
 RUNS = [

@@ -18,8 +18,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.cli import execute
 from harness.config import parse
+from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError, TwinServeError
-from harness.runs.system import resolve
 from simulator.quantities import RANGES
 from tests.harness.builders import composed, config
 

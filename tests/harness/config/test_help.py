@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from harness.config import help_text
-from harness.config.conf_tree import Group, read_tree
+from harness.config.composing import help_text
+from harness.config.composing.conf_tree import Group, read_tree
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, composed
 

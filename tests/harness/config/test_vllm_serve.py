@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.config import vllm_serve
+from harness.config.command_lines import vllm_serve
+from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
+from harness.config.command_lines.vllm_import import expand, translate
+from harness.config.command_lines.vllm_line import read_line
+from harness.config.command_lines.vllm_serve import overrides, serve_command
 from harness.config.run import RunConfig
-from harness.config.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
-from harness.config.vllm_import import expand, translate
-from harness.config.vllm_line import read_line
-from harness.config.vllm_serve import overrides, serve_command
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, config
 

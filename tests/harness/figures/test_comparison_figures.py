@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.config.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures import write_comparison_charts
 from harness.figures.charts.compare import metrics_chart, metrics_page_chart
 from harness.figures.charts.latency import distributions_chart

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.config.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures import write_comparison_charts, write_run_charts
 from harness.figures.chart import Axis, Chart, Mark, Name, Panel, Series, span
 from harness.figures.charts.calibration import calibration_chart
@@ -21,10 +21,10 @@ from harness.figures.drawing import draw
 from harness.figures.labels import parameter_label, parameter_title
 from harness.figures.placement import name_ends, name_points
 from harness.figures.style import fitting, save
-from simulator.profile.files import load_profile
+from simulator.profile.profile_folder import load_profile
 from tests.harness.builders import ROOT
 from tests.harness.figures.builders import PNG, RATES, curves_of, summary_of, table_of
-from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
+from tests.harness.results.builders import heavy_tailed_requests, run_toy_engine
 
 
 def test_a_profile_is_drawn_by_the_shapes_of_its_operators() -> None:
@@ -129,6 +129,6 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
 
 
 def test_matplotlib_is_not_imported_before_a_figure_is_drawn() -> None:
-    code = "import sys, harness.figures, harness.sweeps.sweep, harness.runs.run\n"
+    code = "import sys, harness.figures, harness.studies.sweeps.sweep, harness.studies.run\n"
     code += "sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from harness.config.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures.browser import panels_data
 from harness.figures.chart import Chart
 from harness.figures.charts import validation
@@ -29,12 +29,12 @@ from harness.figures.charts.timeline import cache_chart, timeline_chart
 from harness.figures.charts.tradeoff import frontier_chart
 from harness.figures.drawing import draw, write_charts
 from harness.figures.style import styled
-from harness.results.latencies import LATENCIES
+from harness.results.statistics.latencies import LATENCIES
 from harness.results.tables import RunResult
-from simulator.profile.files import load_profile
+from simulator.profile.profile_folder import load_profile
 from tests.harness.builders import ROOT
 from tests.harness.figures.builders import RATES, curves_of, summary_of, table_of
-from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
+from tests.harness.results.builders import heavy_tailed_requests, run_toy_engine
 
 _QUICK = ("timeline", "cache", "calibration", "validation levels", "validation latencies")  # and with most text
 Make = Callable[[RunResult, PlotConfig], Chart | None]

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from harness.config import SloConfig
-from harness.config.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
 from harness.figures import write_run_charts
 from harness.figures.charts.latency import latency_chart
 from harness.figures.charts.timeline import cache_chart, timeline_chart
 from tests.harness.figures.builders import PNG, summary_of, texts
-from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine
+from tests.harness.results.builders import ToyRequest, heavy_tailed_requests, run_toy_engine
 
 CASES = {
     "saturated": (heavy_tailed_requests(800, 60, hit_share=0.4), {"num_blocks": 700}, {"latency", "timeline", "cache"}),

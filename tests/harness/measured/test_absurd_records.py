@@ -9,7 +9,7 @@ import pytest
 
 from harness.errors import TwinServeError
 from harness.measured import READERS, load_measured
-from tests.harness.measured_builders import (
+from tests.harness.measured.builders import (
     bench,
     edit_lines,
     made_up,

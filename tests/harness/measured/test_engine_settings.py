@@ -12,9 +12,9 @@ import pytest
 from harness.errors import MeasuredRunError
 from harness.measured import load_measured
 from harness.measured.measured_run import TIMES, check_order, requests_table
-from harness.validation.simulation import different_pool, simulation_config
+from harness.validation.simulated_run import different_pool, simulation_config
 from tests.harness.builders import config
-from tests.harness.measured_builders import bench, refusal, write_llmservingsim
+from tests.harness.measured.builders import bench, refusal, write_llmservingsim
 
 
 def with_settings(folder: Path, **settings: Any) -> str:

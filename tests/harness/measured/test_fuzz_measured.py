@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.config.workload import MAX_TOKENS
+from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import TwinServeError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import MAX_SPAN_S
-from tests.harness.measured_builders import bench, made_up, pretend_measured, write_distserve, write_llmservingsim
-from tests.harness.mutations import mutants
+from tests.harness.measured.builders import bench, made_up, pretend_measured, write_distserve, write_llmservingsim
+from tests.mutations import mutants
 
 MAX_SECONDS = 10
 FORMS = {".json": "json", ".jsonl": "json_lines", ".csv": "csv", ".yaml": "yaml", ".exp": "json", ".parquet": "bytes"}

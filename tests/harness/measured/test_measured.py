@@ -14,9 +14,9 @@ import pytest
 from harness.measured import READERS, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
 from harness.results.tables import DECISIONS
-from harness.validation.metrics import statistics
+from harness.validation.error_statistics import statistics
 from tests.harness.builders import GROUND_TRUTH
-from tests.harness.measured_builders import (
+from tests.harness.measured.builders import (
     change_summary,
     edit_lines,
     needs_ground_truth,

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.measured import load_measured
-from tests.harness.measured_builders import bench, refusal
+from tests.harness.measured.builders import bench, refusal
 
 
 def test_vllm_bench_gaps_add_up(tmp_path: Path) -> None:

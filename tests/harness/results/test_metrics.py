@@ -15,7 +15,7 @@ from harness.config import MetricsConfig, SloConfig
 from harness.results.metrics import summarize
 from harness.results.servers import step_integral
 from harness.results.tables import Gaps, RunResult
-from tests.harness.made_up_results import ToyRequest, run_toy_engine
+from tests.harness.results.builders import ToyRequest, run_toy_engine
 
 PERCENTILES = (1.0, 50.0, 90.0, 99.0, 99.9)
 seconds = st.floats(0, 1e3)

@@ -10,7 +10,7 @@ import pytest
 
 from harness.config import MetricsConfig, SloConfig
 from harness.results.metrics import HEADLINE, json_ready, summarize
-from tests.harness.made_up_results import ToyRequest, heavy_tailed_requests, run_toy_engine, tables
+from tests.harness.results.builders import ToyRequest, heavy_tailed_requests, run_toy_engine, tables
 
 PERCENTILES = (1.0, 50.0, 90.0, 99.0, 99.9)
 CONFIG = MetricsConfig(percentiles=PERCENTILES)

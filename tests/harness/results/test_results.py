@@ -14,12 +14,12 @@ import pytest
 
 from harness.config import MetricsConfig
 from harness.errors import TwinServeError
-from harness.results import environment as module
-from harness.results.environment import environment
-from harness.results.files import read_results, read_summary, write_results, write_whole
 from harness.results.metrics import summarize
+from harness.results.stored import environment as module
+from harness.results.stored.environment import environment
+from harness.results.stored.files import read_results, read_summary, write_results, write_whole
 from harness.results.tables import Gaps, RunResult
-from tests.harness.made_up_results import heavy_tailed_requests, run_toy_engine
+from tests.harness.results.builders import heavy_tailed_requests, run_toy_engine
 
 FILES = {"requests.parquet", "steps.parquet", "gaps.parquet", "summary.json"}
 
@@ -146,7 +146,7 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
         command = ["git", "-C", str(tmp_path), *identity, *arguments]
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
-    source = tmp_path / "harness" / "results" / "environment.py"
+    source = tmp_path / "harness" / "results" / "stored" / "environment.py"
     source.parent.mkdir(parents=True)
     source.write_text("")
     monkeypatch.setattr(module, "__file__", str(source))
@@ -158,7 +158,7 @@ def test_git_state_of_a_clean_and_a_changed_repository(tmp_path: Path, monkeypat
     assert (environment()["git_revision"], environment()["git_dirty"]) == (git("rev-parse", "HEAD"), False)
     source.write_text("changed")
     assert environment()["git_dirty"] is True
-    installed = tmp_path / "site-packages" / "harness" / "results"
+    installed = tmp_path / "site-packages" / "harness" / "results" / "stored"
     installed.mkdir(parents=True)
     monkeypatch.setattr(module, "__file__", str(installed / "environment.py"))
     assert environment()["git_revision"] is None, "installed inside somebody else's repository"

@@ -14,7 +14,7 @@ from harness.config import MetricsConfig, SloConfig
 from harness.results.metrics import summarize
 from harness.results.summary import print_summary
 from harness.results.tables import RunResult
-from tests.harness.made_up_results import META, heavy_tailed_requests, run_toy_engine
+from tests.harness.results.builders import META, heavy_tailed_requests, run_toy_engine
 
 
 @pytest.fixture(scope="module")

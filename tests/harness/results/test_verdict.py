@@ -18,7 +18,7 @@ from harness.results.load import load_of
 from harness.results.metrics import summarize
 from harness.results.tables import RunResult
 from harness.results.verdict import judge
-from tests.harness.made_up_results import META, ToyRequest, heavy_tailed_requests, run_toy_engine
+from tests.harness.results.builders import META, ToyRequest, heavy_tailed_requests, run_toy_engine
 
 
 def arriving(rate: float, num_requests: int = 600, **options: Any) -> RunResult:

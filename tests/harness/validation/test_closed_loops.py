@@ -11,16 +11,12 @@ import pytest
 from harness.config import parse
 from harness.errors import MeasuredRunError
 from harness.measured.inferencex import read_rows
-from harness.sweeps.drawing import draw
+from harness.studies.comparison.drawing import draw
 from harness.validation.closed_loops import simulate_row, system_of, with_errors
 from harness.validation.validate import validate
 from tests.harness.builders import composed
+from tests.harness.measured.builders import ROW
 
-ROW: dict[str, Any] = {
-    "id": "a", "backend": "vllm", "backend_version": "0.19.0", "model_path": "m", "system": "h100_sxm",
-    "precision": "fp8", "mode": "agg", "isl": 256, "osl": 32, "batch_size": 4, "tp_size": 2, "pp_size": 1,
-    "attention_dp_size": 1, "moe_tp_size": 1, "moe_ep_size": 1, "silicon_ttft_ms": 60.0, "silicon_tpot_ms": 18.0,
-}  # fmt: skip
 SETTINGS = (
     "model=llama-3.1-70b", "++model.quantization=fp8", "device=h100-80gb", "scheduler=vllm", "cost=profiled",
     "plots=false",

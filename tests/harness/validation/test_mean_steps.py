@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from harness.results.files import read_results
-from harness.runs.profiling import PROFILES
-from simulator.profile.files import load_profile, save_profile
-from tests.harness.measured_builders import calibrate, compare, pretend_measured, write_executions
+from harness.results.stored.files import read_results
+from harness.studies.machine_profiling import PROFILES
+from simulator.profile.profile_folder import load_profile, save_profile
+from tests.harness.measured.builders import calibrate, compare, pretend_measured, write_executions
 
 TINY = ["device=laptop-cpu", "cost=profiled"]
 FACTOR = 1.3

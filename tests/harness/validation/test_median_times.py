@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import TIMES, with_latencies
 from harness.measured.own_run import at_median_times, with_retimed
-from harness.runs.system import resolve
-from harness.validation.simulation import load_run, simulation_config
-from harness.validation.steps import replay_steps
+from harness.validation.simulated_run import load_run, simulation_config
+from harness.validation.step_errors import replay_steps
 from tests.harness.builders import config
-from tests.harness.measured_builders import STARVED, compare, pretend_measured, write_executions
+from tests.harness.measured.builders import STARVED, compare, pretend_measured, write_executions
 
 SLOW = "device.step_overhead_s=0.02"  # of the measured run; the default is a small part of that
 WORKLOADS = {

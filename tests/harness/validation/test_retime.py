@@ -13,12 +13,18 @@ import pytest
 
 pytest.importorskip("torch")
 
+from harness.engines.real_replay import replay_paced  # noqa: E402
 from harness.errors import ConfigError, MeasuredRunError  # noqa: E402
-from harness.results.files import read_results  # noqa: E402
-from harness.runs.replay import replay_paced  # noqa: E402
+from harness.results.stored.files import read_results  # noqa: E402
 from tests.harness.builders import SMALLEST, config, execute_in  # noqa: E402
-from tests.harness.measured_builders import change_summary, made_up, write_distserve  # noqa: E402
-from tests.harness.validation.test_secrets import SECRET, assert_no_secret, refer_to_secret  # noqa: E402
+from tests.harness.measured.builders import (  # noqa: E402
+    SECRET,
+    assert_no_secret,
+    change_summary,
+    made_up,
+    refer_to_secret,
+    write_distserve,
+)
 
 PREFIXES = [
     "trace=shared_prefix", "trace.num_prefixes=2", "trace.prefix_tokens=64", "trace.suffix.low=4",
@@ -145,7 +151,7 @@ def test_an_interrupt_keeps_the_repeats_that_are_whole(
     short_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls = iter((replay_paced, interrupt))
-    monkeypatch.setattr("harness.runs.real.replay_paced", lambda *arguments: next(calls)(*arguments))
+    monkeypatch.setattr("harness.engines.real.replay_paced", lambda *arguments: next(calls)(*arguments))
     with pytest.raises(KeyboardInterrupt):
         retime(short_run, tmp_path / "more", 5)
     assert validate(short_run, tmp_path / "out", tmp_path / "more")["steps"]["num_executions"] == 2

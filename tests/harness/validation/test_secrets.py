@@ -9,10 +9,14 @@ import pytest
 
 from harness.config import load, to_yaml
 from tests.harness.builders import config, execute_in
-from tests.harness.measured_builders import change_summary, pretend_measured
-
-SECRET = "correct-horse-battery-staple"
-REFERENCE = "${oc.env:SECRET}"
+from tests.harness.measured.builders import (
+    REFERENCE,
+    SECRET,
+    assert_no_secret,
+    change_summary,
+    pretend_measured,
+    refer_to_secret,
+)
 
 
 @pytest.fixture
@@ -24,23 +28,6 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     refer_to_secret(folder)
     change_summary(folder, model=REFERENCE, device=REFERENCE, trace=REFERENCE, notes=[REFERENCE], policy=REFERENCE)
     return folder
-
-
-def refer_to_secret(folder: Path) -> None:
-    """Replaces the names in a folder's config.yaml."""
-    path = folder / "config.yaml"
-    lines = path.read_text().splitlines()
-    names = [row for row, line in enumerate(lines) if line.startswith("  name: ")]
-    assert len(names) == 2  # of the model and the device
-    for row in names:
-        lines[row] = f"  name: {REFERENCE}"
-    path.write_text("\n".join(lines) + "\n")
-
-
-def assert_no_secret(folder: Path, output: str) -> None:
-    assert SECRET not in output
-    for path in folder.rglob("*"):
-        assert path.is_dir() or SECRET.encode() not in path.read_bytes(), path
 
 
 def test_validate_leaves_references_as_text(

@@ -9,9 +9,9 @@ import pytest
 
 from harness.measured import load_measured
 from harness.validation.settings import different_device, different_settings
-from simulator.profile.files import load_profile
+from simulator.profile.profile_folder import load_profile
 from tests.harness.builders import GROUND_TRUTH, ROOT, config
-from tests.harness.measured_builders import needs_ground_truth
+from tests.harness.measured.builders import needs_ground_truth
 
 
 @needs_ground_truth

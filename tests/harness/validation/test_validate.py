@@ -10,16 +10,16 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from harness.config.plotting import PlotConfig
+from harness.config.schema.tasks.plotting import PlotConfig
 from harness.errors import ConfigError, MeasuredRunError, TwinServeError
 from harness.figures import write_validation_charts
 from harness.figures.charts.validation import stored_charts
 from harness.measured import load_measured
-from harness.results.files import read_results
-from harness.sweeps.drawing import draw
+from harness.results.stored.files import read_results
+from harness.studies.comparison.drawing import draw
 from harness.validation.validate import validate
 from tests.harness.builders import SMALLEST, config, execute_in
-from tests.harness.measured_builders import (
+from tests.harness.measured.builders import (
     STARVED,
     change_summary,
     compare,

@@ -16,7 +16,7 @@ from harness.config import (
     TraceConfig,
     UniformLengths,
 )
-from harness.config.workload import MAX_TOKENS
+from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import ConfigError
 from harness.workload.readers import load_trace
 from harness.workload.sampling import draw_lengths, sharegpt

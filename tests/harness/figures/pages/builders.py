@@ -13,7 +13,9 @@ import pandas as pd
 
 from harness.config import MetricsConfig, SloConfig
 from harness.figures.pages import write_comparison_page, write_page
-from harness.results.files import (
+from harness.results.metrics import summarize
+from harness.results.statistics.latencies import LATENCIES
+from harness.results.stored.files import (
     MEASURED,
     SIMULATED,
     VALIDATED_LATENCIES,
@@ -22,11 +24,9 @@ from harness.results.files import (
     write_results,
     write_table,
 )  # fmt: skip
-from harness.results.latencies import LATENCIES
-from harness.results.metrics import summarize
-from harness.sweeps.combine import combine
-from harness.sweeps.repeats import configurations, with_differences
-from tests.harness.made_up_results import META, heavy_tailed_requests, run_toy_engine
+from harness.studies.comparison.combine import combine
+from harness.studies.comparison.repeats import configurations, with_differences
+from tests.harness.results.builders import META, heavy_tailed_requests, run_toy_engine
 
 HOSTILE = "</script><img src=http://host/x onerror=alert(1)> & $$x^2$$ \\(y\\)"
 

@@ -12,7 +12,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from harness import cli
-from harness.results.files import REPORT
+from harness.results.stored.files import REPORT
 from tests.harness.builders import CONF
 from tests.harness.figures.pages.builders import validation_page, write_run
 from tests.harness.figures.pages.test_pages import Parsed
@@ -29,7 +29,7 @@ def _clean_hydra() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _no_other_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("harness.figures.write_run_charts", "harness.sweeps.comparison.write_comparison_charts"):
+    for name in ("harness.figures.write_run_charts", "harness.studies.comparison.comparison.write_comparison_charts"):
         monkeypatch.setattr(name, lambda *_: [])
 
 

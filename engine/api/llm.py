@@ -1,0 +1,285 @@
+"""The engine as a Python library, in the shape of vLLM's offline API: prompts in, texts and tokens out."""
+
+from __future__ import annotations
+
+import sys
+from collections import abc
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import torch
+from tqdm import tqdm
+
+from engine.api.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamState
+from engine.api.calls import Calls, Stream
+from engine.api.detokenizer import TokenTexts, bad_word_tokens
+from engine.api.llm_engine import LLMEngine
+from engine.api.model_folder import default_sampling_params, load_tokenizer
+from engine.api.outputs import RequestOutput
+from engine.api.prompts import Prompt, Prompts, check_token_ids, read_prompts
+from engine.api.request_state import RequestState
+from engine.core.sequence import Request
+from engine.engine_config import EngineConfig, override
+from engine.json_file import ModelError
+from engine.models.model_config import ModelConfig
+from engine.runner.executors.executor import longest_sequence
+from engine.runner.executors.tensor_parallel import make_executor
+from engine.sampling_params import SamplingParams
+
+Params = SamplingParams | abc.Sequence[SamplingParams] | None
+Messages = abc.Sequence[abc.Mapping[str, Any]]
+
+
+class LLM:
+    """A model ready to generate.
+
+    Several streams may be open at the same time, and `generate` may be called meanwhile: each has its own outputs. An
+    error or Ctrl-C in a step of the engine is raised by the call that waited for the step. It aborts the requests of
+    all open calls, whose streams raise RequestAbortedError; afterwards the engine goes on. One thread at a time may
+    use it.
+
+    Args:
+        model: a model folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or the fields of a
+            `conf/model/*.yaml` file), whose weights are then random.
+        config: the engine's settings; by default those of `EngineConfig`, on a GPU if torch finds one.
+        settings: fields of `EngineConfig` that override those of `config`; also `enforce_eager` and `dtype="auto"`.
+
+    Attributes:
+        tokenizer: of the model folder; None if it has none.
+
+    Raises:
+        ModelError, OutOfMemoryError, BackendUnavailableError: the model cannot be loaded or run here.
+        ValueError: a setting is unknown or out of range.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | ModelConfig | abc.Mapping[str, Any],
+        config: EngineConfig | None = None,
+        **settings: Any,
+    ) -> None:
+        config = override(config or EngineConfig(device="cuda" if torch.cuda.is_available() else "cpu"), settings)
+        folder = Path(model) if isinstance(model, str | Path) else None
+        if folder is not None:
+            model_config = ModelConfig.load(folder)
+        else:
+            config = override(config, {"load_format": "random"})
+            model_config = model if isinstance(model, ModelConfig) else ModelConfig.from_shape(model)  # type: ignore[arg-type]
+        self.model_config = model_config
+        self.tokenizer: Any = None if folder is None else load_tokenizer(folder)
+        self._default_params = SamplingParams() if folder is None else default_sampling_params(folder)
+        self._token_texts = TokenTexts(self.tokenizer)
+        eos_token_id = getattr(self.tokenizer, "eos_token_id", None)
+        self.engine = LLMEngine(
+            config,
+            make_executor(config, model_config, folder),
+            max_model_len=longest_sequence(config, model_config),
+            eos_token_ids={*model_config.eos_token_ids, *([] if eos_token_id is None else [eos_token_id])},
+        )
+        self._calls = Calls(self.engine)
+        self._num_requests = 0
+
+    def generate(
+        self,
+        prompts: Prompts,
+        sampling_params: Params = None,
+        use_tqdm: bool | None = None,
+        *,
+        priority: abc.Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for all prompts; the outputs are in the order of the prompts.
+
+        Args:
+            prompts: one prompt or a list. A prompt is a text, a list of token ids, `{"prompt": text}` or
+                `{"prompt_token_ids": token ids}`.
+            sampling_params: for all prompts, or one for each prompt; None takes `get_default_sampling_params()`.
+            use_tqdm: whether to show progress; None shows it if stderr is a terminal.
+            priority: an integer for each prompt, smaller ones first, for the queue and for who is preempted; None is 0
+                for all. `EngineConfig.queue`, `victim` and `policy` say what it decides.
+
+        Raises:
+            RequestRefusedError: a prompt is malformed, has tokens outside the vocabulary or can never run; none of them
+                runs then.
+            ValueError: sampling parameters do not fit the model, or their number, or that of the priorities, is not
+                that of the prompts.
+            ModelError: a prompt is a text, or the parameters have texts, but the model has no tokenizer.
+            RequestAbortedError, EngineClosedError: see `engine.api.calls`.
+        """
+        with closing(self.stream(prompts, sampling_params, priority=priority)) as stream:
+            return _run(stream, use_tqdm)
+
+    def chat(
+        self,
+        messages: Messages | abc.Sequence[Messages],
+        sampling_params: Params = None,
+        use_tqdm: bool | None = None,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: abc.Mapping[str, Any] | None = None,
+        priority: abc.Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate the next message of a conversation, or of each of several.
+
+        Args:
+            messages: a list of `{"role": ..., "content": ...}`, or a list of such lists.
+            chat_template: a Jinja template; None takes the tokenizer's.
+            add_generation_prompt, continue_final_message, tools, chat_template_kwargs: what the template gets, as in
+                transformers' `apply_chat_template`.
+            priority: an integer for each conversation, as `generate` takes it.
+
+        Raises:
+            ModelError: the model has no tokenizer.
+            ValueError: the tokenizer has no chat template, or the template refuses the messages.
+            Exception: as `generate`.
+        """
+        if self.tokenizer is None:
+            raise ModelError("the model has no tokenizer: chat() needs one")
+        options = {
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            "tools": tools,
+            **(chat_template_kwargs or {}),
+        }
+        is_one = not messages or isinstance(messages[0], abc.Mapping)
+        texts = [_render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
+        # The template has written the special tokens already.
+        prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
+        with closing(self._open(prompts, sampling_params, priority)) as stream:
+            return _run(stream, use_tqdm)
+
+    def stream(
+        self, prompts: Prompts, sampling_params: Params = None, *, priority: abc.Sequence[int] | None = None
+    ) -> Stream:
+        """Like `generate`, but returns an iterator over the growing outputs; raises what `generate` raises.
+
+        The requests are aborted when the iterator is closed or nobody refers to it any more.
+        """
+        read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
+        return self._open(read, sampling_params, priority)
+
+    def beam_search(
+        self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool | None = None
+    ) -> list[BeamSearchOutput]:
+        """The most likely outputs for all prompts, by beam search; in the order of the prompts.
+
+        The beams of a prompt share the blocks of what they have in common.
+
+        Raises:
+            RequestRefusedError: a prompt is malformed or can never run, or more beams are wanted than may run.
+            ValueError: `params` do not fit the model.
+            ModelError: a prompt is a text, but the model has no tokenizer.
+            RequestAbortedError, EngineClosedError: see `engine.api.calls`.
+        """
+        size = self.model_config.vocab_size
+        if 2 * params.beam_width > size:
+            raise ValueError(f"beam_width={params.beam_width}: needs a vocabulary of twice as many tokens, not {size}")
+        states = []
+        for prompt in read_prompts(prompts, self.tokenizer, size, adds_special_tokens=True):
+            self._num_requests += 1
+            request = Request(
+                self._num_requests,
+                len(prompt.token_ids),
+                params.max_tokens,
+                token_ids=prompt.token_ids.copy(),
+                num_sequences=params.beam_width,
+                is_beam_search=True,
+            )
+            states.append(BeamState(BeamSearch(request, params, self.engine.eos_token_ids), prompt, self.tokenizer))
+        with closing(self._calls.open(states)) as stream:
+            return _run(stream, use_tqdm)
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What the model's `generation_config.json` recommends: temperature, top_k, top_p, min_p, repetition_penalty
+        and max_tokens; the defaults of `SamplingParams` for what it does not name."""
+        return self._default_params
+
+    def get_tokenizer(self) -> Any:
+        """The tokenizer of the model folder; None if it has none."""
+        return self.tokenizer
+
+    def close(self) -> None:
+        """Free the model's memory; open streams and later calls raise EngineClosedError."""
+        self._calls.close("its model was freed by close()")
+        self.engine.close()
+
+    def _open(self, prompts: list[Prompt], sampling_params: Params, priority: abc.Sequence[int] | None) -> Stream:
+        params = self._params_of(prompts, sampling_params)
+        priorities = _checked_priorities(priority, len(prompts))
+        bad_words = {id(each): self._check(each) for each in params}
+        states = []
+        for i, (prompt, each) in enumerate(zip(prompts, params, strict=True)):
+            self._num_requests += 1
+            request = Request(
+                self._num_requests,
+                len(prompt.token_ids),
+                each.max_tokens or self.engine.max_model_len,
+                token_ids=prompt.token_ids.copy(),
+                priority=priorities[i],
+                num_sequences=each.n,
+            )
+            state = RequestState(i, request, prompt, each, self.tokenizer, self._token_texts, bad_words[id(each)])
+            states.append(state)
+        return self._calls.open(states)
+
+    def _params_of(self, prompts: list[Prompt], params: Params) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or self._default_params] * len(prompts)
+        params = list(params)
+        if len(params) != len(prompts):
+            raise ValueError(f"{len(params)} sampling_params for {len(prompts)} prompts; give one, or one for each")
+        for i, each in enumerate(params):
+            if not isinstance(each, SamplingParams):
+                raise ValueError(f"sampling_params[{i}]: {each!r} is not a SamplingParams")
+        return params
+
+    def _check(self, params: SamplingParams) -> list[list[int]]:
+        """Check what depends on the model; returns the token ids of the bad words."""
+        size = self.model_config.vocab_size
+        for name in ("logit_bias", "allowed_token_ids", "stop_token_ids"):
+            check_token_ids(list(getattr(params, name) or ()), size, name)
+        for name in ("logprobs", "prompt_logprobs"):
+            if (getattr(params, name) or 0) > size:
+                raise ValueError(f"{name}={getattr(params, name)} exceeds the vocabulary of {size} tokens")
+        if self.tokenizer is None and (params.stop_strings or params.bad_words):
+            raise ModelError("the model has no tokenizer, which stop strings and bad_words need")
+        if params.stop_strings and not params.detokenize:
+            raise ValueError("stop strings need detokenize=True")
+        words = bad_word_tokens(self.tokenizer, params.bad_words)
+        return [check_token_ids(tokens, size, f"bad_words ({word!r})") for word, tokens in words]
+
+
+def _checked_priorities(priority: abc.Sequence[int] | None, num_prompts: int) -> list[int]:
+    """A priority for each prompt."""
+    if priority is None:
+        return [0] * num_prompts
+    if not isinstance(priority, abc.Sequence) or any(type(each) is not int for each in priority):
+        raise ValueError(f"priority={priority!r}: must be a list of integers, one for each prompt")
+    priorities = list(priority)
+    if len(priorities) != num_prompts:
+        raise ValueError(f"{len(priorities)} priorities for {num_prompts} prompts; give one for each")
+    return priorities
+
+
+def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, Any]) -> str:
+    """A conversation as text, by the chat template."""
+    try:
+        text: str = tokenizer.apply_chat_template(conversation, tokenize=False, **options)
+    except Exception as error:  # templates raise errors of any type
+        raise ValueError(f"messages[{index}]: {error}") from error
+    return text
+
+
+def _run(stream: Stream, use_tqdm: bool | None) -> list[Any]:
+    """Run a stream to its end, with a bar of finished requests; returns the final outputs."""
+    shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
+    total = stream.num_unfinished
+    with tqdm(total=total, desc="Generating", unit=" requests", dynamic_ncols=True, disable=not shows) as bar:
+        while stream.num_unfinished:
+            stream.run_step()
+            bar.update(total - stream.num_unfinished - bar.n)
+    return stream.finish()

@@ -1,0 +1,1 @@
+"""From queue and running sequences to the plan of a step: the planner, and what a policy is asked."""

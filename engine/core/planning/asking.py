@@ -1,0 +1,130 @@
+"""The question whether the head of the queue may enter, which planner, displacement and horizon ask a policy alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import NamedTuple
+
+from engine.core.admission.limits import Limits
+from engine.core.admission.need import Need, Needs
+from engine.core.admission.waiting_queue import WaitingQueue
+from engine.core.kv.block_manager import BlockManager
+from engine.core.running.running_set import RunningSet
+from engine.core.running.supply import suppliers
+from engine.core.sequence import Sequence
+
+
+class Admit(NamedTuple):
+    """It may enter and compute `num_tokens` tokens, at most what it needs and what the step has left."""
+
+    num_tokens: int
+
+
+class Wait(NamedTuple):
+    """It may not enter before something changes: a release, an arrival at the head, or a block that it could share.
+
+    Attributes:
+        until: the time at which the answer may change without that, in ns.
+        steps: decode steps after which it may.
+    """
+
+    until: int | None = None
+    steps: int | None = None
+
+
+WAIT = Wait()
+WAIT_FOR_A_STEP = Wait(steps=1)
+
+
+class AdmissionState(NamedTuple):
+    """What is left for the head of the queue, and who is there.
+
+    Attributes:
+        now: the time of planning, in ns.
+        free_tokens: that the step has left.
+        may_cut: whether a longer prompt may be cut to these.
+        free_seats: of the lane.
+        free_blocks: that an admission may take: the watermark is left to those who run.
+        running: the sequences of the lane, in order of admission.
+        follows_decodes: it is the step after one in which all decodes compute a token.
+        lane: what the next three are read from.
+    """
+
+    now: int
+    free_tokens: int
+    may_cut: bool
+    free_seats: int
+    free_blocks: int
+    running: Collection[Sequence]
+    follows_decodes: bool
+    lane: Admission
+
+    @property
+    def waiting(self) -> WaitingQueue:
+        """The queue."""
+        return self.lane.waiting
+
+    @property
+    def blocks(self) -> BlockManager:
+        """The pool, of all lanes."""
+        return self.lane.blocks
+
+    @property
+    def has_decoded(self) -> bool:
+        """Whether somebody of the lane has decoded, when the step comes."""
+        running, decodes = self.lane.running, self.lane.running.decodes
+        return self.follows_decodes or len(decodes.fresh) < len(decodes.sequences) or bool(running.ending)
+
+
+AdmissionRule = Callable[[Need, AdmissionState], Admit | Wait]
+
+# From a tuple of all fields: what `_make` of these named tuples does, without a Python call for each of them.
+make_admit = partial(tuple.__new__, Admit)
+_make_state = partial(tuple.__new__, AdmissionState)
+
+
+class Admission:
+    """Asks the policy whether sequences may enter a lane.
+
+    Args:
+        admit: the policy's rule.
+    """
+
+    def __init__(
+        self, admit: AdmissionRule, blocks: BlockManager, waiting: WaitingQueue, running: RunningSet, limits: Limits
+    ) -> None:
+        self.admit = admit
+        self.look = Needs(blocks, limits).look
+        self.blocks = blocks
+        self.waiting = waiting
+        self.running = running
+        self.limits = limits
+        self._watermark = limits.watermark_blocks
+        self._max_num_seqs = limits.max_num_seqs
+
+    @property
+    def free_seats(self) -> int:
+        running = self.running
+        return self._max_num_seqs - len(running.sequences) - running.num_reserved
+
+    def state(
+        self, now: int, free_tokens: int, may_cut: bool, free_seats: int, follows_decodes: bool = False
+    ) -> AdmissionState:
+        """What is left beside `free_seats`, for this step or, with `follows_decodes`, for the one after it."""
+        sequences, free_blocks, watermark = self.running.sequences, self.blocks.num_free_blocks, self._watermark
+        if watermark and sequences:
+            free_blocks -= watermark
+        fields = (now, free_tokens, may_cut, free_seats, free_blocks, sequences, follows_decodes, self)
+        return _make_state(fields)
+
+    def hold(self, need: Need, state: AdmissionState, answer: Wait) -> None:
+        """Note what the head waits for; where that is blocks, it is not asked about again before there may be some."""
+        lacks_blocks = need.is_seen and need.blocks > state.free_blocks
+        if not lacks_blocks and (answer != WAIT or not need.is_seen):
+            return
+        sequence, match = need.sequence, need.match
+        num_matched = match.num_kept + len(match.blocks)
+        may_share = sequence.host_blocks is None
+        awaited = suppliers(self.running, sequence, num_matched, self.blocks) if may_share else []
+        self.waiting.hold_head(need, num_matched, awaited, is_blocked=lacks_blocks)

@@ -1,0 +1,64 @@
+"""Displacement: those in the queue who outrank running sequences take their seats and blocks."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any
+
+from engine.core.admission.need import Need
+from engine.core.plan import StepDraft
+from engine.core.planning.asking import AdmissionState, Wait
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.sequence import Sequence
+
+
+def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequence], Any]) -> None:
+    """Preempt the last in `rank` until those in the queue who come before them have seats and blocks.
+
+    It comes first in a step, so that those can be admitted in it, and it goes as far as the step has tokens for them.
+    Nobody is preempted for a sequence that would not fit even if all who come after it gave way.
+    """
+    limits, running = planner.limits, planner.running
+    victims = sorted(planner.candidates(), key=rank)
+    budget = planner.max_num_batched_tokens - len(running.decodes.sequences) * running.decodes.tokens_per_decode
+    budget -= sum(planner.chunk_tokens(s.num_tokens - s.num_computed_tokens, s.num_tokens) for s in running.prefilling)
+    others: Need | None = None  # of those for whom room is made
+    for sequence in planner.waiting.first(limits.max_num_seqs):
+        if budget <= 0:
+            break
+        need = Need(sequence, budget, planner.admission.look)
+        if others is not None:
+            need.join(others)
+        after = [victim for victim in victims if rank(victim) > rank(sequence)]
+        kept = sum(len(other.block_table) for other in planner.waiting.all_holders() if rank(other) > rank(sequence))
+        if not after or _must_wait(planner, need, _state_without(planner, draft.now, budget, after, kept)):
+            break
+        while after and _must_wait(planner, need, state := _state_without(planner, draft.now, budget)):
+            # Blocks may come from those who wait, also from whoever gave way just now.
+            if need.seats > state.free_seats or not planner.reclaim(1, spared=sequence):
+                if after.pop() in running.sequences:  # not preempted with another beam of its request
+                    planner.preempt(draft, victims[-1])
+                victims.pop()
+        budget, others = budget - need.tokens, need
+    draft.is_starved = False  # who gave way did so for those that are admitted now
+
+
+def _must_wait(planner: StepPlanner, need: Need, state: AdmissionState) -> bool:
+    return isinstance(planner.admission.admit(need, state), Wait)
+
+
+def _state_without(
+    planner: StepPlanner, now: int, budget: int, leaving: abc.Sequence[Sequence] = (), num_kept: int = 0
+) -> AdmissionState:
+    """What is left when those `leaving` have given up all that they hold, waiting ones `num_kept` blocks, and who runs
+    on has got the blocks of the step."""
+    state = planner.admission.state(now, budget, planner.limits.cuts_prompts, planner.admission.free_seats)
+    free_seats, free_blocks = state.free_seats, state.free_blocks + num_kept - planner.num_blocks_due()
+    for sequence in leaving:
+        free_seats += 1 + sequence.num_forks
+        free_blocks += len(sequence.block_table)
+    for sequence in planner.running.prefilling.keys() - leaving:  # they go on before anybody is admitted
+        left = sequence.num_tokens - sequence.num_computed_tokens
+        free_blocks -= planner.missing_blocks(sequence, planner.chunk_tokens(left, left))
+    running = [sequence for sequence in state.running if sequence not in leaving] if leaving else state.running
+    return state._replace(free_seats=free_seats, free_blocks=free_blocks, running=running)

@@ -1,0 +1,79 @@
+"""From a policy's draft to the plan that executors and cost models see."""
+
+from __future__ import annotations
+
+from engine.core.admission.waiting_queue import WaitingQueue
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.contiguous import ContiguousManager
+from engine.core.plan import StepDraft, StepPlan, make_step_plan
+from engine.core.planning.asking import Admission
+from engine.core.planning.horizon import decode_horizon
+from engine.core.running.running_set import RunningSet
+from engine.core.running.slots import count_slots, num_to_compute
+from engine.core.work import make_chunk_work, make_work
+
+
+class PlanMaker:
+    """Makes the plans of a scheduler whose lanes are entered by these admissions; the prompts of a step are padded to
+    the longest if it `pads`."""
+
+    def __init__(self, admissions: list[Admission], blocks: BlockManager, waiting: WaitingQueue, *, pads: bool) -> None:
+        self._admissions = admissions
+        self._lanes = [admission.running for admission in admissions]
+        self._blocks = blocks
+        self._waiting = waiting
+        self._pool = blocks.pool
+        self._block_size = blocks.block_size
+        self._reserves = isinstance(blocks, ContiguousManager)
+        self._pads = pads
+
+    def make(self, lane: int, draft: StepDraft) -> StepPlan:
+        """The plan of one step of a lane, which its horizon allows to extend; the numbers as in `StepPlan`."""
+        lanes, blocks, waiting, pool = self._lanes, self._blocks, self._waiting, self._pool
+        running, prefills, num_decodes = lanes[lane], draft.prefills, draft.num_decodes
+        decodes, is_alone = running.decodes, len(lanes) == 1
+        # Those that are ending are counted too.
+        num_running = len(running.sequences) if is_alone else sum(len(each.sequences) for each in lanes)
+        chunks = [make_chunk_work(chunk[1:]) for chunk in prefills] if prefills else ()
+        num_copied = sum([each[0] == each[2] for each in draft.transfers]) if draft.transfers else 0  # on the device
+        horizon = 1
+        if num_decodes:
+            work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
+            if is_alone and not (prefills or draft.transfers or draft.paused or running.beams):
+                horizon = decode_horizon(self._admissions[lane], draft.now, pads=self._pads)
+        else:
+            work, fresh = make_work((chunks, 0, 0, 0, num_copied, 1, None, None)), []
+        num_used, num_saved, num_external = blocks.num_blocks - pool.num_free, pool.num_extra_references, 0
+        ending = running.ending if is_alone else [sequence for each in lanes for sequence in each.ending]
+        if ending:
+            num_used, num_saved = blocks.count_blocks(ending)
+        has_others = num_decodes + len(chunks) + len(ending) != num_running or waiting.holders or running.landing
+        if has_others or self._reserves or self._pads:
+            num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
+        else:  # all that goes on takes part, so that all blocks which are shared are full
+            num_tokens, num_reserved = work.num_context_tokens - num_saved * self._block_size, 0
+            for sequence, start, num_chunk_tokens, is_last in prefills:
+                end = start + num_chunk_tokens
+                num_tokens += end
+                if not is_last:
+                    num_reserved += num_to_compute(sequence, end, self._block_size)
+        fields = (
+            lane, prefills, decodes.sequences.keys() if num_decodes else (), num_decodes, work, fresh, draft.admitted,
+            draft.parked, draft.preempted, draft.paused, draft.transfers, draft.growth, horizon, 1,
+            num_running - len(running.ending), len(waiting), num_used, num_saved, num_tokens, num_reserved,
+            num_external, 0, 0,
+        )  # fmt: skip
+        plan = make_step_plan(fields)
+        return self._padded(running, plan) if self._pads else plan
+
+    def _padded(self, running: RunningSet, plan: StepPlan) -> StepPlan:
+        """The plan with its prompts padded to the longest chunk, and its padding counted."""
+        num_rows = sum(row in running.decodes.sequences for row in running.padding) if plan.num_decodes else 0
+        longest = max((chunk.num_tokens for chunk in plan.prefills), default=0)
+        num_padded = sum(longest - chunk.num_tokens for chunk in plan.prefills)
+        return plan._replace(
+            work=plan.work._replace(chunks=[chunk._replace(num_tokens=longest) for chunk in plan.work.chunks]),
+            num_running=plan.num_running - sum(len(lane.padding) for lane in self._lanes),
+            num_padding_seqs=num_rows,
+            num_padding_tokens=num_rows + num_padded,
+        )

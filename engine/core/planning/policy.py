@@ -1,0 +1,91 @@
+"""What a scheduling policy decides. Each policy is a file in `engine.core.policies`, found by its name."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Protocol
+
+from engine.core.admission.need import Need
+from engine.core.admission.waiting_queue import QueueOrder, WaitingQueue
+from engine.core.plan import StepDraft
+from engine.core.planning.asking import WAIT, WAIT_FOR_A_STEP, AdmissionState, Admit, Wait, make_admit
+from engine.core.planning.policy_options import NoOptions
+from engine.core.planning.step_planner import StepPlanner
+from engine.core.running.preemption import Preemption
+
+
+class Policy(Protocol):
+    """Owns every decision: who is next, who enters, what a step is made of, and who gives way.
+
+    Attributes:
+        options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
+        chooses_victims: it preempts by an order of its own, whatever victim rule it is given.
+        order: the order of the waiting queue.
+        preemption: who gives way when blocks run out, and what it keeps.
+        pauses_decodes: whether it lets single sequences sit out a step, so that it cannot serve beams.
+        pads: whether its batches keep their shape: who has ended is computed on as padding until all have
+            (`engine.core.running.padding`), and the prompts of a step are padded to the longest.
+    """
+
+    options_type: ClassVar[type[Any]]
+    chooses_victims: ClassVar[bool]
+    pauses_decodes: ClassVar[bool]
+    pads: bool
+    order: QueueOrder
+    preemption: Preemption
+
+    def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None: ...
+
+    def make_queue(self) -> WaitingQueue:
+        """An empty waiting queue; the scheduler asks once."""
+
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        """Whether the head of the queue may enter a step, with how many tokens; or until when it waits.
+
+        It is asked when a step is planned, and then whether the head could enter the step after it. While it could not,
+        decode steps run on without being planned one by one.
+        """
+
+    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
+        """Fill `draft` with the next step, using the planner's building blocks. An empty draft means wait."""
+
+
+class BasePolicy:
+    """Chunked prefill: all decodes, then prompt chunks in what the token budget leaves.
+
+    It keeps order and preemption, and admits whoever has a seat, tokens and blocks, but nobody in a step that preempts.
+    """
+
+    options_type: ClassVar[type[Any]] = NoOptions
+    chooses_victims: ClassVar[bool] = False
+    pauses_decodes: ClassVar[bool] = False
+    pads: bool = False
+
+    def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:
+        self.order = order
+        self.preemption = preemption
+
+    def make_queue(self) -> WaitingQueue:
+        return WaitingQueue(self.order)
+
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        if need.seats > state.free_seats:
+            return WAIT
+        num_tokens = need.tokens
+        if num_tokens > state.free_tokens:
+            if not state.may_cut:
+                return WAIT_FOR_A_STEP
+            num_tokens = state.free_tokens
+        return make_admit((num_tokens,)) if need.blocks <= state.free_blocks else WAIT
+
+    def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
+        planner.decode(draft)
+        budget = planner.max_num_batched_tokens - draft.num_decodes * planner.running.decodes.tokens_per_decode
+        if planner.running.prefilling:
+            budget = planner.continue_prefills(draft, budget)
+        if not draft.is_starved:
+            planner.admit(draft, budget, cut="any")
+
+
+def nanoseconds(seconds: float) -> int:
+    """Settings are in seconds; the times that a scheduler is given are in ns."""
+    return round(seconds * 1e9)

@@ -1,0 +1,1 @@
+"""The admitted sequences: their states, their progress, and who gives way."""

@@ -1,0 +1,190 @@
+"""What a plan brings: its tokens as soon as they are certain, its times and its ends when it has run."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+
+from engine.core.admission.waiting_queue import WaitingQueue
+from engine.core.flight import NOBODY, Flight, Stopped, Verified
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.kept_blocks import name_content
+from engine.core.running.beams import gather, resume_together
+from engine.core.running.padding import drop, end_batch, pad_or_release
+from engine.core.running.running_set import RunningSet
+from engine.core.sequence import FINISHED, Request, Sequence, SequenceStatus
+
+_ADMISSION = attrgetter("admission")
+
+
+class Progress:
+    """Accounts for the plans of one lane.
+
+    A plan is *advanced* when what it is certain to bring is counted, its tokens, and *settled* when it has run. Between
+    the two, when the next step is planned while this one runs, a sequence that gets its last token is ending: it keeps
+    its seat and its blocks.
+
+    Args:
+        pads_to: most tokens of the padding that takes the place of who has ended; None for no padding.
+    """
+
+    def __init__(self, running: RunningSet, blocks: BlockManager, waiting: WaitingQueue, pads_to: int | None) -> None:
+        self._running = running
+        self._blocks = blocks
+        self._waiting = waiting
+        self._pads_to = pads_to
+
+    def advance(self, flight: Flight, stopped: Stopped = NOBODY, drafts: Verified | None = None) -> None:
+        """Count the tokens of a plan; `stopped` tells what is known of stop conditions, as in `Scheduler.commit`."""
+        running = self._running
+        plan = flight.plan
+        flight.is_advanced = True
+        if plan.num_decodes:
+            if running.decodes.findable:
+                for ahead in range(1, plan.num_steps):
+                    running.register_filled(ahead, stopped)
+            ended = running.decodes.advance(plan.num_steps, drafts)
+            flight.drafts = running.decodes.drafts
+            for sequence in stopped:
+                if sequence in running.decodes.sequences:
+                    running.decodes.remove(sequence)
+                    ended.append(sequence)
+            for sequence in ended:
+                if sequence in running.padding:
+                    drop(running, sequence)
+                else:
+                    self._end(flight, sequence, stopped)
+        if plan.prefills:
+            self._advance_prefills(flight, stopped)
+        if running.paused:
+            running.resume()
+        if running.returning:
+            for sequence in running.returning:
+                if sequence in running.parked:
+                    self.ready(sequence)
+            running.returning.clear()
+        if running.padding:
+            end_batch(running)
+
+    def ready(self, sequence: Sequence) -> None:
+        """What a parked sequence waited for is there: it takes part in the next plan, or with it all its beams."""
+        self._running.ready(sequence)
+        if sequence in self._running.gathering:
+            resume_together(self._running, self._blocks, sequence.request)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out, and the padding of its batch if nobody else is left of that."""
+        self._running.abort(sequence)
+        if self._running.padding:
+            end_batch(self._running)
+
+    def _advance_prefills(self, flight: Flight, stopped: Stopped) -> None:
+        self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue
+        started: list[Sequence] = []
+        for sequence, start, num_tokens, is_last in flight.plan.prefills:
+            if sequence not in self._running.prefilling:  # aborted meanwhile
+                continue
+            sequence.set_computed(start + num_tokens)
+            if is_last:
+                started += self._finish_prefill(flight, sequence, stopped)
+        flight.started = started
+
+    def settle(self, flight: Flight, now: int, stopped: Stopped, drafts: Verified | None) -> list[int]:
+        """A plan has run: note the times of its tokens and release who ended; returns gaps around preemptions."""
+        running = self._running
+        if not flight.is_advanced:
+            self.advance(flight, stopped, drafts)
+        elif stopped:
+            for sequence in stopped:
+                self._stop_late(flight, sequence, stopped[sequence])
+        resumed_gaps: list[int] = []
+        for sequence in flight.started:
+            if sequence.request.first_token_time is None:
+                sequence.request.first_token_time = now
+            elif sequence.last_token_time is not None:
+                resumed_gaps.append(now - sequence.last_token_time)
+            sequence.last_token_time = now
+        if flight.plan.num_decodes:
+            running.last_decode_time = now
+            for sequence in flight.victims:
+                sequence.last_token_time = now
+        ended = flight.ended
+        if len(ended) > 1:
+            ended = sorted(ended, key=_ADMISSION)  # it decides whose blocks are taken first
+        for sequence in ended:
+            if sequence in running.ending:
+                del running.ending[sequence]
+                if sequence.has_content:
+                    self._blocks.register(sequence, sequence.num_tokens - 1)
+                if self._pads_to is None:
+                    running.release(sequence)
+                else:
+                    pad_or_release(running, self._blocks, sequence, self._pads_to)
+        if running.padding:
+            end_batch(running)
+        return resumed_gaps
+
+    def beams_to_replace(self, flight: Flight) -> list[Request]:
+        """Requests whose beams all got a token with a plan that has run, and go on."""
+        decodes = self._running.decodes
+        firsts = [request.sequences[0] for request in self._running.beams]
+        has_run = flight.plan.num_decodes > 0
+        return [s.request for s in firsts if s in flight.started or has_run and s not in decodes.fresh]
+
+    def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
+        """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
+        running, request = self._running, sequence.request
+        del running.prefilling[sequence]
+        if sequence.num_forks:
+            started = self._fork(sequence)
+        elif request.num_common_blocks is None:
+            started = [sequence]
+        else:
+            started = gather(running, self._blocks, sequence)
+        for each in started:
+            each.add_tokens(1)
+            if each.num_tokens < each.end_length and each not in stopped:
+                running.decodes.join(each)
+            else:
+                self._end(flight, each, stopped)
+        if request.is_beam_search and sequence in running.decodes.sequences:
+            running.beams[request] = None
+        return started
+
+    def _fork(self, sequence: Sequence) -> list[Sequence]:
+        """Make the other sequences of a request, which share the blocks of the prompt; returns all of them."""
+        running = self._running
+        name_content(self._blocks, sequence, sequence.num_computed_tokens)
+        forks = [sequence.fork() for _ in range(sequence.num_forks)]
+        running.num_reserved -= len(forks)
+        for fork in forks:
+            self._blocks.share(fork)
+            running.seat(fork)
+        running.forked |= dict.fromkeys([sequence, *forks])
+        return [sequence, *forks]
+
+    def _end(self, flight: Flight, sequence: Sequence, stopped: Stopped = NOBODY) -> None:
+        """`sequence`, in no state now, has got its last token; what it generated past a stop is discarded."""
+        running = self._running
+        sequence.leave(FINISHED)
+        if running.forked:
+            running.forked.pop(sequence, None)
+        if running.beams:
+            running.beams.pop(sequence.request, None)
+        if sequence in stopped:
+            sequence.add_tokens(-stopped[sequence])
+        running.ending[sequence] = None
+        flight.ended.append(sequence)
+
+    def _stop_late(self, flight: Flight, sequence: Sequence, num_discarded: int) -> None:
+        """A stop is found when the next step is planned already, with one slot for the sequence that nobody needs."""
+        if sequence.status is SequenceStatus.WAITING:  # preempted meanwhile
+            self._waiting.remove(sequence)
+            self._blocks.drop(sequence)
+            sequence.status = SequenceStatus.FINISHED
+            sequence.add_tokens(-num_discarded)
+            flight.ended.append(sequence)
+        elif sequence.status in (SequenceStatus.FINISHED, SequenceStatus.ABORTED):  # it ended with the same plan
+            sequence.add_tokens(-num_discarded)
+        else:
+            self._running.leave(sequence, SequenceStatus.FINISHED)
+            self._end(flight, sequence, {sequence: num_discarded})

@@ -1,0 +1,250 @@
+"""The admitted sequences of one lane and what can happen to one of them.
+
+    waiting ──start──▶ prefilling ──last chunk──▶ decoding ──last token──▶ ending ──commit──▶ released
+       ▲  └──park──▶ parked ──ready──▶ ┘ or ───────▶ ┘ │
+       └──────────────────── preempt ──────────────────┘
+
+`engine.core.running.progress` tells what a plan brings them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+
+from engine.core.admission.waiting_queue import WaitingQueue
+from engine.core.decodes.interface import Decodes
+from engine.core.flight import NOBODY, Flight, Stopped
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.lower_tiers import land
+from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
+from engine.core.kv.tier import Transfer
+from engine.core.running.preemption import Keeps, give_up_blocks
+from engine.core.sequence import PREFILLING, Request, Sequence, SequenceStatus
+
+
+class RunningSet:
+    """Sequences from their admission until their blocks are released.
+
+    Args:
+        blocks: where their blocks come from and go to.
+        waiting: where preempted ones go; its head may fit whenever something is released.
+        decodes: an empty calendar for those that decode.
+        lag: steps that pass until the tokens of a planned step are known when the next one is planned: 0, or 1 when
+            steps are planned ahead. The block that a decode fills is registered that much later.
+
+    Attributes:
+        sequences: all of them, in order of admission.
+        prefilling: those whose known tokens are not all computed, in order of admission.
+        decodes: those that decode.
+        paused: those that decode but sit out the planned step.
+        parked: those that wait for something that is not a step.
+        landing: those that were aborted while parked, without a seat: they hold the blocks that are written for them.
+        forked: those that may have to copy a block that they share before they write into it.
+        gathering: readmitted beams that wait for other beams of their request (`engine.core.running.beams`).
+        ending: those that got their last token in a plan that is not committed.
+        beams: requests whose beams decode.
+        padding: decodes, or paused, that nobody asked for: the rows of those of a batch that have ended.
+        num_reserved: seats of sequences that will be forked from admitted ones.
+        flights: plans that are not committed, at most two, in order.
+        returning: parked ones that became ready since the plan under way was made.
+        last_decode_time: when the last decode step ended.
+    """
+
+    def __init__(self, blocks: BlockManager, waiting: WaitingQueue, decodes: Decodes, *, lag: int) -> None:
+        self.sequences: dict[Sequence, None] = {}
+        self.prefilling: dict[Sequence, None] = {}
+        self.decodes = decodes
+        self.paused: dict[Sequence, None] = {}
+        self.parked: dict[Sequence, None] = {}
+        self.landing: dict[Sequence, None] = {}
+        self.forked: dict[Sequence, None] = {}
+        self.gathering: dict[Sequence, None] = {}
+        self.ending: dict[Sequence, None] = {}
+        self.beams: dict[Request, None] = {}
+        self.padding: dict[Sequence, None] = {}
+        self.num_reserved = 0
+        self._num_admitted = 0
+        self.flights: deque[Flight] = deque()
+        self._blocks = blocks
+        self._waiting = waiting
+        self.lag = lag
+        self.returning: list[Sequence] = []
+        self.last_decode_time: int | None = None
+
+    @property
+    def num_seats(self) -> int:
+        """Seats that are taken."""
+        return len(self.sequences) + self.num_reserved
+
+    # -- while a step is planned ----------------------------------------------------------------------------------
+
+    def start(self, sequence: Sequence, match: PrefixMatch, now: int) -> None:
+        """Admit a sequence that has its first blocks, those of `match` computed."""
+        self._admit(sequence, PREFILLING, now)
+        if match is not NO_MATCH:
+            match.count_for(sequence, self._blocks.block_size)
+        self.prefilling[sequence] = None
+
+    def park(self, sequence: Sequence, now: int) -> None:
+        """Admit a sequence that has its blocks and cannot run before `ready`."""
+        self._admit(sequence, SequenceStatus.PARKED, now)
+        self.parked[sequence] = None
+
+    def ready(self, sequence: Sequence) -> None:
+        """What a parked sequence waited for is there: it takes part in the next plan.
+
+        One that was aborted gives up its blocks, which nobody else could have as long as they were written.
+        """
+        if sequence in self.landing:
+            self._end_landing(sequence)
+        if sequence not in self.parked:
+            return
+        if self.flights and not self.flights[-1].is_advanced:
+            self.returning.append(sequence)  # it gets no token of the plan that is under way
+            return
+        del self.parked[sequence]
+        self._waiting.unblock_head()  # it may fill a block that the first in the queue can share
+        land(self._blocks, sequence)
+        sequence.status = SequenceStatus.PREFILLING
+        if sequence.request.num_common_blocks is not None:  # the beams of a request go on together
+            self.gathering[sequence] = None
+            return
+        if sequence.has_content:
+            self._blocks.register(sequence, sequence.num_computed_tokens)
+        if sequence.is_prefilled:
+            self.decodes.join(sequence)
+        else:
+            self.prefilling[sequence] = None
+
+    def register_filled(self, ahead: int, stopped: Stopped = NOBODY) -> None:
+        """Register the blocks of decodes that are known to be full when the step `ahead` of the next one is planned."""
+        for sequence, num_tokens in self.decodes.filling(ahead - self.lag):
+            if sequence not in stopped:
+                self._blocks.register(sequence, num_tokens)
+
+    def register_known(self, sequence: Sequence) -> None:
+        """Register what is known of a decoding sequence when the step ahead was planned before its tokens are known."""
+        if self.lag and sequence in self.decodes.findable:
+            self._blocks.register(sequence, sequence.num_tokens - self.lag)
+
+    def unshare(self) -> list[Transfer]:
+        """Give forked sequences copies of the shared blocks that they write to in the next decode step."""
+        writers = [sequence for sequence in self.forked if sequence in self.decodes.sequences]
+        copies = [self._blocks.copy_on_write(s) for s in writers if self._blocks.must_copy(s)]
+        for sequence in writers:  # those that sit the step out stay
+            del self.forked[sequence]
+        return copies
+
+    def num_shared_blocks(self) -> int:
+        """How many blocks `unshare` takes: the last that holds a shared block keeps it."""
+        writers = [s for s in self.forked if s in self.decodes.sequences and self._blocks.must_copy(s)]
+        size = self._blocks.block_size
+        counts = Counter(s.block_table[(s.num_tokens - 1) // size] for s in writers)
+        return sum(min(count, self._blocks.pool.num_references(block) - 1) for block, count in counts.items())
+
+    def pause(self, sequence: Sequence) -> None:
+        """Let a decoding sequence sit out the step that is being planned."""
+        self._note_last_token(sequence)
+        self.decodes.remove(sequence)
+        sequence.leave(SequenceStatus.DECODING)
+        self.paused[sequence] = None
+
+    def resume(self) -> None:
+        """Let the paused sequences decode again."""
+        self._waiting.unblock_head()  # they may fill a block that the first in the queue can share
+        for sequence in self.paused:
+            self.decodes.join(sequence)
+        self.paused.clear()
+
+    def preempt(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
+        """Take the seat of `sequence`, which goes back to the queue with what it had generated; see `give_up`."""
+        transfers = self.give_up(sequence, keeps)
+        self._waiting.push(sequence)
+        return transfers
+
+    def give_up(self, sequence: Sequence, keeps: Keeps, copies: dict[int, int] | None = None) -> list[Transfer]:
+        """Take the seat of a sequence that is preempted, and its blocks except for what it keeps; see `swap_out`."""
+        num_known = sequence.num_computed_tokens
+        if self._note_last_token(sequence):
+            num_known -= self.lag
+        self.leave(sequence, SequenceStatus.WAITING)
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, {} if copies is None else copies)
+        del self.sequences[sequence]
+        self._waiting.on_release(sequence)
+        return transfers
+
+    def requeue(self, sequence: Sequence) -> None:
+        """Put a preempted sequence back into the queue."""
+        self._waiting.push(sequence)
+
+    def note_release(self) -> None:
+        """Blocks were given up: the head of the queue may fit now."""
+        self._waiting.unblock_head()
+
+    def release_early(self, sequence: Sequence) -> None:
+        """Let an ending sequence go at once, because its blocks are needed."""
+        del self.ending[sequence]
+        self.release(sequence)
+
+    def abort(self, sequence: Sequence) -> None:
+        """Take a sequence out; what it has blocks for that are still coming, it holds until they are there."""
+        was_parked = sequence in self.parked
+        self.leave(sequence, SequenceStatus.ABORTED)
+        if was_parked and sequence not in self.returning:
+            del self.sequences[sequence]
+            self.landing[sequence] = None
+            self._waiting.on_release(sequence)
+            return
+        if was_parked:
+            land(self._blocks, sequence)
+        self.release(sequence)
+
+    def _end_landing(self, sequence: Sequence) -> None:
+        del self.landing[sequence]
+        land(self._blocks, sequence)
+        self._blocks.release(sequence)
+        self._waiting.unblock_head()
+
+    # -- between states -------------------------------------------------------------------------------------------
+
+    def _note_last_token(self, sequence: Sequence) -> bool:
+        """Note when a sequence that leaves the decodes got its last token; False if not from a decode step."""
+        if sequence not in self.decodes.sequences or sequence in self.decodes.fresh:
+            return False
+        sequence.last_token_time = self.last_decode_time
+        if self.flights:
+            self.flights[-1].victims = [*self.flights[-1].victims, sequence]
+        return True
+
+    def _admit(self, sequence: Sequence, status: SequenceStatus, now: int) -> None:
+        sequence.status = status
+        self.seat(sequence)
+        self.num_reserved += sequence.num_forks
+        if sequence.request.first_scheduled_time is None:
+            sequence.request.first_scheduled_time = now
+
+    def seat(self, sequence: Sequence) -> None:
+        """Give `sequence` a seat, behind all that have one."""
+        sequence.admission = self._num_admitted
+        self._num_admitted += 1
+        self.sequences[sequence] = None
+        self._waiting.on_seat(sequence)
+
+    def leave(self, sequence: Sequence, status: SequenceStatus) -> None:
+        """Take `sequence` out of the state that it is in; it keeps its seat and its blocks."""
+        if sequence in self.decodes.sequences:
+            self.decodes.remove(sequence)
+        else:
+            for state in (self.prefilling, self.parked, self.paused, self.gathering, self.ending):
+                state.pop(sequence, None)
+        if self.beams:
+            self.beams.pop(sequence.request, None)
+        self.num_reserved -= sequence.num_forks
+        self.forked.pop(sequence, None)
+        sequence.leave(status)
+
+    def release(self, sequence: Sequence) -> None:
+        """Take the seat and the blocks of a sequence that is in no state any more."""
+        del self.sequences[sequence]
+        self._blocks.drop(sequence)
+        self._waiting.on_release(sequence)

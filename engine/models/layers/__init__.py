@@ -1,0 +1,1 @@
+"""The layers that the model families are put together from."""

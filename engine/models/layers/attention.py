@@ -1,0 +1,140 @@
+"""Attention of a layer on the paged KV cache, with its projections, norms of q and k, and rotary embedding."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from engine.models.layers.linear import ColumnParallelLinear, RMSNorm, RowParallelLinear, Rows, kv_head_rows
+from engine.models.layers.parallel import TensorParallel
+from engine.models.model_config import Llama3RopeScaling, ModelConfig
+from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV, NewKV
+from kernels.cache.rotary_store import HeadNorms, rotary_store
+from kernels.rotary import rotary
+from kernels.runtime import runs_triton
+
+
+class Rotary(nn.Module):
+    """Rotary position embedding from a float32 table `[max_position_embeddings, head_dim]`, cosines before sines."""
+
+    cos_sin: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        frequencies = rotary_frequencies(config.head_dim, config.rope_theta, config.rope_scaling)
+        positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
+        angles = torch.outer(positions, frequencies)
+        self.register_buffer("cos_sin", torch.cat((angles.cos(), angles.sin()), dim=-1), persistent=False)
+
+    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        return rotary(q, k, self.cos_sin, positions)
+
+
+def rotary_frequencies(head_dim: int, theta: float, scaling: Llama3RopeScaling | None) -> Tensor:
+    """Radians per position of each pair of dimensions, `float32[head_dim / 2]`.
+
+    Llama 3.1's scaling stretches long wavelengths by `factor`, keeps short wavelengths, and interpolates between the
+    two (transformers, `modeling_rope_utils._compute_llama3_parameters`).
+    """
+    frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if scaling is None:
+        return frequencies
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    kept = kept.clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+LayerCache = tuple[Tensor, Tensor]
+"""Keys and values of one layer, each `[num_blocks, block_size, kv_heads, head_dim]`."""
+
+
+class Projected(NamedTuple):
+    """What attention reads of a step's tokens."""
+
+    q: Tensor
+    new: NewKV
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention on the paged KV cache: `project`, then `attend`, then `output`.
+
+    Args:
+        name: the module's name in checkpoints, for example `model.layers.0.self_attn`. The other blocks have one too.
+        qkv_bias: whether the projections to q, k and v have biases.
+        output_bias: whether the output projection has a bias.
+        qk_norm: whether q and k are normalised per head.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        config: ModelConfig,
+        tp: TensorParallel,
+        backend: AttentionBackend,
+        rotary: Rotary,
+        *,
+        qkv_bias: bool,
+        output_bias: bool,
+        qk_norm: bool,
+    ) -> None:
+        super().__init__()
+        self.backend = backend
+        self.rotary = rotary
+        self.head_dim = config.head_dim
+        self.scale = config.head_dim**-0.5
+        self.kv_scales: Tensor | None = None  # set for a float8 cache by engine.runner.cache.kv_scales
+        q_size = config.num_attention_heads * config.head_dim
+        parts = [Rows.shard(f"{name}.q_proj", q_size, tp)]
+        parts += [
+            kv_head_rows(f"{name}.{part}", config.num_kv_heads, config.head_dim, tp) for part in ("k_proj", "v_proj")
+        ]
+        self.heads = [part.size // config.head_dim for part in parts]
+        self.qkv_proj = ColumnParallelLinear(config.hidden_size, parts, qkv_bias, config.fp8)
+        self.o_proj = RowParallelLinear(f"{name}.o_proj", q_size, config.hidden_size, tp, output_bias, config.fp8)
+        self.q_norm = RMSNorm(f"{name}.q_norm", config.head_dim, config.rms_norm_eps) if qk_norm else None
+        self.k_norm = RMSNorm(f"{name}.k_norm", config.head_dim, config.rms_norm_eps) if qk_norm else None
+
+    def project(
+        self, x: Tensor, positions: Tensor, cache: LayerCache, slots: Tensor, out: Tensor | None = None
+    ) -> Projected:
+        """What attention reads of the tokens `x [T, H]`; it stores keys and values if `stores_itself`.
+
+        q then lies in `out [T, heads, head_dim]`, contiguous; None makes a new tensor.
+        """
+        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
+        if self.stores_itself(qkv):
+            return Projected(self.rotary_store(qkv, positions, cache, slots, out), None)
+        q, k, v = qkv.split(self.heads, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = self.rotary(q, k, positions)
+        return Projected(q, (k, v))
+
+    def attend(
+        self, projected: Projected, cache: LayerCache, metadata: AttentionMetadata, out: Tensor | None = None
+    ) -> Tensor:
+        """`[T, heads, head_dim]`, which is `out` if given."""
+        return self.backend.forward(*projected, LayerKV(*cache, self.kv_scales), metadata, self.scale, out)
+
+    def output(self, attended: Tensor) -> Tensor:
+        """`[T, heads, head_dim] -> [T, H]`"""
+        projected: Tensor = self.o_proj(attended.flatten(1))
+        return projected
+
+    def stores_itself(self, x: Tensor) -> bool:
+        """Whether `rotary_store` stores keys and values on the device of x; otherwise the attention backend does."""
+        return runs_triton(x) and self.backend.takes_stored
+
+    def rotary_store(
+        self, qkv: Tensor, positions: Tensor, cache: LayerCache, slots: Tensor, out: Tensor | None = None
+    ) -> Tensor:
+        """Normalise and rotate q and k, and store k and v in the cache; returns q, as `out`."""
+        norms = None
+        if self.q_norm is not None and self.k_norm is not None:
+            norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
+        kv = LayerKV(*cache, self.kv_scales)
+        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, kv, slots, out)

@@ -1,0 +1,1 @@
+"""From a plan to the arrays of a step, and the decoding sequences on the device."""

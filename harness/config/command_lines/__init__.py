@@ -1,0 +1,1 @@
+"""Command lines of other tools, read as a configuration and written from one."""

@@ -1,0 +1,155 @@
+"""Reads a command line of `vllm serve` as vLLM 0.19 does, with its short names, underscores and `--no-` switches."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import re
+import shlex
+from typing import Any, NamedTuple, NoReturn
+
+from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SHORT
+from harness.config.schema.reader import nearest
+from harness.errors import ConfigError
+
+KEY = "import_vllm"
+# Flags that have a key of ours; a switch is read as "true" or "false".
+_SWITCHES = (
+    "--enable-chunked-prefill",
+    "--enable-prefix-caching",
+    "--scheduler-reserve-full-isl",
+    "--async-scheduling",
+)
+_NUMBERS_AND_NAMES = (
+    "--model",
+    "--dtype",
+    "--quantization",
+    "--kv-cache-dtype",
+    "--max-model-len",
+    "--max-num-seqs",
+    "--max-num-batched-tokens",
+    "--block-size",
+    "--num-gpu-blocks-override",
+    "--gpu-memory-utilization",
+    "--tensor-parallel-size",
+    "--long-prefill-token-threshold",
+    "--scheduling-policy",
+    "--speculative-config",
+)
+
+
+class Line(NamedTuple):
+    """The model, the values of the flags that have a key of ours, and a note on each kind of other flags."""
+
+    model: str | None
+    values: dict[str, str]
+    notes: list[str]
+
+
+class _Parser(argparse.ArgumentParser):
+    def read(self, words: list[str]) -> dict[str, Any]:
+        """The values of the flags by name; raises ConfigError for words that are none."""
+        found, others = self.parse_known_args(words)
+        for flag in (word.partition("=")[0] for word in others if word.startswith("-")):
+            raise ConfigError(f"{KEY}: {flag}: no flag of vLLM 0.19{nearest(flag, self._option_string_actions)}")
+        if others:
+            raise ConfigError(f"{KEY}: unrecognized arguments: {shlex.join(others)}")
+        return vars(found)
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{KEY}: {message}")
+
+
+def read_line(command: str) -> Line:
+    """Reads the text of a shell command; comments and line continuations are allowed.
+
+    Raises:
+        ConfigError: it is no command of vLLM 0.19, or a flag of it changes what is served in a way that is not
+            simulated.
+    """
+    found = _parser().read(_normalized(_words(command)))
+    model = found.pop("model_tag") or found.get("--model")
+    found.pop("--model", None)
+    values = {name: _text(value) for name, value in found.items() if name not in OTHERS}
+    others = {name: _text(value) for name, value in found.items() if name in OTHERS}
+    for name, value in others.items():
+        if OTHERS[name].effect == "refused" and value not in (NEUTRAL.get(name), "false"):
+            shown = name if value == "true" else f"{name} {value}"
+            raise ConfigError(f"{KEY}: {shown}: not simulated, and it changes what is served; leave it out to go on")
+    notes = []
+    for effect, text in (("times", "not simulated; it may change the times of steps"), ("none", "left out")):
+        if names := [name for name in others if OTHERS[name].effect == effect]:
+            notes.append(f"{', '.join(names)}: {text}")
+    return Line(model, values, notes)
+
+
+def _words(command: str) -> list[str]:
+    """The arguments after `vllm serve`, or after the module of the server."""
+    try:
+        words = shlex.split(command.replace("\\\n", " "), comments=True)
+    except ValueError as error:
+        raise ConfigError(f"{KEY}: not a command line ({error})") from None
+    while words and re.fullmatch(r"\w+=.*", words[0]):  # environment variables
+        del words[0]
+    if words[:2] == ["vllm", "serve"]:
+        return words[2:]
+    if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
+        return words[3:]
+    raise ConfigError(f"{KEY}: {command!r}: must be a command line that starts with vllm serve")
+
+
+def _normalized(words: list[str]) -> list[str]:
+    """The words with dashes in the names of flags, and the parts `--flag.key value` of a flag's JSON as one value."""
+    result: list[str] = []
+    parts: dict[str, dict[str, object]] = {}
+    rest = iter(words)
+    for word in rest:
+        name, equals, value = word.partition("=")
+        flag, dot, key = name.partition(".")
+        if not word.startswith("-"):
+            result.append(word)
+        elif dot:
+            value = value if equals else next(rest, "")
+            parts.setdefault(_long(flag), {})[key] = _json(value)
+        elif name.startswith("-O") and name != "-O":
+            result += ["--optimization-level", value or name[2:]]
+        else:
+            result.append(_long(name) + equals + value)
+    for flag, config in parts.items():
+        result += [flag, json.dumps(config)]
+    return result
+
+
+def _long(name: str) -> str:
+    return SHORT.get(name) or (name.replace("_", "-") if name.startswith("--") else name)
+
+
+def _json(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _text(value: object) -> str:
+    """A value as it stands on the command line."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return " ".join(value) if isinstance(value, list) else str(value)
+
+
+@functools.cache
+def _parser() -> _Parser:
+    parser = _Parser(prog="vllm serve", add_help=False, argument_default=argparse.SUPPRESS)
+    parser.add_argument("model_tag", nargs="?", default=None)
+    for name in _SWITCHES:
+        parser.add_argument(name, dest=name, action=argparse.BooleanOptionalAction)
+    for name in _NUMBERS_AND_NAMES:
+        parser.add_argument(name, dest=name)
+    for name, flag in OTHERS.items():
+        if flag.values == "none":
+            parser.add_argument(name, dest=name, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(name, dest=name, nargs="*" if flag.values == "many" else None)
+    return parser

@@ -1,0 +1,101 @@
+"""A configuration as the command line of `vllm serve`, and back; the flags and defaults are those of vLLM 0.19.
+
+What one side cannot express is named: `serve_command` ends in a comment, `overrides` raises.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from harness.config.command_lines.vllm_import import overrides as overrides
+from harness.config.run import RunConfig
+from harness.config.schema.allocator import PagedAllocator
+from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
+from harness.config.schema.system import SimEngine
+
+# The scheduler of vLLM 0.19, as in conf/scheduler/vllm.yaml, in what no flag changes.
+_FIXED = {
+    "policy": "admission_order", "options": {}, "watermark": 0.0, "allocation": "chunk", "eviction": "lru",
+    "preemption": "recompute", "recompute_token_us": None, "full_hit": "recompute_block", "reserved_blocks": 1,
+    "max_padding": None,
+}  # fmt: skip
+_ORDERS = (("fcfs", "last"), ("priority", "least_urgent"))  # --scheduling-policy fcfs and priority
+
+
+def serve_command(config: RunConfig) -> str:
+    """The `vllm serve` line of a configuration; a comment at its end names the settings that vLLM 0.19 has no flag for.
+
+    The line is for one server: what prices a step and what sends the requests is no part of it.
+    """
+    scheduler, missing = config.scheduler, _missing(config)
+    words: list[object] = ["vllm", "serve", config.model.name, "--dtype", config.model.dtype]
+    words += ["--tensor-parallel-size", config.tensor_parallel_size]
+    if config.pipeline_parallel_size > 1:
+        words += ["--pipeline-parallel-size", config.pipeline_parallel_size]
+    words += ["--block-size", config.block_size]
+    words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
+    words += ["--gpu-memory-utilization", config.gpu_memory_utilization]
+    if config.max_model_len is not None:
+        words += ["--max-model-len", config.max_model_len]
+    if config.num_blocks is not None:
+        words += ["--num-gpu-blocks-override", config.num_blocks]
+    if config.weight_format != config.model.quantization and config.weight_format == "fp8":
+        words += ["--quantization", "fp8"]
+    if config.engine.kv_cache_dtype == "fp8":
+        words += ["--kv-cache-dtype", "fp8"]
+    if (scheduler.queue, scheduler.victim) == ("priority", "least_urgent"):
+        words += ["--scheduling-policy", "priority"]
+    if scheduler.long_prefill_token_threshold:
+        words += ["--long-prefill-token-threshold", scheduler.long_prefill_token_threshold]
+    words += ["--no-enable-chunked-prefill"] * (not scheduler.enable_chunked_prefill)
+    words += ["--no-enable-prefix-caching"] * (not scheduler.enable_prefix_caching)
+    words += ["--no-scheduler-reserve-full-isl"] * (scheduler.admission == "first_chunk")
+    words += ["--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling"]
+    if drafts := _drafts(config):
+        words += ["--speculative-config", json.dumps(drafts)]
+    comments = [f"not in vLLM 0.19: {', '.join(missing)}"] if missing else []
+    if config.replicas > 1:
+        comments.insert(0, f"{config.replicas} such servers behind a router: {config.router.rule}")
+    line = shlex.join(map(str, words))
+    return f"{line}  # {'; '.join(comments)}" if comments else line
+
+
+def _drafts(config: RunConfig) -> dict[str, Any] | None:
+    """The JSON of `--speculative-config`; None without drafts, or where it would have to name a model."""
+    speculation = config.speculation
+    if isinstance(speculation, NgramSpeculation):
+        names = ("num_speculative_tokens", "prompt_lookup_min", "prompt_lookup_max")
+        return {"method": "ngram", **{name: getattr(speculation, name) for name in names}}
+    if isinstance(speculation, DraftModelSpeculation) and speculation.drafter is not None:
+        number = speculation.num_speculative_tokens
+        return {"method": "draft_model", "model": speculation.drafter.name, "num_speculative_tokens": number}
+    return None
+
+
+def _missing(config: RunConfig) -> list[str]:
+    """The settings of the server, as key=value, that no flag of vLLM 0.19 gives it."""
+    scheduler, engine = config.scheduler, config.engine
+    given = {f"scheduler.{key}": getattr(scheduler, key) for key in _FIXED if getattr(scheduler, key) != _FIXED[key]}
+    if (scheduler.queue, scheduler.victim) not in _ORDERS:
+        given |= {"scheduler.queue": scheduler.queue, "scheduler.victim": scheduler.victim}
+    if config.weight_format not in (config.model.quantization, "fp8"):
+        given["quantization"] = config.weight_format
+    if engine.kv_cache_dtype not in ("auto", "fp8"):
+        given["engine.kv_cache_dtype"] = engine.kv_cache_dtype
+    if isinstance(engine, SimEngine) and engine.max_lookahead_steps > 1:
+        given["engine.max_lookahead_steps"] = engine.max_lookahead_steps
+    if isinstance(engine, SimEngine) and engine.memory_account != "vllm":
+        given["engine.memory_account"] = engine.memory_account
+    if not isinstance(config.allocator, PagedAllocator):
+        given["allocator.kind"] = config.allocator.kind
+    if config.tiers.host.gib:
+        given["tiers.host.gib"] = config.tiers.host.gib
+    if isinstance(config.speculation, DraftModelSpeculation) and config.speculation.drafter is None:
+        given["speculation.drafter"] = None
+    return [f"{key}={_shown(value)}" for key, value in given.items()]
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

@@ -1,0 +1,1 @@
+"""From the files under conf/ to a configuration, and their explanations."""

@@ -1,0 +1,96 @@
+"""Option sets that several files under conf/ share: their keys, defaults and explanations, taken from the schema.
+
+Hydra finds them as `/schema/<name>`, so that a file under conf/ states only what differs:
+
+    defaults:
+      - /schema/scheduler@_here_
+      - _self_
+    policy: prefill_first
+"""
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import fields
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig
+from pydantic import BaseModel
+
+from harness.config.schema.allocator import ContiguousAllocator
+from harness.config.schema.base import CustomConfig
+from harness.config.schema.router import RouterConfig
+from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
+from harness.config.schema.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
+from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
+from harness.config.schema.workload import ColumnsTrace, CustomTrace, EveryTrace, FileTrace, ShareGptTrace
+
+_GROUP = "schema"
+# By name, with where the keys stand in a configuration.
+OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
+    "model": ("model", ModelConfig),
+    "scheduler": ("scheduler", SchedulerConfig),
+    "router": ("router", RouterConfig),
+    "ngram": ("speculation=ngram", NgramSpeculation),
+    "draft_model": ("speculation=draft_model", DraftModelSpeculation),
+    "contiguous": ("allocator=contiguous_*", ContiguousAllocator),
+    "offload": ("tiers", OffloadConfig),
+    "host_tier": ("tiers.host", HostTierConfig),
+    "disk_tier": ("tiers.disk", DiskTierConfig),
+    "sim_engine": ("engine=sim", SimEngine),
+    "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
+    "every_trace": ("every trace", EveryTrace),
+    "trace_file": ("trace=azure, mooncake, burstgpt", FileTrace),
+    "own_file": ("trace=csv, jsonl", ColumnsTrace),
+    "custom_trace": ("trace=custom", CustomTrace),
+    "custom": ("arrival=custom, cost=custom", CustomConfig),
+    "sharegpt": ("trace=sharegpt, sharegpt_multiturn", ShareGptTrace),
+}
+
+
+def register() -> None:
+    """Makes the option sets known to Hydra."""
+    for name, (_, model) in OPTION_SETS.items():
+        ConfigStore.instance().store(group=_GROUP, name=name, node=_defaults(model))
+
+
+def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
+    """Key, default and explanation of every option, in the order of the schema."""
+    texts = attribute_texts(model)
+    for name, default in _defaults(model).items():
+        yield name, default, texts.get(name, "")
+
+
+def explained_settings(options_type: type[Any]) -> list[tuple[str, Any, str]]:
+    """The same of the settings that a policy or a routing rule declares."""
+    texts = attribute_texts(options_type)
+    return [(field.name, field.default, texts.get(field.name, "")) for field in fields(options_type)]
+
+
+def _defaults(model: type[BaseModel]) -> dict[str, Any]:
+    """Every key but `kind` with its default; a key without one is `???`, which Hydra refuses to leave as it is."""
+    fields = {name: field for name, field in model.model_fields.items() if name != "kind"}
+    defaults = {name: "???" if field.is_required() else field.default for name, field in fields.items()}
+    # Hydra lets keys be set in a group that is not closed; the schema says which of them there are.
+    return {n: DictConfig(value, flags={"struct": False}) if value == {} else value for n, value in defaults.items()}
+
+
+def attribute_texts(model: type) -> dict[str, str]:
+    """What the docstrings of a class and its bases say under `Attributes:`, by attribute."""
+    texts: dict[str, str] = {}
+    for base in reversed(model.__mro__):
+        lines = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")[2].splitlines()
+        name = None
+        for line in lines:
+            if start := re.fullmatch(r" {4}(\w+): (.*)", line):
+                name = start[1]
+                texts[name] = start[2]
+            elif name is not None and line.startswith(" " * 8):
+                texts[name] += f" {line.strip()}"
+            else:
+                name = None
+    return texts
+
+
+register()

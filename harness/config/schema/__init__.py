@@ -1,0 +1,1 @@
+"""The schema of a configuration: one file per group."""

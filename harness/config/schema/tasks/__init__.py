@@ -1,0 +1,1 @@
+"""The keys that only some tasks read, and what each task needs."""

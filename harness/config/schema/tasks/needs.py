@@ -1,0 +1,64 @@
+"""What each task needs, and which groups of keys only it reads."""
+
+from typing import Literal
+
+from harness.config.schema.metrics import SloConfig
+from harness.config.schema.system import CostConfig, EngineConfig
+from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
+from harness.config.schema.tasks.profiling import ProfileConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, RetimingConfig, ValidationConfig
+
+Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "plot", "capacity", "search"]
+
+
+def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:
+    """Raise ValueError where no profile can be measured or imported, or keys are given that the task does not read."""
+    if task == "profile" and engine.kind == "sim":
+        raise ValueError("engine=sim: task=profile measures the real engine; use engine=cpu or engine=gpu")
+    if task == "import" and ":" not in (getattr(cost, "profile", None) or ""):
+        raise ValueError(
+            "cost.profile: task=import needs a profile that another tool measured, such as "
+            "cost=profiled cost.profile=aiconfigurator:h100_sxm"
+        )
+    but = "out" if task == "import" else None
+    if task != "profile" and (key := profile.changed(but)):
+        raise ValueError(f"profile.{key}: task={task} does not read it; a simulation reads cost.profile")
+
+
+def check_measured(
+    task: Task,
+    engine: EngineConfig,
+    validation: ValidationConfig,
+    calibration: CalibrationConfig,
+    retiming: RetimingConfig,
+) -> None:
+    """Raise ValueError where the task lacks a measured run, or keys are given that it does not read."""
+    simulates = task in ("validate", "calibrate")
+    measures = simulates or task == "retime"
+    if measures and validation.measured is None:
+        raise ValueError(
+            f"validation.measured: task={task} needs a measured run, such as validation.measured=run:outputs/a"
+        )
+    if not simulates and (key := validation.changed("measured" if measures else None)):
+        raise ValueError(f"validation.{key}: task={task} does not read it, task=validate does")
+    if validation.step_times == "median" and (task != "validate" or validation.repeats):
+        raise ValueError("validation.step_times=median: only task=validate reads it, and only of a single run")
+    if task != "calibrate" and (key := calibration.changed()):
+        raise ValueError(f"calibration.{key}: read by task=calibrate only")
+    if task != "retime" and (key := retiming.changed()):
+        raise ValueError(f"retiming.{key}: read by task=retime only")
+    if simulates and engine.kind != "sim":
+        raise ValueError(f"engine={engine.kind}: task={task} simulates; use engine=sim")
+
+
+def check_searches(task: Task, slo: SloConfig, capacity: CapacityConfig, search: SearchConfig) -> None:
+    """Raise ValueError where a search lacks its limits or its space, or keys are given that the task does not read."""
+    finds_capacity = task == "capacity" or (task == "search" and search.objective == "capacity_per_gpu")
+    if finds_capacity and (slo.ttft_ms, slo.tpot_ms, slo.e2el_ms) == (None, None, None):
+        raise ValueError(f"metrics.slo: task={task} needs a limit to hold, such as metrics.slo.ttft_ms=500")
+    if not finds_capacity and (key := capacity.changed()):
+        raise ValueError(f"capacity.{key}: read by task=capacity, and by task=search for capacity_per_gpu, only")
+    if task == "search" and not search.space:
+        raise ValueError("search.space: task=search needs keys to vary, such as search.space={block_size:[16,32]}")
+    if task != "search" and (key := search.changed()):
+        raise ValueError(f"search.{key}: read by task=search only")

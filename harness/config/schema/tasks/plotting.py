@@ -1,0 +1,47 @@
+"""Configuration of figures and comparisons: formats and sizes, and what task=plot draws over what."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field
+
+from harness.config.schema.base import ConfigModel, Text
+
+
+def _as_list(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+Texts = Annotated[tuple[Text, ...], BeforeValidator(_as_list), Field(strict=False)]
+
+
+class PlotConfig(ConfigModel):
+    """Figures are written in all `formats`, as wide as a column or a page of a paper (`width`).
+
+    task=plot draws `y` over `x`, with a colour for each value of `color` and a panel for each of `facet`; all are
+    columns of comparison.csv. `log` names the logarithmic axes. `labels` replaces names in the figures by other text.
+    """
+
+    formats: Annotated[
+        tuple[Literal["png", "svg", "pdf"], ...], BeforeValidator(_as_list), Field(strict=False, min_length=1)
+    ] = ("png",)
+    width: Literal["column", "page"] = "page"
+    x: Text | None = None
+    y: Texts = ()
+    color: Text | None = None
+    facet: Text | None = None
+    log: Literal["none", "x", "y", "xy"] | None = None
+    labels: dict[str, str] | None = None
+
+    def name(self, text: str) -> str:
+        """The text that stands for `text` in figures."""
+        return (self.labels or {}).get(text, text)
+
+
+AS_USUAL = PlotConfig()
+
+
+class ReportConfig(ConfigModel):
+    """`baseline` is the configuration that comparisons take differences from: its label, the name of one of its runs,
+    or its index; None takes the first."""
+
+    baseline: Text | int | None = None

@@ -1,0 +1,58 @@
+"""Configuration of the tasks on measured runs: which run, which part of its requests, which constants to fit."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from harness.config.schema.base import ConfigModel, Fraction, PositiveFloat, Text, within
+
+Part = Literal["all", "first_half", "second_half"]
+LatencyFrom = Literal["arrival", "queued"]
+Objective = Literal["steps", "statistics"]
+
+
+class ValidationConfig(ConfigModel):
+    """The measured run to compare with, as `<kind>:<path>`; `harness.measured` has the kinds.
+
+    `workload` is the file of replayed requests, for formats whose log lacks the prompts. `repeats` are more measured
+    runs of the same configuration. `retimed` are folders of task=retime with more executions of the run's steps.
+    `score` selects the requests to compare, by order of arrival. `step_times=median` computes the run's latencies as if
+    each step had taken the median of its executions. `latency_from` is where TTFT and E2EL start: at the arrival, or
+    when the scheduler first saw the request.
+
+    For public measurements (`inferencex:`): `select` has the values that columns of the file must have; each client
+    sends `requests_per_client` requests, with lengths drawn from `length_ratio` times the stated length to that length.
+    """
+
+    measured: Text | None = None
+    workload: Text | None = None
+    repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    retimed: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    score: Part = "all"
+    step_times: Literal["measured", "median"] = "measured"
+    latency_from: LatencyFrom = "arrival"
+    select: dict[str, str] = {}
+    length_ratio: Fraction = 0.8
+    requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
+
+
+class RetimingConfig(ConfigModel):
+    """How often task=retime executes the steps of `validation.measured`."""
+
+    repeats: Annotated[int, within("repeats")] = 5
+
+
+class CalibrationConfig(ConfigModel):
+    """What task=calibrate fits to the run of `validation.measured`.
+
+    `constants` names the constants of the cost model to fit; empty means all. `part` selects the requests. `objective`
+    is the error to minimise: that of single `steps`, known for runs of our own engine, or that of the `statistics` of
+    the latencies; None takes steps where they are known. `widths` replaces, for some constants, how far from its
+    default the fitted value is expected to be. `max_evaluations` bounds the number of simulations.
+    """
+
+    constants: Annotated[tuple[Text, ...], Field(strict=False)] = ()
+    part: Part = "all"
+    objective: Objective | None = None
+    widths: dict[str, PositiveFloat] | None = None
+    max_evaluations: Annotated[int, within("max_evaluations")] = 400

@@ -1,0 +1,1 @@
+"""What a run can drive: the simulated engine and the real one."""

@@ -1,0 +1,216 @@
+"""Replays a trace on a real clock: requests are issued when they are due, however busy the engine is.
+
+`replay_paced` runs on the clock of an earlier run instead: the engine receives the same requests at the same times and
+makes the same plans, so that each of its steps can be timed once more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Protocol
+
+from engine.api.beam_search import BeamSearch, BeamSearchParams
+from engine.api.llm_engine import LLMEngine
+from engine.api.step_report import ExecutedPlan, StepReport
+from engine.core.sequence import Request, RequestRefusedError
+from engine.sampling_params import SamplingParams
+from harness.record.issued import Issued
+from harness.workload.token_ids import PromptSource
+from simulator.arrivals import NEVER, Arrivals
+
+_NAP_S = 0.5  # longest wait between two looks at whether to stop
+
+
+class LiveObserver(Protocol):
+    """Is told of every event of a replay."""
+
+    def on_issued(self, issued: Issued, now_ns: int) -> None:
+        """The engine was handed a request at `now_ns`, between two plans."""
+
+    def on_refused(self, request: Request, reason: str) -> None: ...
+
+    def on_report(self, report: StepReport) -> None: ...
+
+
+class Clock:
+    """Nanoseconds since the start of the replay."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter_ns()
+
+    def now_ns(self) -> int:
+        return time.perf_counter_ns() - self._start
+
+
+class IssueThread:
+    """Issues arrivals when they are due, in a thread of its own that never waits for the engine.
+
+    Every request issued up to the time that `collect` returns has been collected, and none issued later: both are
+    decided under one lock, so the order of events is the one that a simulation of the same arrivals has.
+    """
+
+    def __init__(self, arrivals: Arrivals, clock: Clock) -> None:
+        self._arrivals = arrivals
+        self._clock = clock
+        self._changed = threading.Condition()
+        self._issued: list[Issued] = []
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="issue", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> tuple[int, list[Issued]]:
+        """The time, and the requests that were issued since the last call."""
+        with self._changed:
+            issued, self._issued = self._issued, []
+            return self._clock.now_ns(), issued
+
+    def wait(self) -> bool:
+        """Wait until a request is issued, half a second at most; False when no request is left to issue."""
+        with self._changed:
+            if not self._issued and self._arrivals.next_ns == NEVER:
+                return False
+            self._changed.wait_for(lambda: self._issued, timeout=_NAP_S)
+            return True
+
+    def on_finish(self, row: int, now_ns: int) -> None:
+        with self._changed:
+            self._arrivals.on_finish(row, now_ns)
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._stopping:
+                now = self._clock.now_ns()
+                due = self._arrivals.pop_due(now) if self._arrivals.next_ns <= now else []
+                if due:
+                    self._issued += [Issued(row, arrival, now) for arrival, row in due]
+                    self._changed.notify_all()
+                    continue
+                self._changed.wait(min((self._arrivals.next_ns - now) * 1e-9, _NAP_S))
+
+
+@dataclass(frozen=True)
+class Intake:
+    """Hands requests to an engine and reports them to an observer.
+
+    Attributes:
+        params: sampling parameters of a request with `num_tokens` output tokens.
+        unfinished: the requests that the engine has accepted and not finished, by id.
+    """
+
+    engine: LLMEngine
+    prompts: PromptSource
+    observer: LiveObserver
+    params: Callable[[int], SamplingParams]
+    unfinished: dict[int, Request] = field(default_factory=dict)
+
+    def hand_over(self, issued: Issued, now_ns: int) -> bool:
+        """Queue a request that was issued; False where it is refused."""
+        self.observer.on_issued(issued, now_ns)
+        request = self.prompts.make(issued.row, issued.arrival_ns)
+        try:
+            self.engine.add(request, self._params(request))
+        except RequestRefusedError as refusal:
+            self.observer.on_refused(request, str(refusal))
+            return False
+        self.unfinished[request.request_id] = request
+        return True
+
+    def _params(self, request: Request) -> SamplingParams | BeamSearch:
+        if not request.is_beam_search:
+            return self.params(request.max_tokens)
+        width, length = request.num_sequences, request.max_tokens
+        return BeamSearch(request, BeamSearchParams(beam_width=width, max_tokens=length, ignore_eos=True))
+
+    def commit(self, executed: ExecutedPlan, now_ns: int) -> list[Request]:
+        """Account for a plan that ended at `now_ns`; returns who finished."""
+        report = self.engine.commit(executed, now_ns)
+        self.observer.on_report(report)
+        for request in report.outcome.finished:
+            self.prompts.on_finish(request)
+            del self.unfinished[request.request_id]
+        return report.outcome.finished
+
+
+class Replay:
+    """Drives an engine through a trace with forced output lengths; `stop` ends it after the plan under way."""
+
+    def __init__(self, intake: Intake, arrivals: Arrivals) -> None:
+        self._intake = intake
+        self._arrivals = arrivals
+        self._stopping = False
+
+    def stop(self) -> None:
+        self._stopping = True
+
+    def run(self) -> None:
+        """Serve until everything is done or `stop` was called. The clock starts now."""
+        clock = Clock()
+        issuer = IssueThread(self._arrivals, clock)
+        try:
+            self._serve(issuer)
+        finally:
+            issuer.stop()
+
+    def _serve(self, issuer: IssueThread) -> None:
+        intake = self._intake
+        now, issued = issuer.collect()
+        while not self._stopping:
+            for each in issued:
+                if not intake.hand_over(each, now):
+                    issuer.on_finish(each.row, now)
+            executed = intake.engine.execute(now)
+            # Requests issued while the plan ran are seen at its end, as in the simulation.
+            now, issued = issuer.collect()
+            if executed is None:
+                if not issued and not issuer.wait():
+                    return
+                now, more = issuer.collect()
+                issued += more
+                continue
+            for request in intake.commit(executed, now):
+                issuer.on_finish(request.request_id, now)
+
+
+def replay_paced(intake: Intake, arrivals: Arrivals, durations_ns: Iterable[int]) -> list[int]:
+    """Drive an engine on the clock of an earlier run, to the end of that run.
+
+    Nothing is waited for: the first step after an idle time follows the last one before it.
+
+    Args:
+        arrivals: when each request reached the engine in that run.
+        durations_ns: what its steps took, in order.
+
+    Returns: the time of each step now, in ns, from the same events as in `Replay`; the steps of a plan share its time.
+    """
+    measured_ns: list[int] = []
+    left = iter(durations_ns)
+    now, started = arrivals.next_ns, time.perf_counter_ns()
+    while True:
+        for arrival, row in arrivals.pop_due(now):
+            intake.hand_over(Issued(row, arrival, arrival), now)
+        executed = intake.engine.execute(now)
+        ended = time.perf_counter_ns()
+        if executed is None:
+            if arrivals.next_ns == NEVER:
+                return measured_ns
+            now, started = arrivals.next_ns, ended
+            continue
+        num_steps = executed.plan.num_steps
+        paced = list(islice(left, num_steps))
+        if len(paced) < num_steps:
+            return measured_ns
+        measured_ns += [(ended - started) // num_steps] * num_steps
+        started = ended
+        now += sum(paced)
+        intake.commit(executed, now)

@@ -1,0 +1,44 @@
+"""The KV pool of a configuration."""
+
+from __future__ import annotations
+
+from harness.config import RunConfig, SimEngine
+from harness.errors import ConfigError
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.memory import DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.quantities import MAX_BLOCKS
+
+
+def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, device: Device) -> KVPool:
+    """The KV pool of one rank: as configured, or what the device's memory leaves."""
+    if config.num_blocks is not None:
+        block_bytes = config.block_size * model.kv_bytes_per_token(config.tensor_parallel_size)
+        if drafter is not None:
+            block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
+        return KVPool(config.num_blocks, config.block_size, block_bytes, has_drafter=drafter is not None)
+    assert isinstance(config.engine, SimEngine), "the other engines are measured"
+    try:
+        pool = size_kv_pool(
+            model,
+            device,
+            block_size=config.block_size,
+            tensor_parallel_size=config.tensor_parallel_size,
+            gpu_memory_utilization=config.gpu_memory_utilization,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_seqs=config.max_num_seqs,
+            memory_account=config.engine.memory_account,
+            drafter=drafter,
+        )
+    except DeviceTooSmallError as error:
+        raise ConfigError(f"device={config.device.name}: {error}") from error
+    if pool.num_blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"block_size={config.block_size}: device={config.device.name} has memory for {pool.num_blocks} KV blocks, "
+            f"at most {MAX_BLOCKS} are simulated; give num_blocks or a larger block_size"
+        )
+    if pool.num_blocks <= config.scheduler.reserved_blocks:
+        raise ConfigError(
+            f"scheduler.reserved_blocks={config.scheduler.reserved_blocks}: must be < {pool.num_blocks}, the KV blocks "
+            f"for which device={config.device.name} has memory"
+        )
+    return pool

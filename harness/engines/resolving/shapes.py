@@ -1,0 +1,30 @@
+"""The parts of a configuration as the simulator and the scheduling core take them."""
+
+from __future__ import annotations
+
+from engine.core.kv.contiguous import Contiguous
+from engine.engine_config import KVDtype
+from harness.config import ContiguousAllocator, DeviceConfig, ModelConfig, RunConfig
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.weight_formats import QUANTIZATIONS
+
+
+def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: KVDtype) -> ModelShape:
+    """A model of the configuration, with weights of a format, as the simulator sees it."""
+    fields = model.model_dump() | {
+        "dtype": "fp32" if model.dtype == "float32" else "bf16",
+        "dtype_bytes": model.dtype_bytes,
+        "kv_dtype": kv_cache_dtype,
+        "quantization": QUANTIZATIONS[weight_format],
+    }
+    return ModelShape(**fields)
+
+
+def contiguous_rule(config: RunConfig) -> Contiguous | None:
+    """How contiguous reservations are made, as the core takes it; None where blocks are paged."""
+    return config.allocator.rule() if isinstance(config.allocator, ContiguousAllocator) else None
+
+
+def device_rates(device: DeviceConfig) -> Device:
+    """A device of the configuration as the simulator sees it."""
+    return Device(**device.model_dump(exclude={"price_per_gpu_hour", "tdp_w"}))

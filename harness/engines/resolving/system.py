@@ -1,0 +1,162 @@
+"""The system that a configuration describes, resolved once into what the simulator takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+from engine.core.scheduler_options import SchedulerOptions
+from harness.config import CustomCost, ProfiledCost, RunConfig, SimEngine
+from harness.config.schema.system import AUTO
+from harness.engines.resolving import calibration_files
+from harness.engines.resolving.custom_cost import maker_of
+from harness.engines.resolving.drafting import accepted_from, resolve_speculation
+from harness.engines.resolving.kv_pool import kv_pool
+from harness.engines.resolving.shapes import contiguous_rule, device_rates, model_shape
+from harness.engines.resolving.tier_sizes import resolve_tiers
+from harness.errors import ConfigError
+from simulator.costs.stage import largest_stage
+from simulator.importers import open_profile
+from simulator.models.hardware import ModelShape
+from simulator.models.weight_formats import UnsupportedQuantizationError
+from simulator.profile.archive import find_profile
+from simulator.profile.checks import check_fits, check_units
+from simulator.profile.profile import ProfileError
+from simulator.system import CostChoice, System
+
+
+def resolve(config: RunConfig) -> System:
+    """The system that `config` simulates; its profile and its calibration file are read here.
+
+    Raises:
+        ConfigError: the model does not fit on the device, the device has no arithmetic for its weights, or the profile
+            or the calibration file cannot be used.
+    """
+    engine = config.engine
+    assert isinstance(engine, SimEngine), "the other engines are measured"
+    model = model_shape(config.model, config.weight_format, engine.kv_cache_dtype)
+    drafter = _drafter_shape(config)
+    device = device_rates(config.device)
+    pool = kv_pool(config, largest_stage(model, config.pipeline_parallel_size), drafter, device)
+    system = System(
+        model=model,
+        device=device,
+        tensor_parallel_size=config.tensor_parallel_size,
+        block_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len or config.model.max_position_embeddings,
+        scheduler=_plain(config.scheduler),
+        pool=pool,
+        pipeline_parallel_size=config.pipeline_parallel_size,
+        cost=_cost_choice(config),
+        contiguous=contiguous_rule(config),
+        tiers=resolve_tiers(config.tiers, pool, config.tensor_parallel_size),
+        compress=engine.compress,
+        cache_outputs=engine.cache_outputs,
+        max_lookahead_steps=engine.max_lookahead_steps,
+        speculation=resolve_speculation(config.speculation, config.seed),
+        draft_token_s=getattr(config.speculation, "draft_token_s", 0.0),
+    )
+    system = _priced(system)
+    if drafter is not None:
+        own = _drafting(system, drafter)
+        system = replace(system, drafter=own, notes=(*system.notes, *own.notes))
+    if config.speculation.kind != "none":
+        system = replace(system, notes=(*system.notes, accepted_from(config.speculation)))
+    return _calibrated(system, config)
+
+
+def _plain(options: SchedulerOptions) -> SchedulerOptions:
+    """The scheduler's options without the configuration's own type."""
+    return SchedulerOptions(**{field.name: getattr(options, field.name) for field in fields(SchedulerOptions)})
+
+
+def _drafter_shape(config: RunConfig) -> ModelShape | None:
+    """The model that drafts, with weights of its own format."""
+    drafter = getattr(config.speculation, "drafter", None)
+    return None if drafter is None else model_shape(drafter, drafter.quantization, config.engine.kv_cache_dtype)
+
+
+def _cost_choice(config: RunConfig) -> CostChoice:
+    match config.cost:
+        case ProfiledCost() as cost:
+            return CostChoice("profiled", cost.profile, cost.statistic)
+        case CustomCost() as cost:
+            return CostChoice("custom", cost.target, make=maker_of(cost))
+    return CostChoice(config.cost.kind)
+
+
+def _priced(system: System) -> System:
+    """`system` with its profile, if profiles price it; with `profile=auto` and none in the project, priced by the
+    roofline instead."""
+    if system.cost.kind == "profiled":
+        with _errors_of(system.cost):
+            system = _with_profile(system)
+    elif system.cost.kind in ("roofline", "linear"):
+        _check_arithmetic(system)
+    try:
+        system.constants()
+    except ValueError as error:
+        raise ConfigError(f"device={system.device.name}: {error}") from None
+    return system
+
+
+def _with_profile(system: System) -> System:
+    """Raises ProfileError: the profile cannot be used."""
+    model, device, ranks = system.model, system.device, system.tensor_parallel_size
+    if system.cost.source != AUTO:
+        profile = open_profile(str(system.cost.source), model, ranks, system.max_num_seqs, device)
+        check_fits(profile, model, ranks)
+        check_units(profile, model, device)
+        return replace(system, profile=profile)
+    gpu = device.aiconfigurator_system
+    found = find_profile(gpu, model, ranks, system.max_num_seqs) if gpu else None
+    if found is not None:
+        return replace(system, profile=found)
+    note = (
+        f"no measured kernels of {model.name} in {model.weight_format} on {ranks} x {device.name} come with the "
+        "project: step times are from the roofline of the device's rates"
+    )
+    _check_arithmetic(system)
+    return replace(system, cost=CostChoice("roofline"), notes=(note,))
+
+
+@contextmanager
+def _errors_of(cost: CostChoice) -> Iterator[None]:
+    """Errors of the profile as errors of the configuration."""
+    try:
+        yield
+    except ProfileError as error:
+        raise ConfigError(f"cost.profile={cost.source!r}: {error}") from None
+
+
+def _check_arithmetic(system: System) -> None:
+    """Raise ConfigError where the cost model needs a rate that the device lacks; profiles have times instead."""
+    try:
+        for quantization in (system.model.attention_quantization, system.model.quantization):
+            quantization.products(system.model.dtype, system.device.flops, system.device.name)
+    except UnsupportedQuantizationError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _drafting(system: System, drafter: ModelShape) -> System:
+    """The system that prices the drafter: without the host's overhead, which counts once per step; by a profile only if
+    one comes with the project, since another one is of the model that verifies."""
+    device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)
+    own = replace(system, model=drafter, device=device, scheduler=scheduler, profile=None, notes=())
+    if own.cost.kind == "profiled" and own.cost.source != AUTO:
+        own = replace(own, cost=CostChoice("roofline"))
+    return _priced(own)
+
+
+def _calibrated(system: System, config: RunConfig) -> System:
+    if config.cost.calibration is None:
+        return system
+    calibration = calibration_files.read(Path(config.cost.calibration))
+    calibration_files.check(calibration, system.cost.kind, system.constants())
+    if not config.cost.other_device:
+        calibration_files.check_device(calibration, system.device.name)
+    return replace(system, calibration=calibration)

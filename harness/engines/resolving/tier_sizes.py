@@ -1,0 +1,41 @@
+"""The memories behind the device's, in blocks instead of GiB."""
+
+from __future__ import annotations
+
+from engine.core.scheduler_options import OffloadOptions
+from harness.config import TiersConfig
+from harness.errors import ConfigError
+from simulator.models.memory import GIB, KVPool
+from simulator.quantities import MAX_BLOCKS
+from simulator.tiers import Tiers
+
+
+def resolve_tiers(config: TiersConfig, pool: KVPool, num_ranks: int) -> Tiers:
+    """The tiers for blocks of which each rank has a share as in `pool`.
+
+    Raises:
+        ConfigError: a tier has no room for a block, or for more than can be simulated.
+    """
+    block_bytes = pool.block_bytes * num_ranks
+    offload = None
+    if config.offload:
+        offload = OffloadOptions(
+            num_disk_blocks=_num_blocks("tiers.disk", config.disk.gib, block_bytes),
+            overlap=config.overlap,
+            host_eviction=config.host.eviction,
+            disk_eviction=config.disk.eviction,
+        )
+    num_host_blocks = _num_blocks("tiers.host", config.host.gib, block_bytes)
+    return Tiers(num_host_blocks, config.host.gb_per_s, config.disk.gb_per_s, offload)
+
+
+def _num_blocks(key: str, gib: float, block_bytes: int) -> int:
+    num_blocks = int(gib * GIB) // block_bytes
+    if gib and not num_blocks:
+        raise ConfigError(f"{key}.gib={gib:g}: has no room for a KV block of {block_bytes / GIB:.3g} GiB")
+    if num_blocks > MAX_BLOCKS:
+        raise ConfigError(
+            f"{key}.gib={gib:g}: has room for {num_blocks} KV blocks, at most {MAX_BLOCKS} are simulated; set less or "
+            "a larger block_size"
+        )
+    return num_blocks

@@ -1,0 +1,1 @@
+"""Latencies of a run: means, percentiles, and how sure they are."""

@@ -1,0 +1,1 @@
+"""A result folder: its files, its lock, and what is stored beside the tables."""

@@ -1,0 +1,99 @@
+"""The end of a sweep of capacities: one table, the best configuration, and the run that confirms it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from harness.config import load
+from harness.errors import TwinServeError
+from harness.results.summary import number, percent
+from harness.studies.capacity.capacity import confirm
+from harness.studies.capacity.keys import unit_of
+from harness.studies.capacity.row import Row, confirmation_text, range_text, slo_text
+from harness.studies.capacity.table import print_table, read_document, write_document
+
+
+def write_capacities(folders: Sequence[Path], out_folder: Path, *, confirms: bool = True) -> None:
+    """Combine the searches in `folders` in `out_folder`: capacity.json, capacity.csv, and the table on the console. The
+    best configuration is confirmed if it asks for that and `confirms` is set.
+
+    Raises:
+        TwinServeError: a folder holds no capacity, or searches of different keys.
+        KeyboardInterrupt: the confirmation was interrupted; the table is written.
+    """
+    console = Console()
+    documents = [read_document(folder) for folder in folders]
+    keys = sorted({document["over"] for document in documents})
+    if len(keys) > 1:
+        raise TwinServeError(f"capacities over {' and '.join(keys)} do not compare")
+    rows = with_labels([document["rows"][0] for document in documents])
+    best = best_of(rows)
+    document: dict[str, Any] = {
+        **documents[0],
+        "question": f"which configuration bears the highest {keys[0]} with {slo_text(documents[0]['slo'])}",
+        "rows": rows,
+        "best": best,
+        "sentence": best_sentence(rows, best, keys[0]),
+        "command": None if best is None else documents[best]["command"],
+    }
+    write_document(document, out_folder)
+    if best is not None:
+        config = load(folders[best] / "config.yaml")
+        if config.capacity.confirm and confirms:
+            rows[best]["confirmed"] = confirm(config, rows[best]["low"], folders[best], console)
+            document["sentence"] += " " + confirmation_text(rows[best]["confirmed"], keys[0])
+            write_document(document, out_folder)
+    print_table(document, console)
+    console.print(f"results: {out_folder}", highlight=False, soft_wrap=True)
+
+
+def with_labels(rows: Sequence[Row]) -> list[Row]:
+    """The rows, labelled by the overrides in which they differ."""
+    keys = dict.fromkeys(key for row in rows for key in row["overrides"])
+    differ = [key for key in keys if len({row["overrides"].get(key) for row in rows}) > 1]
+    labels = [{key: row["overrides"][key] for key in differ if key in row["overrides"]} for row in rows]
+    texts = [" ".join(f"{key}={value}" for key, value in label.items()) for label in labels]
+    return [{**row, "label": text or row["label"]} for row, text in zip(rows, texts, strict=True)]
+
+
+def best_of(rows: Sequence[Row]) -> int | None:
+    """The row with the lowest cost per token where GPUs of different known prices compare, and otherwise the one with
+    the highest capacity per GPU; None without capacities."""
+    known = [index for index, row in enumerate(rows) if row["capacity"] is not None]
+    prices = {rows[index]["price_per_gpu_hour"] for index in known}
+    if len(prices) > 1 and None not in prices:
+        return min(known, key=lambda index: rows[index]["cost_per_million_tokens"], default=None)
+    return max(known, key=lambda index: rows[index]["per_gpu"], default=None)
+
+
+def best_sentence(rows: Sequence[Row], best: int | None, key: str) -> str:
+    """Which row is best, and by how much."""
+    if best is None:
+        return "No configuration has a capacity: the SLO held, or failed, at every load tried."
+    row = rows[best]
+    per_gpu = " per GPU" if any(each["num_gpus"] > 1 for each in rows) else ""
+    text = f"Best: {row['label']} with {number(row['per_gpu'])} {unit_of(key)}{per_gpu}"
+    text += f" (95 % interval of the capacity {range_text(row)})"
+    others = [each for index, each in enumerate(rows) if index != best and each["capacity"] is not None]
+    if not others:
+        return f"{text}."
+    others.sort(key=lambda each: -each["per_gpu"])
+    lowest = row["low"] / row["num_gpus"]
+    equals = [each["label"] for each in others if each["high"] / each["num_gpus"] >= lowest]
+    first, last = others[0], others[-1]
+    text += f", {_more(row, first)} than the second ({first['label']})"
+    if len(others) > 1:
+        text += f" and {_more(row, last)} than the last ({last['label']})"
+    if equals:
+        shown = equals if len(equals) <= 3 else [*equals[:3], f"{len(equals) - 3} more"]
+        text += f". The intervals do not tell it apart from: {'; '.join(shown)}"
+    return f"{text}."
+
+
+def _more(row: Row, other: Row) -> str:
+    ratio = row["per_gpu"] / other["per_gpu"] - 1
+    return f"{percent(ratio)} more" if ratio >= 0 else f"{percent(-ratio)} less"

@@ -1,0 +1,176 @@
+"""A probe: one run at one load, stored as any run, and what it says about the capacity.
+
+<folder>/probes/<value>-seed<k>/   config.yaml, requests.parquet, steps.parquet, gaps.parquet, summary.json: a run
+                                   probe.json: what the search reads, written last
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+
+from engine.documents import DocumentError, read_json
+from harness.config import RunConfig, SloConfig, load, to_yaml
+from harness.errors import ConfigError
+from harness.results.columns import floats, nan_min
+from harness.results.servers import step_integral
+from harness.results.slo import limits_ms
+from harness.results.stored.files import INPUTS, SUMMARY, write_whole
+from harness.results.stored.inputs import input_digests, read_inputs
+from harness.results.tables import RunResult
+from harness.studies.capacity.keys import load_of
+from harness.studies.outcome import Run
+from harness.studies.run import serve_trace
+
+Bools = npt.NDArray[np.bool_]
+
+_PROBE = "probe.json"
+_FILLING = 0.1  # of the requests at least: they meet a system that is not yet full
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a run says about the capacity.
+
+    Attributes:
+        load: what the searched key made, such as requests/s.
+        beyond: share of requests beyond the limit of each latency, by its name; those that the system did not serve are
+            beyond all. Requests that arrived while it filled are left out.
+        share: the largest of them.
+        latencies_ms: the percentile of the SLO of each of these latencies, over the same requests.
+        guess: load at which the system itself would be full, as estimated from this run; 0 where that is not known.
+        busy: share of the time of arrivals in which a step ran.
+    """
+
+    load: float
+    seed: int
+    num_requests: int
+    folder: str
+    share: float
+    beyond: Mapping[str, float]
+    latencies_ms: Mapping[str, float]
+    verdict: str
+    guess: float
+    output_throughput: float
+    tokens_per_request: float
+    median_tpot_ms: float
+    busy: float
+    num_gpus: int
+
+    def holds(self, room: float) -> bool:
+        """Whether the SLO holds; `room` is the share of requests that may be beyond a limit."""
+        return self.share <= room and not self.overloaded
+
+    @property
+    def overloaded(self) -> bool:
+        """Whether latencies grew for as long as the run lasted."""
+        return self.verdict == "overloaded"
+
+
+def run_probe(config: RunConfig, key: str, folder: Path) -> Probe:
+    """Run `config` in `folder`, or read what an earlier search left there of the same configuration and inputs.
+
+    Raises:
+        TwinServeError: the trace or the configuration cannot be used.
+        EngineError, KeyboardInterrupt: the run ended early; the folder then counts as not run.
+    """
+    if (found := _finished(config, folder)) is not None:
+        return found
+    (folder / _PROBE).unlink(missing_ok=True)
+    served = run_quietly(config, folder)
+    probe = _measure(config, key, folder.name, served.result, served.summary)
+    text = json.dumps(asdict(probe), indent=2)
+    write_whole(folder / _PROBE, lambda path: path.write_text(text, encoding="utf-8"))
+    return probe
+
+
+def run_quietly(config: RunConfig, folder: Path) -> Run:
+    """A run as `task=run` makes it, without a word. Raises as `run_probe`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / SUMMARY).unlink(missing_ok=True)
+    inputs = input_digests(config)
+    write_whole(folder / "config.yaml", lambda path: path.write_text(to_yaml(config), encoding="utf-8"))
+    write_whole(folder / INPUTS, lambda path: path.write_text(json.dumps(inputs, indent=2), encoding="utf-8"))
+    served = serve_trace(config, write=lambda run: run.write(folder))
+    served.check(folder)
+    return served
+
+
+def _finished(config: RunConfig, folder: Path) -> Probe | None:
+    """The probe that is in the folder, if it is one of this configuration with the inputs as they are."""
+    if not (folder / _PROBE).is_file():
+        return None
+    try:
+        if load(folder / "config.yaml") == config and read_inputs(folder) == input_digests(config):
+            return Probe(**read_json(folder / _PROBE))
+    except (ConfigError, DocumentError, OSError, TypeError):
+        pass
+    return None
+
+
+def _measure(config: RunConfig, key: str, name: str, result: RunResult, summary: Mapping[str, Any]) -> Probe:
+    requests = _steady(result.requests, summary["ramp_up_s"] or 0.0)
+    slow = beyond_limits(requests, config.metrics.slo)
+    beyond = {name: float(flags.mean()) for name, flags in slow.items()}
+    return Probe(
+        load=load_of(config, key),
+        seed=config.seed,
+        num_requests=len(result.requests),
+        folder=name,
+        share=max(beyond.values()),
+        beyond=beyond,
+        latencies_ms={each: _percentile(requests, each, config.metrics.slo.percentile) for each in beyond},
+        verdict=summary["verdict"],
+        guess=_full_load(config, key, summary),
+        output_throughput=summary["window_output_throughput"] or summary["output_throughput"] or 0.0,
+        tokens_per_request=summary["total_output_tokens"] / max(1, summary["completed"]),
+        median_tpot_ms=summary["median_tpot_ms"] or 0.0,
+        busy=_busy(result),
+        num_gpus=summary["num_gpus"],
+    )
+
+
+def _full_load(config: RunConfig, key: str, summary: Mapping[str, Any]) -> float:
+    if key != "arrival.rate" or not summary["offered_load"]:
+        return 0.0
+    return load_of(config, key) / float(summary["offered_load"])
+
+
+def _steady(requests: pd.DataFrame, ramp_up_s: float) -> pd.DataFrame:
+    """The requests without those that arrived while the system filled: the first tenth, and those in the ramp-up."""
+    arrival = floats(requests, "arrival_time")
+    order = np.argsort(np.argsort(arrival, kind="stable"), kind="stable")  # NaN, which did not arrive, is last
+    filling = (order < _FILLING * len(order)) | (arrival < nan_min(arrival) + ramp_up_s)
+    return requests if filling.all() else requests[~filling].sort_values("arrival_time")
+
+
+def beyond_limits(requests: pd.DataFrame, slo: SloConfig) -> dict[str, Bools]:
+    """Which requests are beyond each limit given. An undefined TPOT, of a request with one token, is within."""
+    unserved = (requests["status"] != "finished").to_numpy()
+    return {name: unserved | (floats(requests, name) * 1e3 > limit) for name, limit in limits_ms(slo).items()}
+
+
+def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:
+    seconds = floats(requests[(requests["status"] == "finished").to_numpy()], name)
+    seconds = seconds[~np.isnan(seconds)]
+    return float(np.percentile(seconds, percentile)) * 1e3 if len(seconds) else 0.0
+
+
+def _busy(result: RunResult) -> float:
+    """Share of the time of arrivals in which a step ran, over all servers; of all of the run, where all arrive at
+    once."""
+    arrival, starts = floats(result.requests, "arrival_time"), floats(result.steps, "start_time")
+    durations = floats(result.steps, "duration")
+    if not len(starts):
+        return 0.0
+    first, last = float(np.nanmin(arrival)), float(np.nanmax(arrival))
+    last = last if last > first else float((starts + durations).max())
+    done = step_integral(result.steps, durations, [first, last])
+    return min(1.0, float(done[1] - done[0]) / result.num_tracks / (last - first)) if last > first else 0.0

@@ -1,0 +1,135 @@
+"""What is known of the capacity of one configuration: a row of the table, and its sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from harness.config import RunConfig
+from harness.config.schema.tasks.capacity import CapacityConfig
+from harness.results.slo import limits_ms
+from harness.results.summary import number, percent
+from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token
+from harness.studies.capacity.keys import searched_key, unit_of
+from harness.studies.capacity.load_search import Capacity
+from harness.studies.capacity.probe import Probe
+
+Row = dict[str, Any]
+SMALLEST_ROOM = 1e-4
+
+
+def room_of(config: RunConfig) -> float:
+    """Share of requests that the percentile of the SLO leaves beyond a limit; one in 10,000 where it leaves none."""
+    return max(1 - config.metrics.slo.percentile / 100, SMALLEST_ROOM)
+
+
+def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[str, str]) -> Row:
+    """The row of a configuration. Without an estimate, `low` is the highest load that holds and `high` the lowest that
+    does not, each None where there is none."""
+    room = room_of(config)
+    held = [probe.load for probe in found.probes if probe.holds(room)]
+    failed = [probe.load for probe in found.probes if not probe.holds(room)]
+    row: Row = {"label": label, "overrides": dict(overrides), "capacity": None}
+    if found.estimate is None:
+        row |= {"low": max(held, default=None), "high": min(failed, default=None)}
+    else:
+        row |= _whole(config, found.estimate.value, found.estimate.low, found.estimate.high)
+    row |= _what_it_brings(config, found.probes, row["capacity"])
+    row |= {
+        "price_per_gpu_hour": config.device.price_per_gpu_hour,
+        "precision": found.estimate.precision if found.estimate else None,
+        "num_probes": len(found.probes),
+        "probes": [_stored(probe, room) for probe in found.probes],
+    }
+    return row
+
+
+def _whole(config: RunConfig, value: float, low: float, high: float) -> Row:
+    """In whole numbers, where the key has them: the capacity is the highest that holds."""
+    if searched_key(config) == "arrival.concurrency":
+        return {"capacity": int(value), "low": int(low), "high": -int(-high // 1)}
+    return {"capacity": value, "low": low, "high": high}
+
+
+def _what_it_brings(config: RunConfig, probes: Sequence[Probe], capacity: float | None) -> Row:
+    """Throughput, cost and energy at the capacity, from the probe nearest to it."""
+    names = ("per_gpu", "cost_per_million_tokens", "joules_per_token", "interactivity", "output_throughput")
+    num_gpus = probes[0].num_gpus
+    if capacity is None:
+        return {"num_gpus": num_gpus, **dict.fromkeys(names)}
+    longest = max(probe.num_requests for probe in probes)
+    nearest = min((each for each in probes if each.num_requests == longest), key=lambda each: abs(each.load - capacity))
+    throughput = nearest.output_throughput
+    if searched_key(config) == "arrival.rate":
+        num_requests = sum(probe.num_requests for probe in probes)
+        throughput = capacity * sum(probe.tokens_per_request * probe.num_requests for probe in probes) / num_requests
+    return {
+        "num_gpus": num_gpus,
+        "per_gpu": capacity / num_gpus,
+        "cost_per_million_tokens": cost_per_million_tokens(config.device, num_gpus, throughput),
+        "joules_per_token": joules_per_token(config.device, num_gpus, throughput, nearest.busy),
+        "interactivity": 1e3 / nearest.median_tpot_ms if nearest.median_tpot_ms else None,
+        "output_throughput": throughput,
+    }
+
+
+def _stored(probe: Probe, room: float) -> Row:
+    latencies = {f"{name}_ms": value for name, value in probe.latencies_ms.items()}
+    row = {key: value for key, value in asdict(probe).items() if key not in ("load", "latencies_ms", "beyond", "guess")}
+    return {"value": probe.load, "holds": probe.holds(room), **row, **latencies}
+
+
+def slo_of(config: RunConfig) -> Row:
+    """The limits in ms by latency, and the percentile."""
+    return {**limits_ms(config.metrics.slo), "percentile": config.metrics.slo.percentile}
+
+
+def slo_text(slo: Mapping[str, Any]) -> str:
+    """Such as `p99 of TTFT within 500 ms and of TPOT within 40 ms`."""
+    limits = [f"of {name.upper()} within {value:g} ms" for name, value in slo.items() if name != "percentile"]
+    return f"p{slo['percentile']:g} {' and '.join(limits)}"
+
+
+def range_text(row: Row) -> str:
+    """The 95 % interval, or what is known in place of it."""
+    if row["capacity"] is not None:
+        return f"{number(row['low'])} to {number(row['high'])}"
+    if row["low"] is None:
+        return f"below {number(row['high'])}"
+    return f"above {number(row['low'])}"
+
+
+def row_sentence(row: Row, key: str, slo: Mapping[str, Any], settings: CapacityConfig) -> str:
+    """What a single search found, and what to do where its interval is wider than asked for."""
+    unit = unit_of(key)
+    if row["capacity"] is None and row["low"] is None:
+        return f"The SLO ({slo_text(slo)}) fails at every load tried, down to {number(row['high'])} {unit}."
+    if row["capacity"] is None:
+        return f"The SLO ({slo_text(slo)}) holds at every load tried, up to {number(row['low'])} {unit}."
+    text = f"The SLO ({slo_text(slo)}) holds up to {number(row['capacity'])} {unit}"
+    text += f" (95 % interval {range_text(row)}; {row['num_probes']} probes)"
+    text += f"{_costs(row)}."
+    if row["precision"] > settings.precision:
+        more = f"capacity.max_probes={2 * settings.max_probes}"
+        text += f" The interval is wider than the ±{100 * settings.precision:g} % asked for; {more} makes it narrower."
+    return text
+
+
+def _costs(row: Row) -> str:
+    parts = []
+    if row["cost_per_million_tokens"] is not None:
+        parts.append(f"${number(row['cost_per_million_tokens'])} per million output tokens")
+    if row["joules_per_token"] is not None:
+        parts.append(f"{number(row['joules_per_token'])} J per output token (estimated)")
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def confirmation_text(confirmed: Mapping[str, Any], key: str) -> str:
+    """What the long run at the lower end of the interval says."""
+    latencies = ", ".join(
+        f"{name.removesuffix('_ms').upper()} {number(value)} ms" for name, value in confirmed["latencies_ms"].items()
+    )
+    run = f"a run of {confirmed['num_requests']:,} requests at {number(confirmed['value'])} {unit_of(key)}"
+    outcome = "holds" if confirmed["holds"] else "does NOT hold"
+    return f"In {run} with another seed the SLO {outcome}: {latencies}, {percent(confirmed['share'])} beyond a limit."

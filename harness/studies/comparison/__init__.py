@@ -1,0 +1,1 @@
+"""What compares many runs: their tables and figures."""

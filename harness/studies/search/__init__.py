@@ -1,0 +1,1 @@
+"""Which configuration of a large space is best."""

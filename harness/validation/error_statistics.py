@@ -1,0 +1,165 @@
+"""Statistics of a measured run and of its simulation, errors between them, and the noise floor of repeated runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+
+from harness.config.schema.tasks.validation import Part
+from harness.results.statistics.latencies import LATENCIES
+
+STATISTICS = ("mean", "median", "p90", "p95", "p99")
+PER_REQUEST = ("ttft", "e2el")  # latencies whose error is also taken request by request
+REQUEST_STATISTICS = ("request_mape", "request_p99")  # mean and 99th percentile of each request's absolute error
+UNITS = {
+    **dict.fromkeys(LATENCIES, "ms"),
+    "duration": "s",
+    "request_throughput": "1/s",
+    "output_throughput": "tok/s",
+    "total_token_throughput": "tok/s",
+    "preemptions": "",
+    "preempted_requests": "",
+    "cached_tokens": "",
+    "prefix_cache_hit_rate": "share",
+}
+Values = Mapping[tuple[str, str], float]
+
+
+def part_of(num_requests: int, part: Part) -> slice:
+    """The rows of a part of the requests, which are in order of arrival."""
+    half = num_requests // 2
+    return {"all": slice(None), "first_half": slice(half), "second_half": slice(half, None)}[part]
+
+
+def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """Values by metric and statistic over the finished requests; NaN where the table lacks the data.
+
+    Latencies are in ms; the duration is in s, from the first arrival to the last token. `requests` has the columns of
+    `MeasuredRun.requests`.
+    """
+    finished = requests[(requests["status"] == "finished").to_numpy()]
+    out: dict[tuple[str, str], float] = {}
+    for name in LATENCIES:
+        values = finished[name].dropna().to_numpy(dtype=np.float64) * 1e3
+        cuts = np.percentile(values, [50, 90, 95, 99]) if len(values) else np.full(4, math.nan)
+        mean = float(values.mean()) if len(values) else math.nan
+        out |= {(name, key): value for key, value in zip(STATISTICS, [mean, *cuts.tolist()], strict=True)}
+    return out | _throughput(finished) | _decisions(finished)
+
+
+def comparison(
+    measured: Values, simulated: Values, repeats: Sequence[Values] = (), *, are_parts: bool = False
+) -> pd.DataFrame:
+    """One row per measured statistic: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct.
+
+    `measured` is the median over the run and its `repeats`. With `are_parts` the repeats are the run with a half of its
+    step executions each, and `measured` is the value of the run with all of them. error_pct is 100 (simulated -
+    measured) / measured, NaN where that is undefined. noise_floor_pct is the largest deviation of a measured run from
+    `measured`; NaN without repeats, and where `measured` is 0 and a repeat is not.
+    """
+    rows = []
+    for (metric, statistic), value in measured.items():
+        if math.isnan(value):
+            continue
+        predicted = simulated.get((metric, statistic), math.nan)
+        runs = np.array([value, *(each.get((metric, statistic), math.nan) for each in repeats)])
+        middle = value if are_parts else float(np.median(runs))
+        deviations = np.abs([_percent(run, middle) for run in runs.tolist()])
+        rows.append(
+            {
+                "metric": metric,
+                "statistic": statistic,
+                "unit": UNITS[metric],
+                "measured": middle,
+                "simulated": predicted,
+                "error_pct": _percent(predicted, middle),
+                "noise_floor_pct": float(deviations.max()) if repeats else math.nan,  # NaN if a deviation is NaN
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def with_request_errors(
+    errors: pd.DataFrame, measured: pd.DataFrame, simulated: pd.DataFrame, repeats: Sequence[pd.DataFrame] = ()
+) -> pd.DataFrame:
+    """`errors`, as of `comparison`, with the rows `REQUEST_STATISTICS` after those of each latency of `PER_REQUEST`.
+
+    Their error_pct is of the absolute errors of single requests, of which aggregates compensate many; their
+    noise_floor_pct is the largest of the same between a repeat and `measured`. The tables have the same requests in the
+    same order, as `MeasuredRun.requests`.
+    """
+    groups = []
+    for metric, rows in errors.groupby("metric", sort=False):
+        groups.append(rows)
+        if metric in PER_REQUEST:
+            found, *others = (_request_errors(measured, each, str(metric)) for each in (simulated, *repeats))
+            noise = np.max(others, axis=0) if others else np.full(len(found), math.nan)
+            names = {"metric": metric, "unit": UNITS[str(metric)], "measured": math.nan, "simulated": math.nan}
+            for statistic, error, floor in zip(REQUEST_STATISTICS, found, noise.tolist(), strict=True):
+                values = {**names, "statistic": statistic, "error_pct": error, "noise_floor_pct": floor}
+                groups.append(pd.DataFrame([values])[errors.columns])
+    return pd.concat(groups, ignore_index=True)
+
+
+def _request_errors(measured: pd.DataFrame, other: pd.DataFrame, metric: str) -> list[float]:
+    """`REQUEST_STATISTICS` of a latency over the requests that finished in both tables, in percent."""
+    reference, value = (table[metric].to_numpy(dtype=np.float64) for table in (measured, other))
+    finished = [(table["status"] == "finished").to_numpy() for table in (measured, other)]
+    known = finished[0] & finished[1] & (reference > 0) & ~np.isnan(value)
+    if not known.any():
+        return [math.nan, math.nan]
+    errors = 100 * np.abs(value[known] / reference[known] - 1)
+    return [float(errors.mean()), float(np.percentile(errors, 99))]
+
+
+def align(measured: pd.DataFrame, simulated: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """For each measured level over time: its measured mean, its simulated mean, and the mean absolute difference.
+
+    Both tables are as `MeasuredRun.series`, with the same times.
+    """
+    out = {}
+    for name in measured.columns.drop("time"):
+        of_run, of_simulation = measured[name].to_numpy(), simulated[name].to_numpy()
+        if len(of_run) and not np.isnan(of_run).any():
+            out[str(name)] = {
+                "mean_measured": float(of_run.mean()),
+                "mean_simulated": float(of_simulation.mean()),
+                "mean_abs_difference": float(np.abs(of_simulation - of_run).mean()),
+            }
+    return out
+
+
+def _throughput(finished: pd.DataFrame) -> dict[tuple[str, str], float]:
+    if finished.empty:
+        return {}
+    duration = float(finished["finish_time"].max() - finished["arrival_time"].min())
+    outputs = int(finished["num_output_tokens"].sum())
+    tokens = outputs + int(finished["num_prompt_tokens"].sum())
+    per_s = {"request_throughput": len(finished), "output_throughput": outputs, "total_token_throughput": tokens}
+    return {("duration", "total"): duration} | {
+        (name, "mean"): _ratio(count, duration) for name, count in per_s.items()
+    }
+
+
+def _decisions(finished: pd.DataFrame) -> dict[tuple[str, str], float]:
+    preemptions = finished["num_preemptions"].to_numpy(dtype=np.float64)
+    cached = float(finished["num_cached_tokens"].sum(skipna=False))
+    return {
+        ("preemptions", "total"): float(preemptions.sum()),
+        ("preempted_requests", "total"): math.nan if np.isnan(preemptions).any() else float((preemptions > 0).sum()),
+        ("cached_tokens", "total"): cached,
+        ("prefix_cache_hit_rate", "mean"): _ratio(cached, float(finished["num_prompt_tokens"].sum())),
+    }
+
+
+def _percent(value: float, reference: float) -> float:
+    if value == reference:
+        return 0.0
+    return 100 * (value - reference) / reference if reference else math.nan
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole > 0 else math.nan

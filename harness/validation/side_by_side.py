@@ -1,0 +1,126 @@
+"""A measured run beside its simulation: the tables, errors and step replays that reports and figures show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from harness.config import RunConfig
+from harness.measured import MeasuredRun
+from harness.measured.measured_run import with_latencies
+from harness.measured.own_run import SAMPLES, sample_steps
+from harness.results.tables import Floats, Ints, RunResult
+from harness.validation.error_statistics import align, comparison, part_of, statistics, with_request_errors
+from harness.validation.simulated_run import simulated_requests
+from harness.validation.step_errors import StepReplay
+from simulator.calibration import Calibration
+
+
+@dataclass(frozen=True, eq=False)
+class Validation:
+    """A measured run beside its simulation.
+
+    Attributes:
+        config: the configuration of the simulation.
+        run: the measured run.
+        measured, simulated: requests tables as `MeasuredRun.requests`, of the scored part.
+        repeats: such tables of the repeats of the measured run; with `validation.step_times=median` of the run at the
+            median step times of each half of its executions.
+        errors: as of `comparison`.
+        measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, during the scored part.
+        levels: as of `align`.
+        steps: replays of the run and of its repeats with measured step times; empty for other engines' runs.
+        fitted: the calibration that the simulation used; None without one.
+        on_fitted_data: whether a constant was fitted to requests that are scored here.
+        warnings: what a reader of the comparison must know.
+    """
+
+    config: RunConfig
+    run: MeasuredRun
+    measured: pd.DataFrame
+    simulated: pd.DataFrame
+    repeats: list[pd.DataFrame]
+    errors: pd.DataFrame
+    measured_levels: pd.DataFrame
+    simulated_levels: pd.DataFrame
+    levels: dict[str, dict[str, float]]
+    steps: list[StepReplay]
+    fitted: Calibration | None
+    on_fitted_data: bool
+    warnings: list[str] = field(default_factory=list)
+
+    def subtitle(self) -> str:
+        """What was measured, what was simulated, and which requests are scored, on one line."""
+        parts = [f"MEASURED: {self.run.engine}, {Path(self.run.source).name}"]
+        config = self.config
+        parts.append(f"SIMULATED: {config.model.name} on {config.device.name}, cost {config.cost.kind}")
+        if config.validation.score != "all":
+            parts.append(f"{config.validation.score.replace('_', ' ')} of the requests")
+        if self.on_fitted_data:
+            parts.append("SCORED ON FITTED DATA")
+        return " · ".join(parts)
+
+
+def compare(
+    config: RunConfig,
+    run: MeasuredRun,
+    repeats: list[MeasuredRun],
+    result: RunResult,
+    steps: list[StepReplay],
+    fitted: Calibration | None,
+    warnings: list[str],
+) -> Validation:
+    """Compare `run`, with the noise of `repeats`, with the `result` of simulating `config`."""
+    settings = config.validation
+    rows = part_of(len(run.requests), settings.score)
+    tables = [with_latencies(each.requests, settings.latency_from).iloc[rows] for each in (run, *repeats)]
+    simulated = simulated_requests(
+        result.requests, result.steps, settings.latency_from, asynchronous=config.scheduler.async_scheduling
+    )
+    measured, scored = tables[0], simulated.iloc[rows]
+    others = [statistics(table) for table in tables[1:]]
+    are_parts = settings.step_times == "median"
+    errors = comparison(statistics(measured), statistics(scored), others, are_parts=are_parts)
+    errors = with_request_errors(errors, measured, scored, tables[1:])
+    measured_levels = _levels(run)
+    if settings.score != "all":
+        first, last = measured["arrival_time"].min(), measured["arrival_time"].max()
+        measured_levels = measured_levels[measured_levels["time"].between(first, last)]
+    times = measured_levels["time"].to_numpy()
+    simulated_levels = sample_steps(result.steps, result.pool_blocks, times)
+    simulated_levels = simulated_levels.assign(num_unfinished=_unfinished(simulated, times))
+    return Validation(
+        config=config,
+        run=run,
+        measured=measured,
+        simulated=scored,
+        repeats=tables[1:],
+        errors=errors,
+        measured_levels=measured_levels,
+        simulated_levels=simulated_levels,
+        levels=align(measured_levels, simulated_levels),
+        steps=steps,
+        fitted=fitted,
+        on_fitted_data=fitted is not None
+        and any(fitted.was_fitted_on(each.data_sha256(), settings.score) for each in (run, *repeats)),
+        warnings=warnings,
+    )
+
+
+def _levels(run: MeasuredRun) -> pd.DataFrame:
+    """The measured state over time, with the number of requests in the engine, which is known of every run."""
+    series = run.series
+    if series.empty:
+        end = float(run.requests["finish_time"].max())
+        series = series.reindex(range(SAMPLES)).assign(time=np.linspace(0.0, end, SAMPLES))
+    return series.assign(num_unfinished=_unfinished(run.requests, series["time"].to_numpy()))
+
+
+def _unfinished(requests: pd.DataFrame, times: Floats) -> Ints:
+    """How many requests had arrived and not finished at each time."""
+    finished = requests[(requests["status"] == "finished").to_numpy()]
+    arrived, gone = (np.sort(finished[name].to_numpy()) for name in ("arrival_time", "finish_time"))
+    return np.searchsorted(arrived, times, side="right") - np.searchsorted(gone, times, side="right")

@@ -1,0 +1,1 @@
+"""From a trace file to rows that were checked."""

@@ -1,0 +1,90 @@
+"""Which column of a file of the user's is which of the trace table, and in what unit its times are."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import pyarrow as pa
+
+from harness.config.schema.reader import nearest
+from harness.config.schema.workload import TimeUnit
+from harness.errors import TraceError
+from harness.workload.rows import value_checks
+from harness.workload.rows.tabular import CsvColumn, NumberCheck, number_column
+
+_TICKS: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 10**6, "date": 10**9}
+_SHOWN = 12  # columns of a file that a message lists
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Columns of a file with other names than those of the trace table.
+
+    Attributes:
+        columns: the trace table's column by the name in the file; empty for a file with the trace table's own names.
+        time_unit: of the arrival times: seconds, milliseconds, microseconds, or dates with times (ISO 8601).
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    time_unit: TimeUnit = "s"
+
+    @property
+    def ticks_per_second(self) -> int:
+        """Of the arrival times as they are read."""
+        return _TICKS[self.time_unit]
+
+    def names(self, path: str, found: Collection[str], known: Sequence[str]) -> dict[str, str]:
+        """The name in the file of each of the `known` columns that it has. Names that `columns` gives are read in place
+        of the trace table's own; then other columns of the file are left out.
+
+        Raises:
+            TraceError: a column that `columns` names is missing, two give the same, or a file without `columns` has one
+                that is not known.
+        """
+        for name in self.columns:
+            if name not in found:
+                raise TraceError(f"{path}: trace.columns names {name!r}, which it lacks; it has {_listed(found)}")
+        names: dict[str, str] = {}
+        for name in found:
+            ours = self.columns.get(name, name)
+            if ours in names:
+                raise TraceError(f"{path}: columns {names[ours]!r} and {name!r} both give {ours}")
+            if ours in known:
+                names[ours] = name
+            elif not self.columns:
+                raise TraceError(
+                    f"{path}: unknown column {name!r}{nearest(name, known)} (allowed: {', '.join(known)}; "
+                    "trace.columns={<column>: <one of these>} reads a file with other names)"
+                )
+        return names
+
+    def in_file(self, wanted: Sequence[str]) -> tuple[str, ...]:
+        """The names in the file of wanted columns."""
+        given = {ours: name for name, ours in self.columns.items()}
+        return tuple(given.get(name, name) for name in wanted)
+
+    def check(self, name: str, check: NumberCheck) -> NumberCheck:
+        """The check of a column of numbers."""
+        is_fine = name == "arrival_time" and self.time_unit == "us"
+        return partial(value_checks.times, most=value_checks.MAX_EXACT) if is_fine else check
+
+    def csv_column(self, name: str, ours: str, check: NumberCheck) -> CsvColumn:
+        """How a column of a CSV file is read."""
+        if self.reads_dates(ours):
+            return CsvColumn(name, ours, value_checks.timestamps)
+        return number_column(name, ours, self.check(ours, check))
+
+    def reads_dates(self, ours: str) -> bool:
+        """Whether the column holds text with dates."""
+        return ours == "arrival_time" and self.time_unit == "date"
+
+
+def dates_from_json(values: Sequence[object]) -> pa.ChunkedArray:
+    """JSON text as it is, and an empty text where there is none, for `checks.timestamps`."""
+    texts = ["" if value is None else value if isinstance(value, str) else "?" for value in values]
+    return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _listed(names: Collection[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(list(names)[:_SHOWN])}{more}"

@@ -1,0 +1,115 @@
+"""What must hold between rows: times near each other and in order, and turns of a session that build on each other."""
+
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from harness.workload.rows.sieve import MAX_BAD_SHARE, RowSieve
+
+log = logging.getLogger(__name__)
+
+FAR_OUTSIDE = "the time is far outside all others"
+TURN_ORDER = "turn is not after the session's previous turn"
+NOT_CUMULATIVE = "the prompt is shorter than the session's previous prompt and output together"
+
+_DAY_S, _YEAR_S = 86_400, 365 * 86_400
+_SPANS = 10
+_FEWEST_ROWS = 10  # fewer rows do not tell which times are far outside
+
+Rows = npt.NDArray[np.int64]
+
+
+def arrange(
+    columns: Mapping[str, Any], lines: Rows, sieve: RowSieve, ticks_per_second: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The rows in order of arrival, without those that contradict the others; and notes for the reader of the results.
+
+    Args:
+        columns: of the rows that passed all other checks, in the order of the file.
+        lines: number of each row in the file.
+        ticks_per_second: resolution of the column `arrival_time`, if it is there.
+
+    Raises:
+        TraceError: a row is bad and the rules say to raise.
+    """
+    rows = np.arange(len(lines))
+    notes: tuple[str, ...] = ()
+    if "arrival_time" in columns:
+        times = columns["arrival_time"]
+        sieve.restart(lines)
+        sieve.reject(far_outside(times, ticks_per_second), FAR_OUTSIDE)
+        rows = sieve.finish()
+        num_late = count_out_of_order(times[rows])
+        if num_late:
+            notes = (f"{num_late} of {len(rows)} rows were out of order in the file; all are sorted by time",)
+            log.warning("%s: %s", sieve.path, *notes)
+            rows = rows[np.argsort(times[rows], kind="stable")]
+    if "session_id" in columns:
+        sieve.restart(lines[rows])
+        _check_sessions({name: values[rows] for name, values in columns.items()}, sieve)
+        rows = rows[sieve.finish()]
+    return {name: values[rows] for name, values in columns.items()}, notes
+
+
+def count_out_of_order(times: npt.NDArray[Any]) -> int:
+    """How many times are before an earlier row's."""
+    return int((times < np.maximum.accumulate(times)).sum()) if len(times) else 0
+
+
+def far_outside(times: npt.NDArray[Any], ticks_per_second: int) -> npt.NDArray[np.bool_]:
+    """Marks times that are so far from all others that they must be damaged: bool[n].
+
+    Sorted by time, these are the rows beyond a gap that is ten times as long as the span of the times from that gap
+    inwards to the far quartile. A gap at which at most 1 % of the rows (or a single row) lie beyond must be longer than
+    a day; one with up to a quarter of the rows beyond, longer than a year. So a pause overnight is never taken for
+    damage, nor a weekend at the end of a day's trace, nor a second part of the trace some months later. Fewer than ten
+    rows are not judged.
+    """
+    n = len(times)
+    marked = np.zeros(n, dtype=bool)
+    if n < _FEWEST_ROWS:
+        return marked
+    order = np.argsort(times, kind="stable")
+    seconds = times[order].astype(np.longdouble) / ticks_per_second
+    marked[order[n - _num_beyond(seconds) :]] = True
+    marked[order[: _num_beyond(-seconds[::-1])]] = True
+    return marked
+
+
+def _num_beyond(ascending_s: npt.NDArray[np.longdouble]) -> int:
+    """How many of the last times come after a gap as `far_outside` describes it."""
+    n = len(ascending_s)
+    quarter = n // 4
+    before = ascending_s[-quarter - 1 : -1]
+    gaps = ascending_s[-quarter:] - before
+    spans = before - ascending_s[quarter]
+    few_beyond = np.arange(quarter, 0, -1) <= max(1, MAX_BAD_SHARE * n)
+    wide = np.flatnonzero((gaps > _SPANS * spans) & (gaps > np.where(few_beyond, _DAY_S, _YEAR_S)))
+    return quarter - int(wide[0]) if len(wide) else 0
+
+
+def _check_sessions(columns: Mapping[str, Any], sieve: RowSieve) -> None:
+    """Row by row, because a row is compared with the usable rows of its session before it."""
+    n = len(sieve.usable)
+    sessions = columns["session_id"].tolist()
+    turns = columns["turn"].tolist() if "turn" in columns else None
+    prompts = columns["num_prompt_tokens"].tolist()
+    totals = (columns["num_prompt_tokens"] + columns["num_output_tokens"]).tolist()
+    last: dict[int, tuple[int, int]] = {}  # session -> turn and total tokens of its last usable row
+    bad: dict[str, list[int]] = {TURN_ORDER: [], NOT_CUMULATIVE: []}
+    for row in range(n):
+        last_turn, last_total = last.get(sessions[row], (-1, 0))
+        turn = last_turn + 1 if turns is None else turns[row]
+        if turn <= last_turn:
+            bad[TURN_ORDER].append(row)
+        elif prompts[row] < last_total:
+            bad[NOT_CUMULATIVE].append(row)
+        else:
+            last[sessions[row]] = (turn, totals[row])
+    for reason, rows in bad.items():
+        mask = np.zeros(n, dtype=bool)
+        mask[rows] = True
+        sieve.reject(mask, reason)

@@ -1,0 +1,114 @@
+"""Checks of the values in a trace file. Each check marks bad rows in a RowSieve and returns typed values.
+
+Values of rows that are marked are meaningless, but always of the right type.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from harness.config.schema.workload import MAX_TOKENS
+from harness.workload.rows.sieve import RowSieve
+from simulator.quantities import RANGES
+
+MAX_EXACT = 2.0**53  # every integer up to here is a float64
+_MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
+
+_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_TIMESTAMP = r"^(19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?$"
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """A column as numbers: `values` float64, NaN where the text is no number; `missing` bool, for empty cells."""
+
+    values: npt.NDArray[np.float64]
+    missing: npt.NDArray[np.bool_]
+
+
+def numbers_from_text(texts: pa.ChunkedArray) -> Numbers:
+    """Reads numbers from text without blanks around it; `NA`, `nan`, `inf`, `1_000` and `0x1` are no numbers."""
+    readable = pc.if_else(pc.match_substring_regex(texts, _NUMBER), texts, None)
+    values = pc.cast(readable, pa.float64()).to_numpy(zero_copy_only=False)
+    return Numbers(values, pc.equal(texts, "").to_numpy(zero_copy_only=False))
+
+
+def numbers_from_json(values: Sequence[object]) -> Numbers:
+    """Takes JSON numbers as they are; null counts as missing, text and booleans as no number."""
+    return Numbers(np.array([_as_float(value) for value in values]), np.array([value is None for value in values]))
+
+
+def _as_float(value: object) -> float:
+    if type(value) is float or (type(value) is int and abs(value) <= MAX_EXACT):
+        return float(value)
+    return np.inf if type(value) is int else np.nan
+
+
+def finite(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float64]:
+    """Numbers as they are: float64."""
+    sieve.reject(numbers.missing, f"{name} is missing")
+    bad = ~np.isfinite(numbers.values)
+    sieve.reject(bad, f"{name} is not a finite number")
+    return np.where(bad, 0.0, numbers.values)
+
+
+def times(numbers: Numbers, name: str, sieve: RowSieve, most: float = _MAX_TIME) -> npt.NDArray[np.float64]:
+    """Numbers up to 10^15 in size, or to `most`, whatever their unit: float64."""
+    values = finite(numbers, name, sieve)
+    large = np.abs(values) > most
+    sieve.reject(large, f"{name} is too large")
+    return np.where(large, 0.0, values)
+
+
+def durations(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float64]:
+    """Times >= 0: float64."""
+    values = times(numbers, name, sieve)
+    sieve.reject(values < 0, f"{name} is negative")
+    return values
+
+
+def integers(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
+    """Whole numbers up to 2^53 in size: int64."""
+    values = finite(numbers, name, sieve)
+    sieve.reject(values != np.floor(values), f"{name} is not a whole number")
+    large = np.abs(values) > MAX_EXACT
+    sieve.reject(large, f"{name} is too large")
+    return np.where(large, 0.0, values).astype(np.int64)
+
+
+def ordinals(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
+    """Whole numbers >= 0, for turns and sessions: int64."""
+    values = integers(numbers, name, sieve)
+    sieve.reject(values < 0, f"{name} is negative")
+    return values
+
+
+def counts(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
+    """Numbers of sequences, from 1 to as many as may run: int64."""
+    values = ordinals(numbers, name, sieve)
+    sieve.reject(values == 0, f"{name} is 0")
+    most = RANGES["max_num_seqs"].high
+    sieve.reject(values > most, f"{name} is larger than {most}")
+    return values
+
+
+def tokens(numbers: Numbers, name: str, sieve: RowSieve, zero: str | None = None) -> npt.NDArray[np.int64]:
+    """Numbers of tokens, >= 1: int64. `zero` is the reason given for 0, where the format has a meaning for it."""
+    values = ordinals(numbers, name, sieve)
+    sieve.reject(values == 0, zero or f"{name} is 0")
+    sieve.reject(values > MAX_TOKENS, f"{name} is larger than {MAX_TOKENS}")
+    return values
+
+
+def timestamps(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
+    """ISO 8601 dates with times, up to 9 fractional digits, read exactly: int64 nanoseconds since 1970."""
+    sieve.reject(pc.equal(texts, "").to_numpy(zero_copy_only=False), f"{name} is missing")
+    readable = pc.if_else(pc.match_substring_regex(texts, _TIMESTAMP), texts, None).to_pandas()
+    parsed = pd.to_datetime(readable, format="ISO8601", utc=True, errors="coerce").astype("datetime64[ns, UTC]")
+    sieve.reject(parsed.isna().to_numpy(), f"{name} is not a date with a time")
+    return parsed.astype(np.int64).to_numpy()

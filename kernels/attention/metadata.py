@@ -1,0 +1,82 @@
+"""The description of one step of attention, and the interface of the attention backends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class AttentionMetadata:
+    """Which tokens one step computes, and where their contexts lie in the KV cache.
+
+    Make a new object for every step: a backend caches what it derives from the object and reuses it in all layers.
+
+    The tokens of a step are the prefill chunks, one after the other, then one token per decode:
+
+        | chunk of prefill 0 | chunk of prefill 1 | ... | decode 0 | decode 1 | ... | padding |
+
+    All tensors lie on the device of the cache; block tables may have any row stride. Entries of a block table beyond
+    its row's context are never read.
+    """
+
+    slot_mapping: Tensor
+    """int64[num_tokens]: the slot of each token's key and value (`kernels.cache.kv_store`); -1 stores nothing."""
+    num_prefill_tokens: int
+    cu_seqlens_q: Tensor
+    """int32[num_prefills + 1]: the index of each chunk's first token, then num_prefill_tokens."""
+    prefill_context_lens: Tensor
+    """int32[num_prefills]: tokens of the sequence up to and including this chunk."""
+    prefill_block_tables: Tensor
+    """int32[num_prefills, max_blocks]"""
+    max_seqlen_q: int
+    """Tokens of the longest chunk."""
+    max_prefill_context: int
+    """The largest of prefill_context_lens."""
+    decode_context_lens: Tensor
+    """int32[num_decodes]: tokens of the sequence including this one; 0 marks a padded row, whose output is zeros."""
+    decode_block_tables: Tensor
+    """int32[num_decodes, max_blocks]"""
+    max_decode_context: int
+    """Upper bound of decode_context_lens, valid for all replays of a CUDA graph; backends choose their splits by it."""
+    begins_prompts: bool = False
+    """Whether every prefill chunk is known to begin its sequence, so that its context is the chunk itself."""
+
+
+NewKV = tuple[Tensor, Tensor] | None
+"""Keys and values of a step's tokens, [T, kv_heads, head_dim] each, last two dimensions contiguous; None for keys and
+values that `kernels.cache.rotary_store` has stored already."""
+
+
+class LayerKV(NamedTuple):
+    """The KV cache of one layer.
+
+    keys, values: [num_blocks, block_size, kv_heads, row width], contiguous; the row width is head_dim, but for integers
+    (`kernels.cache.kv_integers`). scales: float32[2, kv_heads] of a float8 cache (`kernels.cache.kv_store`), else None.
+    """
+
+    keys: Tensor
+    values: Tensor
+    scales: Tensor | None = None
+
+
+class AttentionBackend(Protocol):
+    """Stores a step's keys and values in the paged cache, then attends causally over it."""
+
+    name: str
+    is_capturable: bool
+    """Whether a step without prefill can be captured in a CUDA graph."""
+    takes_stored: bool
+    """Whether `new` may be None."""
+
+    def forward(
+        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+    ) -> Tensor:
+        """Attention of one layer in one step -> [T, heads, head_dim], which is `out` if given, else a new tensor.
+
+        q: [T, heads, head_dim], last two dimensions contiguous. `new` is stored in `kv`, in place.
+        scale: factor of the scores before the softmax.
+        """
+        ...

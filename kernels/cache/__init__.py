@@ -1,0 +1,1 @@
+"""The kernels that write the KV cache."""

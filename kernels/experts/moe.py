@@ -1,0 +1,185 @@
+"""Mixture of experts: route each token to its best experts, run them, and sum their outputs, weighted by the router."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.activation import silu_and_mul, silu_and_mul_reference
+from kernels.experts.expert_choice import choose_experts
+from kernels.experts.fp8_experts import Fp8Stack, fp8_grouped_product
+from kernels.experts.moe_routing import Routing, route_triton
+from kernels.launch import Launcher
+from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
+
+ExpertWeights: TypeAlias = Tensor | Fp8Stack
+
+
+def fused_moe(
+    x: Tensor, router_logits: Tensor, w13: ExpertWeights, w2: ExpertWeights, top_k: int, renormalize: bool
+) -> Tensor:
+    """The weighted sum of the outputs of each token's `top_k` best experts, which are gated MLPs.
+
+    x: [T, H]; router_logits: [T, E]; w13: [E, 2 * I, H], gate rows first; w2: [E, H, I] -> [T, H] of x's dtype.
+    The weights are the softmax of the router's logits over all experts, in float32; `renormalize` divides the weights
+    of a token's chosen experts by their sum.
+    """
+    if runs_triton(x):
+        return fused_moe_triton(x, router_logits, w13, w2, top_k, renormalize)
+    return fused_moe_reference(x, router_logits, w13, w2, top_k, renormalize)
+
+
+def fused_moe_reference(
+    x: Tensor, router_logits: Tensor, w13: ExpertWeights, w2: ExpertWeights, top_k: int, renormalize: bool
+) -> Tensor:
+    """PyTorch version of `fused_moe`, one expert after the other; counts on the host, so on a GPU it synchronises."""
+    weights, experts = choose_experts(router_logits, top_k, renormalize)
+    order = experts.flatten().argsort(stable=True)
+    counts = experts.flatten().bincount(minlength=w13.shape[0]).tolist()
+    tokens = order // top_k
+    sorted_x = x.index_select(0, tokens)
+    outputs = torch.empty_like(sorted_x)
+    start = 0
+    for expert, count in enumerate(counts):
+        if count:
+            hidden = silu_and_mul_reference(_product_of_one(sorted_x[start : start + count], w13, expert))
+            outputs[start : start + count] = _product_of_one(hidden, w2, expert)
+            start += count
+    scaled = outputs.float().mul_(weights.flatten().index_select(0, order).unsqueeze(1))
+    result = torch.zeros(x.shape, dtype=torch.float32, device=x.device).index_add_(0, tokens, scaled)
+    return result.to(x.dtype)
+
+
+def _product_of_one(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
+    if isinstance(weights, Fp8Stack):
+        return weights.linear_reference(x, expert)
+    return functional.linear(x, weights[expert])
+
+
+@triton.jit
+def grouped_gemm_kernel(
+    x_ptr: Value,
+    weight_ptr: Value,
+    out_ptr: Value,
+    order_ptr: Value,
+    tile_experts_ptr: Value,
+    tile_starts_ptr: Value,
+    expert_ends_ptr: Value,
+    pair_weights_ptr: Value,
+    x_divisor: constexpr,
+    num_experts: constexpr,
+    n_size: constexpr,
+    k_size: constexpr,
+    weighted: constexpr,
+    block_m: constexpr,
+    block_n: constexpr,
+    block_k: constexpr,
+    interpreted: constexpr,
+) -> None:
+    """One program computes out[pair] = x[pair // x_divisor] @ weight[expert].T for one tile and block_n columns.
+
+    `weighted` multiplies each row by the router's weight of its pair.
+    """
+    tile = tl.program_id(1)
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    if expert >= num_experts:
+        return
+    places = tl.load(tile_starts_ptr + tile) + tl.arange(0, block_m)
+    row_mask = places < tl.load(expert_ends_ptr + expert)
+    pairs = tl.load(order_ptr + places, mask=row_mask, other=0).to(tl.int64)
+    columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    column_mask = columns < n_size
+    inner = tl.arange(0, block_k)
+    x_ptrs = x_ptr + (pairs // x_divisor)[:, None] * k_size + inner[None, :]
+    w_ptrs = weight_ptr + expert * n_size * k_size + columns[None, :] * k_size + inner[:, None]
+    acc = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(0, k_size, block_k):
+        k_mask = inner < k_size - first
+        x = tl.load(x_ptrs + first, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & column_mask[None, :], other=0.0)
+        if interpreted:
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(x, w, acc=acc, input_precision="tf32x3")
+    if weighted:
+        acc *= tl.load(pair_weights_ptr + pairs, mask=row_mask, other=0.0)[:, None]
+    mask = row_mask[:, None] & column_mask[None, :]
+    tl.store(out_ptr + pairs[:, None] * n_size + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+launch_grouped_gemm = Launcher(grouped_gemm_kernel)
+
+
+def moe_block_m(num_pairs: int, num_experts: int) -> int:
+    """Rows of a tile: the average number of pairs per expert, rounded up to a power of two, at least 16, at most 64."""
+    return min(max(next_power_of_2(max(1, num_pairs // num_experts)), 16), 64)
+
+
+@triton.jit
+def sum_choices_kernel(down_ptr: Value, out_ptr: Value, top_k: constexpr, hidden: constexpr, block: constexpr) -> None:
+    """One program sums a token's rows of all its choices, in `block` columns."""
+    token = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * block + tl.arange(0, block)
+    mask = columns < hidden
+    total = tl.zeros([block], tl.float32)
+    for choice in tl.static_range(top_k):
+        total += tl.load(down_ptr + (token * top_k + choice) * hidden + columns, mask=mask, other=0.0)
+    tl.store(out_ptr + token * hidden + columns, total.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+launch_sum_choices = Launcher(sum_choices_kernel)
+
+
+def fused_moe_triton(
+    x: Tensor, router_logits: Tensor, w13: ExpertWeights, w2: ExpertWeights, top_k: int, renormalize: bool
+) -> Tensor:
+    """Triton version of `fused_moe`: routing, grouped GEMM, activation, grouped GEMM, sum over each token's choices."""
+    num_tokens, hidden = x.shape
+    num_experts, width = w13.shape[0], w2.shape[2]
+    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    if num_tokens == 0:
+        return out
+    block_m = moe_block_m(num_tokens * top_k, num_experts)
+    routing = route_triton(router_logits, top_k, renormalize, block_m)
+    gate_up = torch.empty(num_tokens * top_k, 2 * width, dtype=x.dtype, device=x.device)
+    _grouped_product(x.contiguous(), w13, gate_up, routing, top_k, False, block_m)
+    down = torch.empty(num_tokens * top_k, hidden, dtype=torch.float32, device=x.device)
+    _grouped_product(silu_and_mul(gate_up), w2, down, routing, 1, True, block_m)
+    block = min(next_power_of_2(hidden), 1024)
+    grid = num_tokens, ceil_div(hidden, block)
+    launch_sum_choices(grid, down, out, top_k=top_k, hidden=hidden, block=block, num_warps=4)
+    return out
+
+
+def _grouped_product(
+    x: Tensor, weight: ExpertWeights, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
+) -> None:
+    if isinstance(weight, Fp8Stack):
+        fp8_grouped_product(x, weight, out, routing, x_divisor, weighted, block_m)
+        return
+    num_experts, n_size, k_size = weight.shape
+    block_n, block_k = 64, 64 if x.element_size() <= 2 else 32
+    launch_grouped_gemm(
+        (ceil_div(n_size, block_n), routing.tile_experts.shape[0]),
+        x,
+        weight,
+        out,
+        routing.order,
+        routing.tile_experts,
+        routing.tile_starts,
+        routing.expert_ends,
+        routing.weights,
+        x_divisor=x_divisor,
+        num_experts=num_experts,
+        n_size=n_size,
+        k_size=k_size,
+        weighted=weighted,
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        interpreted=INTERPRETED,
+        num_warps=4,
+        num_stages=3,
+    )

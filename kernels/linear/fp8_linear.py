@@ -1,0 +1,300 @@
+"""Linear layers with float8 (e4m3) weights: quantising weights and inputs, and the product.
+
+A block of weights `(rows, columns)` shares a float32 scale: weight = float8 number * scale. Blocks at the right and the
+lower edge may be smaller. (1, K) is a scale per output channel of a [N, K] matrix.
+
+    reference, CPU           weights times scales in float32, product in float32
+    CUDA from SM 89 on       inputs are quantised too, a scale per token and `columns` inputs; product in float8 by
+                             `torch._scaled_mm` for scales per channel where it works, by Triton otherwise
+    CUDA below               Triton turns weights into 16 bits in registers; inputs stay as they are
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from kernels.cache.kv_store import FP8_DTYPE, FP8_MAX
+from kernels.launch import Launcher
+from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
+
+Block = tuple[int, int]
+
+_SMALLEST_SCALE = 1e-12  # of an input, so that zeros are divided by no zero
+_QUANTIZE_BLOCK = 1024
+
+
+def quantize_weight(weight: Tensor, block: Block) -> tuple[Tensor, Tensor]:
+    """(e4m3[N, K], float32 scales[ceil(N / rows), ceil(K / columns)]) of a matrix [N, K] of any float dtype.
+
+    A scale maps the largest absolute number of its block to 448, the largest e4m3 number.
+    """
+    (n, k), (rows, columns) = weight.shape, block
+    down, right = ceil_div(n, rows), ceil_div(k, columns)
+    padded = functional.pad(weight.float(), (0, right * columns - k, 0, down * rows - n))
+    largest = padded.abs().view(down, rows, right, columns).amax(dim=(1, 3))
+    scales = (largest / FP8_MAX).clamp_(min=torch.finfo(torch.float32).tiny)
+    scaled = weight.float() / spread_scales(scales, block, n, k)
+    return scaled.clamp_(-FP8_MAX, FP8_MAX).to(FP8_DTYPE), scales
+
+
+def spread_scales(scales: Tensor, block: Block, n: int, k: int) -> Tensor:
+    """The scale of each weight, [N, K], or [N, 1] where all columns of a row have the same one."""
+    rows = scales.repeat_interleave(block[0], dim=0)[:n] if block[0] > 1 else scales
+    return rows if scales.shape[1] == 1 else rows.repeat_interleave(block[1], dim=1)[:, :k]
+
+
+def dequantize_weight(weight: Tensor, scales: Tensor, block: Block) -> Tensor:
+    """float32[N, K] of e4m3[N, K]."""
+    return weight.float() * spread_scales(scales, block, *weight.shape)
+
+
+def fp8_linear(x: Tensor, weight: Tensor, scales: Tensor, block: Block, bias: Tensor | None = None) -> Tensor:
+    """`x @ weight.T + bias`, [T, K] -> [T, N] of x's dtype; weight and scales as `quantize_weight` returns them."""
+    if runs_triton(x):
+        y = _product_on_cuda(x, weight, scales, block)
+        return y if bias is None else y + bias
+    return fp8_linear_reference(x, weight, scales, block, bias)
+
+
+def fp8_linear_reference(x: Tensor, weight: Tensor, scales: Tensor, block: Block, bias: Tensor | None = None) -> Tensor:
+    """PyTorch version of `fp8_linear`, which quantises no inputs."""
+    wide = None if bias is None else bias.float()
+    return functional.linear(x.float(), dequantize_weight(weight, scales, block), wide).to(x.dtype)
+
+
+def quantize_tokens_reference(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """PyTorch version of `quantize_tokens`."""
+    tokens, k = x.shape
+    right = ceil_div(k, columns)
+    padded = functional.pad(x.float(), (0, right * columns - k)).view(tokens, right, columns)
+    scales = padded.abs().amax(dim=2).clamp_(min=_SMALLEST_SCALE) / FP8_MAX
+    scaled = (padded / scales.unsqueeze(2)).view(tokens, -1)[:, :k]
+    return scaled.clamp(-FP8_MAX, FP8_MAX).to(FP8_DTYPE).contiguous(), scales
+
+
+@triton.jit
+def quantize_tokens_kernel(
+    x_ptr: Value,
+    out_ptr: Value,
+    scales_ptr: Value,
+    x_stride: Value,
+    k_size: constexpr,
+    columns: constexpr,
+    block: constexpr,
+    smallest: constexpr,
+    fp8_max: constexpr,
+) -> None:
+    """One program quantises `columns` inputs of one token."""
+    token, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    end = tl.minimum((group + 1) * columns, k_size)
+    inner = group * columns + tl.arange(0, block)
+    largest = tl.zeros([block], tl.float32)
+    for first in range(0, columns, block):
+        x = tl.load(x_ptr + token * x_stride + inner + first, mask=inner + first < end, other=0.0)
+        largest = tl.maximum(largest, tl.abs(x.to(tl.float32)))
+    scale = tl.maximum(tl.max(largest, axis=0), smallest) / fp8_max
+    tl.store(scales_ptr + token * tl.num_programs(1) + group, scale)
+    for first in range(0, columns, block):
+        mask = inner + first < end
+        x = tl.load(x_ptr + token * x_stride + inner + first, mask=mask, other=0.0).to(tl.float32)
+        scaled = tl.minimum(tl.maximum(x / scale, -fp8_max), fp8_max)
+        tl.store(out_ptr + token * k_size + inner + first, scaled.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+launch_quantize_tokens = Launcher(quantize_tokens_kernel)
+
+
+def quantize_tokens(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """(e4m3[T, K], float32 scales[T, ceil(K / columns)]) of inputs [T, K]; Triton."""
+    tokens, k = x.shape
+    columns = min(columns, k)
+    out = torch.empty(tokens, k, dtype=FP8_DTYPE, device=x.device)
+    scales = torch.empty(tokens, ceil_div(k, columns), dtype=torch.float32, device=x.device)
+    if tokens:
+        launch_quantize_tokens(
+            tuple(scales.shape),
+            x,
+            out,
+            scales,
+            x.stride(0),
+            k_size=k,
+            columns=columns,
+            block=min(next_power_of_2(columns), _QUANTIZE_BLOCK),
+            smallest=_SMALLEST_SCALE,
+            fp8_max=FP8_MAX,
+        )
+    return out, scales
+
+
+@triton.jit
+def e4m3_bits_to_float16(bits: Value) -> Value:
+    """The numbers times 2^-8 of the bits (uint8) of e4m3 numbers, exactly; NaN becomes a number."""
+    wide = bits.to(tl.uint16)
+    return (((wide & 0x80) << 8) | ((wide & 0x7F) << 7)).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def scaled_product(
+    x_rows: Value,
+    x_scale_rows: Value,
+    weight_rows: Value,
+    scale_rows: Value,
+    row_mask: Value,
+    output_mask: Value,
+    k_size: constexpr,
+    scale_columns: constexpr,
+    quantized_x: constexpr,
+    block_m: constexpr,
+    block_n: constexpr,
+    block_k: constexpr,
+    interpreted: constexpr,
+) -> Value:
+    """float32[block_m, block_n]: the product of rows of inputs and rows of float8 weights, with their scales.
+
+    The arguments before the masks point to the first element of each row. With `quantized_x`, inputs and weights are
+    e4m3; otherwise inputs are not quantised and weights are the bits of e4m3. `scale_columns` is a multiple of block_k,
+    or k_size.
+    """
+    inner = tl.arange(0, block_k)
+    x_ptrs = x_rows[:, None] + inner[None, :]
+    w_ptrs = weight_rows[None, :] + inner[:, None]
+    num_groups = (k_size + scale_columns - 1) // scale_columns
+    acc = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(0, k_size, block_k):
+        k_mask = inner < k_size - first
+        x = tl.load(x_ptrs + first, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & output_mask[None, :], other=0.0)
+        if not quantized_x:
+            w = e4m3_bits_to_float16(w).to(x.dtype)
+        if interpreted:
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        product = tl.dot(x, w, input_precision="tf32x3")
+        if num_groups > 1:
+            group = first // scale_columns
+            product *= tl.load(scale_rows + group, mask=output_mask, other=0.0)[None, :]
+            if quantized_x:
+                product *= tl.load(x_scale_rows + group, mask=row_mask, other=0.0)[:, None]
+        acc += product
+    if num_groups == 1:
+        acc *= tl.load(scale_rows, mask=output_mask, other=0.0)[None, :]
+        if quantized_x:
+            acc *= tl.load(x_scale_rows, mask=row_mask, other=0.0)[:, None]
+    if not quantized_x:
+        acc *= 256.0
+    return acc
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def fp8_gemm_kernel(
+    x_ptr: Value,
+    x_scales_ptr: Value,
+    weight_ptr: Value,
+    scales_ptr: Value,
+    out_ptr: Value,
+    num_tokens: Value,
+    x_stride: Value,
+    n_size: constexpr,
+    k_size: constexpr,
+    scale_rows: constexpr,
+    scale_columns: constexpr,
+    quantized_x: constexpr,
+    block_m: constexpr,
+    block_n: constexpr,
+    block_k: constexpr,
+    interpreted: constexpr,
+) -> None:
+    """One program computes block_m tokens of block_n outputs; see `scaled_product`."""
+    tokens = tl.program_id(1) * block_m + tl.arange(0, block_m).to(tl.int64)
+    outputs = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    token_mask, output_mask = tokens < num_tokens, outputs < n_size
+    num_groups = (k_size + scale_columns - 1) // scale_columns
+    acc = scaled_product(
+        x_ptr + tokens * x_stride, x_scales_ptr + tokens * num_groups, weight_ptr + outputs.to(tl.int64) * k_size,
+        scales_ptr + outputs // scale_rows * num_groups, token_mask, output_mask, k_size, scale_columns, quantized_x,
+        block_m, block_n, block_k, interpreted,
+    )  # fmt: skip
+    mask = token_mask[:, None] & output_mask[None, :]
+    tl.store(out_ptr + tokens[:, None] * n_size + outputs[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+launch_fp8_gemm = Launcher(fp8_gemm_kernel)
+
+
+def gemm_blocks(num_tokens: int, scale_columns: int, element_bytes: int) -> tuple[int, int, int]:
+    """(block_m, block_n, block_k) for so many tokens of inputs with `element_bytes`."""
+    block_m = min(max(next_power_of_2(max(1, num_tokens)), 16), 64)
+    return block_m, 64, inner_block(scale_columns, element_bytes)
+
+
+def inner_block(scale_columns: int, element_bytes: int) -> int:
+    """Columns that a program multiplies at a time: 128 bytes of a row, and no more than share a scale."""
+    return min({1: 128, 2: 64, 4: 32}[element_bytes], next_power_of_2(scale_columns))
+
+
+def fp8_gemm(x: Tensor, x_scales: Tensor | None, weight: Tensor, scales: Tensor, block: Block, out: Tensor) -> None:
+    """Write `x @ weight.T` to `out`, [T, N]; x is e4m3 with `x_scales`, or of another dtype without. Triton."""
+    num_tokens, (n, k) = x.shape[0], weight.shape
+    columns = min(block[1], k)
+    block_m, block_n, block_k = gemm_blocks(num_tokens, columns, x.element_size())
+    launch_fp8_gemm(
+        (ceil_div(n, block_n), ceil_div(num_tokens, block_m)),
+        x,
+        scales if x_scales is None else x_scales,
+        weight if x_scales is not None else weight.view(torch.uint8),
+        scales,
+        out,
+        num_tokens,
+        x.stride(0),
+        n_size=n,
+        k_size=k,
+        scale_rows=block[0],
+        scale_columns=columns,
+        quantized_x=x_scales is not None,
+        block_m=block_m,
+        block_n=block_n,
+        block_k=block_k,
+        interpreted=INTERPRETED,
+        num_warps=4,
+        num_stages=3,
+    )
+
+
+def _product_on_cuda(x: Tensor, weight: Tensor, scales: Tensor, block: Block) -> Tensor:
+    out = torch.empty(x.shape[0], weight.shape[0], dtype=x.dtype, device=x.device)
+    if x.shape[0] == 0:
+        return out
+    x = x if x.stride(1) == 1 else x.contiguous()
+    if not multiplies_float8(x.device):
+        fp8_gemm(x, None, weight, scales, block, out)
+        return out
+    quantized, x_scales = quantize_tokens(x, block[1])
+    if scales.shape == (weight.shape[0], 1) and _scaled_mm_takes(x, weight):
+        return torch._scaled_mm(quantized, weight.t(), x_scales, scales.t(), out_dtype=x.dtype)
+    fp8_gemm(quantized, x_scales, weight, scales, block, out)
+    return out
+
+
+def multiplies_float8(device: torch.device) -> bool:
+    """Whether a CUDA device has products in float8, for which inputs are quantised."""
+    return torch.cuda.get_device_capability(device) >= (8, 9)
+
+
+def _scaled_mm_takes(x: Tensor, weight: Tensor) -> bool:
+    """Whether `torch._scaled_mm` multiplies these with a scale per token and per output channel."""
+    return x.dtype == torch.bfloat16 and not any(size % 16 for size in weight.shape) and _scaled_mm_works(x.device)
+
+
+@cache
+def _scaled_mm_works(device: torch.device) -> bool:
+    """Whether this build of torch has the kernel for the device: a product of ones says so."""
+    ones = torch.ones(16, 16, device=device).to(FP8_DTYPE)
+    scales = torch.ones(16, 1, device=device)
+    try:
+        product = torch._scaled_mm(ones, ones.t(), scales, scales.t(), out_dtype=torch.bfloat16)
+    except (RuntimeError, ValueError):
+        return False
+    return bool((product == 16).all())

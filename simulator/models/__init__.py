@@ -1,0 +1,1 @@
+"""Models and devices as the simulator sees them: shapes, weights and memory."""

@@ -1,0 +1,252 @@
+"""The KV pool of a GPU: what is left beside weights, the activations of the largest step and memory outside of torch.
+
+vLLM sizes its KV pool by running the largest step once: `max_num_batched_tokens` tokens through the layers, then the
+logits of `max_num_seqs` sequences through its sampler. It subtracts the peak of torch's allocations and what the
+process took outside of torch since it started; the CUDA context, which is older, is not among it.
+
+    layers     per token: the residual, attention's output, the normed hidden state, and the larger of the MLP's gate,
+               up and product or attention's query, key, value and output
+    sampler    the hidden states of the step, and per logit: the LM head's output in the model's dtype, and copies in
+               float32. Since vLLM 0.17: the logits, their probabilities, random numbers, and a row for each
+               multiprocessor. Before: the logits, sorted values, their indices of 64 bits, and scratch of the sort
+    experts    Triton's buffers for all routed tokens, kept for all steps since vLLM 0.17: two of the largest rows
+    library    cuBLAS's workspace and small inputs
+    weights    as torch's caching allocator counts them: a large tensor has a segment of whole 2 MiB to itself
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from simulator.models.hardware import Device, ModelShape
+from simulator.models.weight_formats import Quantization
+
+GIB = 1 << 30
+EARLY = "vllm_v0"  # the account of an early vLLM, `early_activation_bytes`
+_MIB = 1 << 20
+# Of torch's caching allocator (c10/cuda/CUDACachingAllocator): kMinLargeAlloc, kRoundLarge, kSmallSize.
+_OWN_SEGMENT, _SEGMENT_STEP, _LEAST_SPLIT = 10 * _MIB, 2 * _MIB, _MIB
+_ASSUMED_MULTIPROCESSORS = 128  # of a GPU whose description does not say
+_NVLINK_BANDWIDTH = 150e9  # bytes/s, one direction: links of at least this are NVLink's
+
+
+class DeviceTooSmallError(ValueError):
+    """The model leaves no room for a single KV block."""
+
+
+@dataclass(frozen=True)
+class KVPool:
+    """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
+
+    `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
+    window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes`
+    include those of a model that drafts tokens.
+    """
+
+    num_blocks: int
+    block_size: int
+    block_bytes: int
+    usable_bytes: int = 0
+    weight_bytes: int = 0
+    activation_bytes: int = 0
+    outside_bytes: int = 0
+    window_bytes: int = 0
+    has_drafter: bool = False
+
+    def describe(self) -> str:
+        """One line for the log: the number of blocks and the formula it comes from."""
+        line = f"KV pool: {self.num_blocks:,} blocks x {self.block_size} tokens = {self.num_tokens:,} tokens"
+        layers = "layers without window" if self.window_bytes else "layers"
+        each = f"{self.block_bytes:,} bytes per block = 2·{layers}·block_size·kv_heads/TP·(head_dim·bytes + scale)"
+        each += ", of model and drafter" if self.has_drafter else ""
+        if not self.usable_bytes:
+            return f"{line}, as configured; {each}"
+        windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
+        account = (
+            f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
+            f" - activations {self.activation_bytes / GIB:.2f} GiB"
+            f" - outside of torch {self.outside_bytes / GIB:.2f} GiB{windows})"
+        )
+        return f"{line} from {account}; {each}"
+
+    @property
+    def num_tokens(self) -> int:
+        return self.num_blocks * self.block_size
+
+
+@dataclass(frozen=True)
+class MemoryAccount:
+    """How a range of versions of vLLM accounts for memory beside weights and KV blocks.
+
+    Attributes:
+        name: as in the configuration, `engine.memory_account=<name>`.
+        sampler_bytes: per logit, beside the LM head's output.
+        row_per_multiprocessor: whether the sampler has a float32 row of logits for each multiprocessor.
+        keeps_expert_buffers: whether the experts' buffers exist while the sampler runs.
+        library_bytes: cuBLAS's workspace and small inputs.
+        outside_bytes: memory outside of torch on a single GPU: kernels that were loaded, allocator slack.
+        nvlink_bytes: more of it with several GPUs on NVLink: buffers of NCCL and of direct all-reduces.
+    """
+
+    name: str
+    sampler_bytes: int
+    row_per_multiprocessor: bool
+    keeps_expert_buffers: bool
+    library_bytes: int
+    outside_bytes: int
+    nvlink_bytes: int
+
+    def held_outside(self, device: Device, tensor_parallel_size: int) -> int:
+        """Bytes outside of torch on one rank."""
+        has_nvlink = tensor_parallel_size > 1 and device.link_bandwidth >= _NVLINK_BANDWIDTH
+        return self.outside_bytes + (self.nvlink_bytes if has_nvlink else 0)
+
+    def activation_bytes(
+        self,
+        model: ModelShape,
+        device: Device,
+        max_num_batched_tokens: int,
+        max_num_seqs: int,
+        tensor_parallel_size: int,
+    ) -> int:
+        """Peak of torch's allocations beside the weights, on one rank, in the largest step."""
+        tokens, experts = max_num_batched_tokens, _expert_bytes(model, max_num_batched_tokens, tensor_parallel_size)
+        hidden = tokens * model.hidden_size * model.dtype_bytes
+        layers = 3 * hidden + tokens * _widest(model, tensor_parallel_size) * model.dtype_bytes + experts
+        sampled = min(max_num_seqs, tokens)
+        sampler = hidden + sampled * model.vocab_size * (model.dtype_bytes + self.sampler_bytes)
+        if self.row_per_multiprocessor:
+            sampler += (device.multiprocessors or _ASSUMED_MULTIPROCESSORS) * model.vocab_size * 4
+        if self.keeps_expert_buffers:
+            sampler += experts
+        return max(layers, sampler) + self.library_bytes
+
+
+# The bytes outside of torch are fitted to Llama-3.1-8B on one and two H100 (experiments/kv_pool); the bytes per logit
+# follow from vLLM's sampler, the library's from the workspace that torch gives cuBLAS on Hopper and what was left.
+ACCOUNTS = {
+    account.name: account
+    for account in (
+        MemoryAccount("vllm", 12, True, True, 46 * _MIB, 256 * _MIB, 1856 * _MIB),
+        MemoryAccount("vllm_0.9", 36, False, False, 46 * _MIB, 128 * _MIB, 432 * _MIB),
+    )
+}
+
+
+def early_activation_bytes(
+    model: ModelShape, max_num_batched_tokens: int, max_num_seqs: int, tensor_parallel_size: int
+) -> int:
+    """Peak of the tensors of the largest step on one rank, as an early vLLM (before V1) accounted for it.
+
+    Per token: the residual and the hidden state, the embeddings of tokens and positions where positions are learned
+    (they stay while the layers run), and the larger of the MLP's gate, up and product or attention's query, key, value
+    and output. Or, if they take more, the logits of all sequences in float32, twice (raw and scaled).
+    """
+    routed = 3 * model.moe_intermediate_size * model.num_experts_per_token // tensor_parallel_size
+    hidden_states = 4 if model.learned_positions else 2
+    per_token = hidden_states * model.hidden_size + max(routed, _widest(model, tensor_parallel_size))
+    logits = 2 * max_num_seqs * model.vocab_size * 4
+    return max(max_num_batched_tokens * per_token * model.dtype_bytes, logits)
+
+
+def size_kv_pool(
+    model: ModelShape,
+    device: Device,
+    *,
+    block_size: int,
+    tensor_parallel_size: int,
+    gpu_memory_utilization: float,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    memory_account: str = "vllm",
+    drafter: ModelShape | None = None,
+) -> KVPool:
+    """The KV blocks that fit on one rank beside what an engine holds otherwise, by a `memory_account` of its version.
+
+    If some layers have a sliding window and others none, they are counted as vLLM's hybrid KV-cache manager holds them:
+    in a layer with a window each running sequence holds its window and a partial block, and the prompt chunks of a step
+    as much more as they compute. That is set apart here for `max_num_seqs` sequences, where vLLM hands out blocks as
+    needed, so that the pool is rather too small. If whole contexts in all layers leave more blocks, they are counted.
+
+    A `drafter` has weights beside the model's, and a share in each block for its own KV; its activations are smaller
+    than the model's and share their memory.
+
+    Raises:
+        DeviceTooSmallError: not even one block fits.
+    """
+    drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
+    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
+    usable = int(device.memory_bytes * gpu_memory_utilization)
+    weights = model.weight_bytes(tensor_parallel_size) + (drafter.weight_bytes(tensor_parallel_size) if drafter else 0)
+    if memory_account == EARLY:
+        activations = early_activation_bytes(model, max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
+        outside = 0
+    else:
+        account, step = ACCOUNTS[memory_account], (max_num_batched_tokens, max_num_seqs, tensor_parallel_size)
+        weights += model.rotary_table_bytes + _unsplit_bytes(model, tensor_parallel_size)
+        activations = account.activation_bytes(model, device, *step)
+        outside = account.held_outside(device, tensor_parallel_size)
+    free = usable - weights - activations - outside
+    num_blocks, window_bytes = free // block_bytes, 0
+    if 0 < model.num_sliding_layers < model.num_layers:
+        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
+        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
+        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
+        if (free - apart) // others > num_blocks:
+            num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
+    if num_blocks < 1:
+        raise DeviceTooSmallError(
+            f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
+            f"weights {weights / GIB:.1f} GiB and activations {(activations + outside) / GIB:.1f} GiB leave no KV "
+            f"block of {block_bytes / GIB:.3f} GiB in {usable / GIB:.1f} usable GiB; use a larger device, more ranks, "
+            "a smaller model or a smaller block_size"
+        )
+    parts = usable, weights, activations, outside, window_bytes
+    return KVPool(num_blocks, block_size, block_bytes, *parts, has_drafter=drafter is not None)
+
+
+def _unsplit_bytes(model: ModelShape, tensor_parallel_size: int) -> int:
+    """Ends of the segments that hold the model's large weights on one rank, which count as allocated.
+
+    A tensor of at least `_OWN_SEGMENT` gets a segment of a multiple of `_SEGMENT_STEP`. What is left of it is split off
+    for other tensors if it is more than `_LEAST_SPLIT`; otherwise it belongs to the tensor. The two matrices of all
+    experts of a layer are one tensor each.
+    """
+    tp = tensor_parallel_size
+    count = max(1, model.num_experts)
+    sizes = [_element_bytes(model, model.attention_quantization, *matrix) for matrix in model.attention_matrices(tp)]
+    sizes += [count * _element_bytes(model, model.quantization, *matrix) for matrix in model.mlp_matrices(tp)]
+    embedding = model.vocab_size * model.hidden_size // tp * model.dtype_bytes
+    embeddings = 1 if model.tie_word_embeddings else 2
+    return model.num_layers * sum(map(_unsplit_end, sizes)) + embeddings * _unsplit_end(embedding)
+
+
+def _element_bytes(model: ModelShape, quantization: Quantization, rows: int, columns: int) -> int:
+    """Bytes of a matrix without its scales, which are tensors of their own."""
+    bits = 8 * model.dtype_bytes if quantization.weight_bits is None else quantization.weight_bits
+    return rows * columns * bits // 8
+
+
+def _unsplit_end(num_bytes: int) -> int:
+    rest = -num_bytes % _SEGMENT_STEP
+    return rest if num_bytes >= _OWN_SEGMENT and rest <= _LEAST_SPLIT else 0
+
+
+def _widest(model: ModelShape, tensor_parallel_size: int) -> int:
+    """Elements per token of attention's query, key, value and output, or of a dense MLP's gate, up and product."""
+    tp = tensor_parallel_size
+    heads = 2 * model.num_attention_heads // tp + 2 * model.kv_heads_per_rank(tp)
+    mlp = 0 if model.num_experts else 3 * model.intermediate_size // tp
+    return max(mlp, heads * model.head_dim)
+
+
+def _expert_bytes(model: ModelShape, num_tokens: int, tensor_parallel_size: int) -> int:
+    """Bytes of the buffers of Triton's experts: rows of the routed tokens, as wide as the wider of input and output.
+
+    Experts in a format of their own (MXFP4) run in other kernels, which keep no such buffers.
+    """
+    if not model.num_experts or model.quantization.experts_only:
+        return 0
+    width = model.moe_intermediate_size // tensor_parallel_size
+    rows = num_tokens * model.num_experts_per_token
+    return rows * (max(width, model.hidden_size) + max(2 * width, model.hidden_size)) * model.dtype_bytes

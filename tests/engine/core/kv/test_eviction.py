@@ -1,0 +1,127 @@
+"""Eviction by age and by hits, against a search of all cached blocks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, replace
+
+import pytest
+
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.eviction import Eviction
+from engine.core.sequence import Sequence
+from tests.engine.core.builders import bare_sequence
+
+
+@dataclass(frozen=True)
+class Cached:
+    """A block that can be found."""
+
+    own_hash: int
+    parent: int | None
+    num_hits: int
+    cached_at: int
+
+
+class Reference:
+    """Follows a block manager and says, whenever a cached block is evicted, which one it should be."""
+
+    def __init__(self, manager: BlockManager, eviction: Eviction) -> None:
+        self.manager = manager
+        self.eviction = eviction
+        self.cached: dict[int, Cached] = {}
+        self.num_evicted = self.time = 0
+        self.held: list[Sequence] = []
+        self.matched: list[int] = []  # by the last that was admitted
+        remove = manager.index.remove
+
+        def evict(blocks: list[int], hashes: list[int]) -> None:
+            for block in reversed(blocks):
+                assert block == self._next(), "another block should go"
+                del self.cached[block]
+                self.num_evicted += 1
+            remove(blocks, hashes)
+
+        manager.pool._evict = evict  # type: ignore[attr-defined]
+
+    def _next(self) -> int:
+        held = {*self.matched, *(block for sequence in self.held for block in sequence.block_table)}
+        free = {block: each for block, each in self.cached.items() if block not in held}
+        parents = {each.parent for each in free.values()}
+        ends = [block for block, each in free.items() if each.own_hash not in parents]
+        by_hits = self.eviction == "lfu"
+        return min(ends, key=lambda b: (free[b].num_hits if by_hits else 0, free[b].cached_at, b))
+
+    def admit(self, sequence: Sequence) -> bool:
+        match = self.manager.match(sequence)
+        if self.manager.blocks_needed(sequence, match, sequence.num_tokens) > self.manager.num_free_blocks:
+            return False
+        for block in match.blocks:
+            self.cached[block] = replace(self.cached[block], num_hits=self.cached[block].num_hits + 1)
+        self.matched = match.blocks  # they are held before others are taken
+        self.manager.admit(sequence, match, sequence.num_tokens)
+        self.held.append(sequence)
+        self.matched = []
+        return True
+
+    def register(self, sequence: Sequence, num_tokens: int) -> None:
+        start, hashes = sequence.num_registered_blocks, sequence.block_hashes or []
+        self.manager.register(sequence, num_tokens)
+        self.time += 1
+        for i in range(start, sequence.num_registered_blocks):
+            parent = hashes[i - 1] if i else None
+            self.cached[sequence.block_table[i]] = Cached(hashes[i], parent, 0, self.time)
+
+    def release(self, sequence: Sequence) -> None:
+        self.held.remove(sequence)
+        self.manager.release(sequence)
+
+
+@pytest.mark.parametrize("eviction", ["fifo", "lfu"])
+@pytest.mark.parametrize("seed", range(6))
+def test_the_block_that_goes_is_the_one_that_a_search_finds(eviction: Eviction, seed: int) -> None:
+    rng, size = random.Random(seed), 2
+    manager = BlockManager(rng.choice([6, 12, 40]), size, eviction=eviction)
+    reference = Reference(manager, eviction)
+    for number in range(600):
+        num_tokens = rng.randint(1, 12)
+        stem, cut = rng.randrange(4), rng.randrange(4)  # prompts share stems up to a cut, and go on in a few ways
+        tail = rng.randrange(3)
+        own = 10_000 * stem + 100 * (10 * cut + tail)
+        hashes = [10_000 * stem + i if i < cut else own + i for i in range(6)]
+        sequence = bare_sequence(number, num_tokens, 5, block_hashes=hashes)
+        if reference.admit(sequence):
+            for cached in sorted(rng.randint(0, num_tokens) for _ in range(2)):
+                reference.register(sequence, cached)
+            manager.settle()
+        elif reference.held:
+            reference.release(rng.choice(reference.held))
+        if reference.held and rng.random() < 0.6:
+            reference.release(rng.choice(reference.held))
+        manager.check_integrity(reference.held)
+    assert reference.num_evicted > 30
+
+
+def test_rules_differ_in_what_they_keep() -> None:
+    """Three prompts are cached, the first is hit once and the second, later, not: each rule gives up another one."""
+    kept = {}
+    for eviction in ("unhashed_first", "fifo", "lfu"):
+        manager = BlockManager(4, 1, eviction=eviction)
+        prompts = {name: [10 * i + 1, 10 * i + 2] for i, name in enumerate("ab")}
+
+        def serve(hashes: list[int], manager: BlockManager = manager) -> None:
+            sequence = bare_sequence(0, len(hashes) + 1, 1, block_hashes=hashes)
+            match = manager.match(sequence)
+            manager.admit(sequence, match, len(hashes))
+            manager.register(sequence, len(hashes))
+            manager.settle()
+            manager.release(sequence)
+
+        serve(prompts["a"])
+        serve(prompts["b"])
+        serve(prompts["a"])
+        serve(prompts["a"])
+        serve(prompts["b"])
+        serve([99])
+        kept[eviction] = {name for name, hashes in prompts.items() if hashes[1] in manager.index}
+    assert kept == {"unhashed_first": {"b"}, "fifo": {"b"}, "lfu": {"a"}}

@@ -1,0 +1,266 @@
+"""Policies with an order of their own, each against what the literature says of it: priority, sjf, edf and fair."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Request
+from tests.engine.core.builders import bare_sequence, ids, make, receivers, run, step
+
+NS = 1e-9  # a step takes as long in these tests
+
+
+def serve(policy: str, requests: list[Request], **given: Any) -> Scheduler:
+    """Serve requests, each added at its arrival, to the end."""
+    scheduler, queue, now = make(policy, **given), sorted(requests, key=lambda r: r.arrival_time), 0
+    while queue or scheduler.unfinished:
+        while queue and queue[0].arrival_time <= now:
+            scheduler.add(queue.pop(0))
+        plan = scheduler.schedule(now)
+        now += 1
+        if plan is not None:
+            scheduler.commit(plan, now)
+            scheduler.check_integrity()
+    return scheduler
+
+
+def finish(request: Request) -> int:
+    assert request.finish_time is not None
+    return request.finish_time
+
+
+def jobs(seed: int) -> list[Request]:
+    rng = random.Random(seed)
+    return [Request(i, rng.randint(1, 9), rng.randint(1, 40), deadline=rng.randint(1, 400)) for i in range(20)]
+
+
+# -- one seat: theorems on a single machine ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_shortest_first_minimises_the_mean_completion(seed: int) -> None:
+    """Smith 1956. A prediction that is off does worse, and none at all, which is first come first served, worst."""
+    means = {}
+    for name, error in (("exact", 0.0), ("off", 0.5)):
+        served = jobs(seed)
+        serve("sjf", served, max_num_seqs=1, options={"relative_error": error})
+        means[name] = sum(map(finish, served)) / len(served)
+    served = jobs(seed)
+    serve("mixed", served, max_num_seqs=1)
+    means["fcfs"] = sum(map(finish, served)) / len(served)
+    assert means["exact"] < means["off"] < means["fcfs"]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_earliest_deadline_first_minimises_the_worst_lateness(seed: int) -> None:
+    """Jackson 1955."""
+    worst = {}
+    for policy in ("edf", "sjf", "mixed"):
+        served = jobs(seed)
+        serve(policy, served, max_num_seqs=1)
+        worst[policy] = max(finish(request) - (request.deadline or 0) for request in served)
+    assert worst["edf"] == min(worst.values()) < worst["mixed"]
+
+
+def test_without_deadlines_the_slo_says_who_is_due_first() -> None:
+    requests = [Request(0, 4, 9), Request(1, 4, 3), Request(2, 4, 5, deadline=1), Request(3, 4, 3)]
+    scheduler = make("edf", max_num_seqs=1, options={"ttft_s": 5 * NS, "tpot_s": 2 * NS})
+    for request in requests:
+        scheduler.add(request)
+    assert [ids(plan.admitted) for plan in run(scheduler) if plan.admitted] == [[2], [1], [3], [0]]
+
+
+def test_predictions_have_the_error_that_is_set_and_are_the_same_in_every_run() -> None:
+    lengths = []
+    for _ in range(2):
+        scheduler = make("sjf", options={"relative_error": 0.5})
+        order = scheduler.waiting._order
+        lengths.append([order(bare_sequence(i, 1, 1000)) for i in range(2000)])
+    assert lengths[0] == lengths[1]
+    within = sum(1000 / 1.5 < length < 1000 * 1.5 for length in lengths[0]) / 2000
+    assert within == pytest.approx(0.683, abs=0.03), "one standard deviation"
+    assert sum(length < 1000 for length in lengths[0]) / 2000 == pytest.approx(0.5, abs=0.03)
+
+
+# -- nobody starves ---------------------------------------------------------------------------------------------------
+
+
+def stream(policy: str, options: dict[str, Any]) -> int:
+    """When a long request of low priority ends that comes first into a stream which takes the only seat for good."""
+    served = [Request(0, 4, 20, 1, priority=1), *(Request(i, 4, 5, 5 * (i - 1), priority=0) for i in range(1, 100))]
+    serve(policy, served, max_num_seqs=1, options=options)
+    return finish(served[0])
+
+
+@pytest.mark.parametrize(
+    ("policy", "none", "some"),
+    [
+        ("priority", {"ageing_s": None}, {"ageing_s": 100 * NS}),
+        ("sjf", {}, {"ageing_tokens_per_s": 0.2 / NS}),
+        ("edf", {"ttft_s": 0.0, "tpot_s": 1.0}, {"ttft_s": 0.0, "tpot_s": 7 * NS}),
+    ],
+)
+def test_with_ageing_nobody_starves(policy: str, none: dict[str, Any], some: dict[str, Any]) -> None:
+    assert stream(policy, none) > 400, "all of the stream comes first"
+    assert stream(policy, some) < 200
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_nobody_who_comes_after_the_time_that_makes_up_for_priority_is_served_before(seed: int) -> None:
+    rng, ageing = random.Random(seed), 30
+    served = [Request(i, rng.randint(1, 9), rng.randint(1, 9), 3 * i, priority=rng.randint(0, 3)) for i in range(60)]
+    serve("priority", served, max_num_seqs=1, options={"ageing_s": ageing * NS})
+    for one, other in itertools.permutations(served, 2):
+        makes_up = one.arrival_time + ageing * (one.priority - other.priority) < other.arrival_time
+        if one.arrival_time < other.arrival_time and makes_up:
+            assert finish(one) < finish(other)
+
+
+# -- priority: who is more urgent takes the place of others -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("given", [{"max_num_seqs": 2}, {"num_blocks": 6}])
+def test_an_urgent_request_takes_the_place_of_the_last_in_rank(given: dict[str, int]) -> None:
+    """Seats or blocks are all taken by requests 0 and 1, and request 1 has to give way."""
+    scheduler = make("priority", options={"ageing_s": None}, **given)
+    for i in range(2):
+        scheduler.add(Request(i, 10, 8, priority=1 + i))
+    step(scheduler)
+    scheduler.add(Request(2, 8, 2, priority=0))
+    plan = scheduler.schedule(1)
+    assert plan is not None
+    assert (ids(plan.admitted), ids(plan.preempted), ids([*plan.decodes])) == ([2], [1], [0])
+    scheduler.commit(plan, 2)
+    assert 1 in ids([sequence for plan in run(scheduler) for sequence in plan.admitted])
+
+
+def test_several_urgent_requests_take_places_in_one_step_free_ones_first() -> None:
+    scheduler = make("priority", max_num_seqs=4, options={"ageing_s": None})
+    for i in range(3):
+        scheduler.add(Request(i, 4, 30, priority=1 + i))
+    step(scheduler)
+    for i in range(3, 6):
+        scheduler.add(Request(i, 4, 2))
+    plan = step(scheduler)
+    assert (ids(plan.admitted), ids(plan.preempted)) == ([3, 4, 5], [2, 1])
+
+
+def test_nobody_gives_way_for_a_request_that_would_not_fit_all_the_same() -> None:
+    scheduler = make("priority", num_blocks=10, options={"ageing_s": None})
+    scheduler.add(Request(0, 20, 15, priority=0))
+    scheduler.add(Request(1, 4, 15, priority=2))
+    step(scheduler)
+    scheduler.add(Request(2, 30, 2, priority=1))
+    plan = step(scheduler)
+    assert not plan.preempted and plan.num_decodes == 2
+
+
+def test_steps_run_on_while_the_head_outranks_nobody() -> None:
+    scheduler = make("priority", max_num_seqs=2)
+    for i in range(3):
+        scheduler.add(Request(i, 4, 30, priority=i))
+    step(scheduler)
+    plan = scheduler.schedule(1)
+    assert plan is not None and plan.horizon > 20
+
+
+# -- fair: the virtual token counter ----------------------------------------------------------------------------------
+
+
+def service(policy: str, seed: int, **given: Any) -> tuple[int, int]:
+    """The largest gap in service between two tenants while both have requests waiting, and the bound of the paper."""
+    rng = random.Random(seed)
+    scheduler = make(policy, num_blocks=60, max_num_seqs=6, max_num_batched_tokens=64, **given)
+    for i in range(150):  # tenant 0 sends two requests of three, and longer ones
+        tenant = i % 3 // 2
+        size = (5, 10) if tenant else (30, 60)
+        scheduler.add(Request(i, rng.randint(1, size[0]), rng.randint(1, size[1]), tenant=tenant))
+    served: Counter[int] = Counter()
+    gaps = [0]
+    for plan in run(scheduler):
+        for sequence in plan.admitted:
+            if not sequence.num_preemptions:
+                served[sequence.request.tenant] += sequence.request.num_prompt_tokens
+        for sequence in receivers(plan):
+            served[sequence.request.tenant] += 2
+        if len({sequence.request.tenant for sequence in scheduler.waiting}) < 2:
+            break
+        gaps.append(served[0] - served[1])
+    return max(gaps) - min(gaps), 2 * max(30, 2 * 60 * 4)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_backlogged_tenants_are_served_alike(seed: int, async_scheduling: bool) -> None:
+    """Theorem 4.4 of Sheng et al. 2024; first come first served has no such bound."""
+    gap, bound = service("fair", seed, async_scheduling=async_scheduling)
+    assert gap <= bound < service("mixed", seed)[0]
+    assert gap < bound / 2, "the bound is of the worst case"
+
+
+def test_idle_time_earns_nothing() -> None:
+    """Tenant 1 comes when tenant 0 was served for long: they take turns from then on."""
+    scheduler = make("fair", max_num_seqs=1)
+    for i in range(20):
+        scheduler.add(Request(i, 4, 4))
+    for now in range(40):
+        step(scheduler, now)
+    for i in range(20, 40):
+        scheduler.add(Request(i, 4, 4, tenant=1))
+    order = [sequence.request.tenant for plan in run(scheduler) for sequence in plan.admitted]
+    assert order[:12] in ([0, 1] * 6, [1, 0] * 6)
+
+
+@pytest.mark.parametrize(("weights", "order"), [((1, 0), [0, 1, 1, 1]), ((0, 1), [0, 1, 0, 0])])
+def test_weights_say_what_prompts_and_outputs_count(weights: tuple[int, int], order: list[int]) -> None:
+    """Tenant 0 has prompts of 12 tokens and 3 of output, tenant 1 the reverse; each is served until it is ahead."""
+    scheduler = make("fair", max_num_seqs=1, options={"input_weight": weights[0], "output_weight": weights[1]})
+    for i in range(20):
+        tenant = i % 2
+        scheduler.add(Request(i, *((12, 3), (3, 12))[tenant], tenant=tenant))
+    assert [s.request.tenant for plan in run(scheduler) for s in plan.admitted][:4] == order
+
+
+def test_the_head_changes_with_what_is_served_and_steps_run_on_where_that_does_not_matter() -> None:
+    scheduler = make("fair", max_num_seqs=2, num_blocks=12)
+    for i, tenant in enumerate([0, 1, 0, 1]):
+        scheduler.add(Request(i, 4, 20, tenant=tenant))
+    step(scheduler)
+    plan = scheduler.schedule(1)
+    assert plan is not None and plan.horizon > 10, "all seats are taken"
+    scheduler = make("fair", max_num_seqs=8, num_blocks=12)
+    for i, tenant in enumerate([0, 1, 0, 1]):
+        scheduler.add(Request(i, 20, 20, tenant=tenant))
+    plans = list(itertools.islice(run(scheduler, groups=True), 4))
+    assert [plan.horizon for plan in plans[1:]] == [1, 1, 1], "a seat is free, and two tenants wait for blocks"
+
+
+# -- settings ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        ("mixed", {"ageing_s": 1}, "options.ageing_s: policy=mixed has no such setting (allowed here: none)"),
+        ("priority", {"age": 1}, "options.age: policy=priority has no such setting (allowed here: ageing_s)"),
+        ("priority", {"ageing_s": "1"}, "options.ageing_s='1': must be a number or null"),
+        ("priority", {"ageing_s": float("inf")}, "options.ageing_s=inf: must be a number or null"),
+        ("priority", {"ageing_s": -1}, "options.ageing_s=-1: must be >= 0 and <= 1e6, or null"),
+        ("sjf", {"relative_error": True}, "options.relative_error=True: must be a number"),
+        ("sjf", {"relative_error": 11}, "options.relative_error=11: must be >= 0 and <= 10"),
+        ("edf", {"tpot_s": None}, "options.tpot_s=None: must be a number"),
+        ("fair", {"input_weight": 0.5}, "options.input_weight=0.5: must be an integer"),
+        ("fair", {"input_weight": -1}, "options.input_weight=-1: must be >= 0 and <= 1000000"),
+        ("static", {"max_queue_delay_s": -1}, "options.max_queue_delay_s=-1: must be >= 0 and <= 1e6"),
+    ],
+)
+def test_settings_are_those_that_the_policy_declares(policy: str, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError) as error:
+        make(policy, options=options)
+    assert str(error.value) == message

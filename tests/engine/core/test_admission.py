@@ -1,0 +1,141 @@
+"""Who may enter: the question that a policy is asked, what its answers bring about, and who asks."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+
+from engine.core.admission.need import Need
+from engine.core.kv.block_manager import BlockManager
+from engine.core.kv.prefix_match import PrefixMatch
+from engine.core.plan import StepPlan
+from engine.core.planning.asking import WAIT, AdmissionState, Admit, Wait
+from engine.core.planning.policy import BasePolicy
+from engine.core.policies import POLICIES
+from engine.core.policies.priority import Priority
+from engine.core.scheduler import Scheduler
+from engine.core.sequence import Request, Sequence
+from tests.engine.core.builders import chunks, ids, make, run, step
+from tests.engine.fuzz.fuzz_workloads import OWN_POLICY, random_workload
+from tests.engine.fuzz.outputs_fit import OutputsFit
+from tests.engine.fuzz.soundness import check_workload
+
+
+class Restricted(BasePolicy):
+    """Gives the answer of the test beside somebody who runs."""
+
+    answer: ClassVar[Admit | Wait]
+    asked: ClassVar[list[tuple[int, int]]]
+
+    def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+        self.asked.append((need.sequence.request_id, state.free_tokens))
+        return self.answer if state.running else super().admit(need, state)
+
+
+@pytest.fixture
+def restricted(monkeypatch: pytest.MonkeyPatch) -> type[Restricted]:
+    monkeypatch.setitem(POLICIES, "restricted", Restricted)
+    monkeypatch.setattr(Restricted, "asked", [], raising=False)
+    monkeypatch.setattr(Restricted, "answer", WAIT, raising=False)
+    return Restricted
+
+
+def two_requests(policy: str) -> tuple[Scheduler, StepPlan]:
+    """Request 0 decodes and request 1 waits; the plan is that of the second decode step."""
+    scheduler = make(policy)
+    scheduler.add(Request(0, 4, 50))
+    step(scheduler)
+    step(scheduler, 1)
+    scheduler.add(Request(1, 12, 2))
+    plan = scheduler.schedule(2)
+    assert plan is not None and ids(plan.admitted) == []
+    return scheduler, plan
+
+
+@pytest.mark.parametrize(("answer", "horizon"), [(WAIT, 48), (Wait(steps=3), 3), (Wait(until=5), 1)])
+def test_who_waits_is_asked_about_when_the_policy_says(
+    restricted: type[Restricted], answer: Wait, horizon: int
+) -> None:
+    restricted.answer = answer
+    scheduler, plan = two_requests("restricted")
+    assert plan.horizon == horizon
+    assert restricted.asked[-2:] == [(1, 63), (1, 64)], "by the planner beside a decode, and for the horizon"
+    if answer is WAIT:
+        scheduler.commit(scheduler.extend(plan, horizon), 50)
+        assert ids(step(scheduler, 50).admitted) == [1], "request 0 has released what it held"
+
+
+def test_an_empty_step_is_planned_again_at_the_time_that_the_policy_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BasePolicy, "admit", lambda self, need, state: Wait(until=state.now + 7))
+    scheduler = make()
+    scheduler.add(Request(0, 4, 2))
+    assert scheduler.schedule(3) is None and scheduler.wait_until == 10
+
+
+def test_a_policy_says_how_many_tokens_the_newcomer_computes(restricted: type[Restricted]) -> None:
+    restricted.answer = Admit(5)
+    scheduler = make("restricted")
+    scheduler.add(Request(0, 4, 9))
+    step(scheduler)
+    scheduler.add(Request(1, 12, 2))
+    assert chunks(step(scheduler, 1)) == [(1, 0, 5)]
+    assert chunks(step(scheduler, 2)) == [(1, 5, 7)]
+
+
+@pytest.mark.parametrize("policy", ["restricted", "static"])
+def test_nobody_looks_into_the_prefix_cache_for_who_waits_for_something_else(
+    restricted: type[Restricted], monkeypatch: pytest.MonkeyPatch, policy: str
+) -> None:
+    matched = []
+    match = BlockManager.match
+
+    def noted(blocks: BlockManager, sequence: Sequence) -> PrefixMatch:
+        matched.append(sequence.request_id)
+        return match(blocks, sequence)
+
+    monkeypatch.setattr(BlockManager, "match", noted)
+    _, plan = two_requests(policy)
+    assert plan.horizon == 48 and matched == [0]
+
+
+def test_displacement_asks_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody gives way for an urgent request that would not be let in."""
+
+    class Closed(Priority):
+        def admit(self, need: Need, state: AdmissionState) -> Admit | Wait:
+            return WAIT if need.sequence.request_id == 1 else super().admit(need, state)
+
+    preempted = {}
+    for name, policy in {"open": Priority, "closed": Closed}.items():
+        monkeypatch.setitem(POLICIES, name, policy)
+        scheduler = make(name, max_num_seqs=1)
+        scheduler.add(Request(0, 4, 9, priority=1))
+        step(scheduler)
+        scheduler.add(Request(1, 4, 2, priority=-9))
+        preempted[name] = ids(step(scheduler, 1).preempted)
+    assert preempted == {"open": [0], "closed": []}
+
+
+@pytest.fixture
+def outputs_fit(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(POLICIES, OWN_POLICY, OutputsFit)
+    return OWN_POLICY
+
+
+def test_outputs_that_fit_preempt_nobody(outputs_fit: str) -> None:
+    """Ten requests of up to 13 blocks in a pool of 30: two at a time, in few plans."""
+    plans = {}
+    for policy in ("mixed", outputs_fit):
+        scheduler = make(policy, num_blocks=30)
+        for i in range(10):
+            scheduler.add(Request(i, 4, 40 + i))
+        plans[policy] = list(run(scheduler, groups=True))
+    preempted = {policy: sum(len(plan.preempted) for plan in plans[policy]) for policy in plans}
+    assert preempted[outputs_fit] == 0 < preempted["mixed"]
+    assert max(plan.num_running for plan in plans[outputs_fit]) == 2 and len(plans[outputs_fit]) < 40
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rule_of_admission_is_sound_and_prompt(outputs_fit: str, seed: int) -> None:
+    check_workload(random_workload(seed, outputs_fit), seed)

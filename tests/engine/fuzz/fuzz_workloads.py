@@ -1,0 +1,302 @@
+"""Random workloads to try a scheduler with: shared prefixes, repeated prompts, starved pools, aborts, stops, forks."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any, get_args
+
+from engine.core.kv.contiguous import Contiguous, Fit, Reserve
+from engine.core.planning.policy import BasePolicy
+from engine.core.policies import POLICIES
+from engine.core.running.preemption import VICTIM_RULES
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
+from tests.engine.fuzz.workload import Case, Workload
+
+ALTERNATIVES: dict[str, Any] = {
+    "allocation": "chunk",
+    "eviction": "lru",
+    "victim": "last",
+    "full_hit": "recompute_block",
+    "queue": "fcfs",
+    "async_scheduling": True,
+    "max_padding": 4,
+}
+POLICY_OPTIONS: dict[str, dict[str, list[Any]]] = {
+    "static": {"max_queue_delay_s": [0.0, 5e-9], "padded": [True, True, False]},
+    "priority": {"ageing_s": [None, 0.0, 5e-9, 50e-9]},
+    "sjf": {"relative_error": [0.0, 0.0, 1.0], "ageing_tokens_per_s": [0.0, 2e8]},
+    "edf": {"ttft_s": [0.0, 10e-9], "tpot_s": [0.0, 2e-9]},
+    "fair": {"input_weight": [0, 1], "output_weight": [1, 2]},
+}
+"""Settings that are drawn for a policy; a step takes 1 ns. A policy that is not named has its defaults."""
+OWN_POLICY = "tests.engine.fuzz.outputs_fit:OutputsFit"
+"""A policy from elsewhere that restricts admission; `tests.engine.fuzz` enters it."""
+APART = ("prefill_first", "static")
+"""Policies that never let prompts and decodes share a step."""
+UNSHARED: dict[str, Any] = {
+    "enable_prefix_caching": False,
+    "allocation": "prompt",
+    "admission": "full_prompt",
+    "preemption": "recompute",
+    "recompute_token_us": None,
+}
+"""Options that go with contiguous reservations."""
+
+
+def random_options(rng: random.Random) -> SchedulerOptions:
+    """The defaults, vLLM's rules, or anything in between."""
+    options: dict[str, Any] = {
+        "policy": rng.choice(["mixed", "mixed", "prefill_first", "prefill_first", "static", "admission_order"]),
+        "watermark": rng.choice([0.0, 0.01, 0.2]),
+        "enable_prefix_caching": rng.random() < 0.9,
+    }
+    names = rng.choice([(), tuple(ALTERNATIVES), tuple(name for name in ALTERNATIVES if rng.random() < 0.5)])
+    options |= {name: ALTERNATIVES[name] for name in names}
+    if rng.random() < 0.2:
+        options["long_prefill_token_threshold"] = rng.choice([1, 3, 20])
+    if rng.random() < 0.1:
+        options["enable_chunked_prefill"] = False
+    if rng.random() < 0.2:
+        options["victim"] = "least_urgent"
+    if options.get("allocation") == "chunk" and rng.random() < 0.3:
+        options["admission"] = "first_chunk"
+    return SchedulerOptions(**options)
+
+
+def random_offload(options: SchedulerOptions, most: int, rng: random.Random) -> OffloadOptions:
+    """Tiers that hold a block, a sequence or many."""
+    may_overlap = options.enable_chunked_prefill and options.max_padding is None
+    return OffloadOptions(
+        num_disk_blocks=rng.choice([0, 1, most, 10 * most]),
+        overlap=may_overlap and rng.random() < 0.7,
+        host_eviction=rng.choice(["lru", "fifo"]),
+        disk_eviction=rng.choice(["lru", "fifo"]),
+    )
+
+
+def come_in_waves(cases: list[Case], stems: list[list[int]], rng: random.Random) -> None:
+    """Let several at a time ask for what an earlier wave computed and later ones drove from the device."""
+    gap = rng.choice([5, 30])
+    for i, case in enumerate(cases):
+        stem = stems[i // 3 % len(stems)]
+        case.tokens = stem + case.tokens[case.num_prompt_tokens - 1 :][: len(stem) + 1]
+        case.num_prompt_tokens, case.arrival_step = (
+            len(stem) + rng.randint(0, 1),
+            i // 3 * gap + rng.choice([0, 0, 1, 3]),
+        )
+        if rng.random() < 0.2:  # while it waits for what comes back, if it does
+            case.abort_step = case.arrival_step + rng.randint(1, 3)
+
+
+def draw_policy(
+    rng: random.Random, options: SchedulerOptions, cases: list[Case], policy: str | None
+) -> SchedulerOptions:
+    """A policy, or any that there is, with settings of its own, and several priorities, tenants and deadlines."""
+    names = sorted(name for name in POLICIES if name != OWN_POLICY)
+    names += [name for name in names if POLICIES[name].admit is not BasePolicy.admit] * 2  # more can go wrong there
+    policy = policy or rng.choice(names)
+    own = {name: rng.choice(values) for name, values in POLICY_OPTIONS.get(policy, {}).items() if rng.random() < 0.7}
+    victim: Any = "spare_last" if POLICIES[policy].chooses_victims else rng.choice([options.victim, *VICTIM_RULES])
+    num_tenants, has_deadlines = rng.choice([1, 2, 5]), rng.random() < 0.5
+    burst = rng.randint(1, 40) if POLICIES[policy].chooses_victims and rng.random() < 0.7 else None
+    for case in cases:
+        case.priority, case.tenant = rng.choice([0, 0, 1, 3]), rng.randrange(num_tenants)
+        case.deadline = case.arrival_step + rng.randint(0, 200) if has_deadlines and rng.random() < 0.7 else None
+        if burst is not None:  # urgent ones come together, when others run
+            case.arrival_step = rng.choice([0, burst])
+            case.priority = 0 if case.arrival_step else rng.randint(1, 3)
+        if policy == "static" and rng.random() < 0.2:  # it ends while others of its batch wait for what comes back
+            case.tokens = case.tokens[: case.num_prompt_tokens + 1]
+    return replace(options, policy=policy, options=own, victim=victim)
+
+
+def continue_others(cases: list[Case], rng: random.Random, longest: int) -> None:
+    """Let prompts repeat what another request is generating when they arrive, and one token more."""
+    for case, before in zip(cases[1:], cases, strict=False):
+        cut = rng.randint(before.num_prompt_tokens, len(before.tokens))
+        own = case.tokens[case.num_prompt_tokens - 1 :]
+        if cut + len(own) <= longest:
+            case.tokens, case.num_prompt_tokens = before.tokens[:cut] + own, cut + 1
+            case.arrival_step = before.arrival_step + rng.randint(1, 10)
+
+
+def for_supply(workload: Workload) -> Workload:
+    """The workload without what keeps the head of the queue from entering as soon as another fills a block for it."""
+    options = replace(workload.options, enable_prefix_caching=True, long_prefill_token_threshold=0)
+    cases = [replace(case, contents="tokens", abort_step=None, num_sequences=1) for case in workload.cases]
+    return replace(workload, cases=cases, options=options, contiguous=None, num_drafts=None, num_lanes=1)
+
+
+def with_beams(workload: Workload, rng: random.Random) -> Workload:
+    """The workload with beams in place of some requests, under rules that can serve beams."""
+    policy = workload.options.policy
+    width = rng.choice([2, 2, 3, 4])
+    most = max(8, workload.max_num_seqs)
+    for case in workload.cases:
+        case.num_sequences = min(case.num_sequences, most // workload.num_lanes)
+        if rng.random() < 0.6:
+            case.num_sequences, case.is_beam_search, case.stop_after = width, True, None
+    options = replace(
+        workload.options, async_scheduling=False, policy="mixed" if policy == "admission_order" else policy
+    )
+    longest = max(-(-len(case.tokens) // workload.block_size) for case in workload.cases)
+    # Enough that some beams fit in whole, and little enough that they drive each other out.
+    num_blocks = workload.num_blocks + workload.num_lanes * rng.choice([0, 1, longest // 2, longest, 2 * longest])
+    slots = workload.max_num_batched_tokens + most - workload.max_num_seqs
+    workload = replace(
+        workload, options=options, num_blocks=num_blocks, max_num_seqs=most, max_num_batched_tokens=slots,
+        num_drafts=None if workload.num_drafts is None else 0, beam_spread=rng.choice([0.1, 0.5, 1.0]),
+    )  # fmt: skip
+    return press_beams(workload, rng) if workload.contiguous is None and rng.random() < 0.5 else workload
+
+
+def press_beams(workload: Workload, rng: random.Random) -> Workload:
+    """The workload with beams that give way again before they are back: prompts take several steps, few blocks are left
+    for those that decode meanwhile, and the host holds few."""
+    options = workload.options
+    preemption: Any = rng.choice(["partial", "partial", "swap", "auto"])
+    may_choose = not POLICIES[options.policy].chooses_victims
+    options = replace(
+        options,
+        preemption=preemption,
+        recompute_token_us=1.0 if preemption == "auto" else None,
+        long_prefill_token_threshold=rng.choice([1, 2, 5]) if options.enable_chunked_prefill else 0,
+        victim="last" if may_choose and rng.random() < 0.6 else options.victim,
+    )
+    block_size = min(workload.block_size, rng.choice([2, 3, 4]))
+    longest = max(-(-len(case.tokens) // block_size) for case in workload.cases)
+    num_host_blocks = rng.choice([1, 3, longest // 2 + 1, longest]) if preemption in ("swap", "auto") else 0
+    if workload.offload is not None:
+        num_host_blocks = max(num_host_blocks, workload.num_host_blocks)
+    for case in workload.cases:
+        case.arrival_step = min(case.arrival_step, 20)
+    return replace(
+        workload,
+        options=options,
+        block_size=block_size,
+        transfer_block_us=0.4 * block_size,
+        num_blocks=workload.num_lanes * longest + rng.choice([1, longest // 2, longest]),
+        num_host_blocks=num_host_blocks,
+    )
+
+
+def random_workload(seed: int, policy: str | None = None) -> Workload:
+    """A workload that shares prefixes, repeats prompts, starves for blocks, aborts, forks and sometimes has beams,
+    under any policy or one."""
+    rng = random.Random(f"beams of {seed}")
+    workload = _without_beams(seed, policy)
+    has_beams = rng.random() < 0.12 and policy != "admission_order"
+    return with_beams(workload, rng) if has_beams else workload
+
+
+def _without_beams(seed: int, policy: str | None) -> Workload:
+    rng = random.Random(seed)
+    block_size = rng.choice([1, 1, 2, 3, 4, 8, 16, 16, 64, 256])
+    longest = rng.choice([4, 20, 60, 150])
+    stems = [[rng.randrange(50) for _ in range(longest)] for _ in range(rng.randint(1, 3))]
+    contents = rng.choice([["tokens"], ["hashes"], ["none"], ["tokens", "none"], ["hashes", "none"]])
+    aligned = rng.random() < 0.4
+    stops, forks = rng.random() < 0.3, rng.random() < 0.2
+    cases: list[Case] = []
+    spread = rng.choice([0, 30, 300])
+    for _ in range(rng.randint(1, 30)):
+        num_sequences = rng.randint(2, 3) if forks and rng.random() < 0.5 else 1
+        num_prompt = rng.randint(1, longest)
+        if aligned:
+            num_prompt = max(block_size, num_prompt // block_size * block_size)
+        stem = (rng.choice(stems) * (num_prompt // longest + 1))[: rng.randint(0, num_prompt)]
+        if rng.random() < 0.5:
+            stem = (rng.choice(stems) * (num_prompt // longest + 1))[:num_prompt]
+        tokens = stem + [rng.randrange(50) for _ in range(num_prompt - len(stem))]
+        num_output = rng.randint(1, longest)
+        # Outputs that a later prompt continues, as the turns of a conversation do.
+        tokens += (rng.choice(stems) * (num_output // longest + 1))[:num_output]
+        if cases and rng.random() < 0.3:
+            before = rng.choice(cases)
+            tokens, num_prompt = before.tokens + tokens, len(before.tokens) + (num_prompt if rng.random() < 0.7 else 0)
+            tokens = tokens if len(tokens) > num_prompt else [*tokens, 0]
+        cases.append(
+            Case(
+                tokens[: 4 * longest + block_size],
+                min(num_prompt, 4 * longest + block_size - 1),
+                rng.randint(0, spread),
+                rng.choice(contents),
+                priority=rng.choice([0, 0, 1]) if seed % 5 == 0 else 0,
+                abort_step=rng.randint(0, spread + 100) if rng.random() < 0.1 else None,
+                stop_after=rng.randint(1, longest) if stops and num_sequences == 1 and rng.random() < 0.4 else None,
+                num_sequences=num_sequences,
+            )
+        )
+    options = random_options(rng)
+    makes_pauses = options.policy == "admission_order" and rng.random() < 0.6
+    if makes_pauses:  # one in the middle gives way, and those after it sit a step out
+        options = replace(options, victim="least_urgent", queue="fcfs")
+        for case in cases:
+            case.priority, case.arrival_step = rng.randint(0, 9), case.arrival_step // 10
+            if forks and case.stop_after is None:
+                case.num_sequences = rng.randint(1, 3)
+    makes_supply = rng.random() < 0.15
+    if makes_supply:
+        options = replace(options, watermark=0.0, async_scheduling=False, policy="mixed")
+        continue_others(cases, rng, 4 * longest)
+    classes = random.Random(-1 - seed)  # a stream of its own
+    if policy or (not makes_pauses and not makes_supply and classes.random() < 0.5):
+        options = draw_policy(classes, options, cases, policy)
+    uses_tiers = rng.random() < 0.25
+    if uses_tiers and rng.random() < 0.5:
+        come_in_waves(cases, stems, rng)
+    most = max(-(-len(case.tokens) // block_size) for case in cases)
+    max_num_seqs = rng.choice([8, 32] if makes_pauses else [1, 2, 8, 32])
+    num_drafts = rng.choice([0, 1, 3]) if rng.random() < 0.15 else None
+    spare_blocks = [1, 1, 2, most, 10 * most]
+    if makes_pauses or makes_supply:
+        spare_blocks = [1, most // 2, most] if makes_pauses else [0, 1, 2]
+    if uses_tiers:
+        spare_blocks = [1, most // 2, most, 2 * most]
+    slots = max_num_seqs * (1 + (num_drafts or 0))
+    preemption = rng.choice(["recompute", "recompute", "partial", "partial", "swap", "auto"])
+    num_host_blocks = rng.choice([1, most, 10 * most]) if preemption in ("swap", "auto") else 0
+    token_us = 1.0 if preemption == "auto" else None
+    options = replace(options, preemption=preemption, recompute_token_us=token_us)  # type: ignore[arg-type]
+    num_lanes = rng.choice([2, 3]) if rng.random() < 0.1 and max_num_seqs > 2 else 1
+    if num_drafts and options.policy == "static":
+        options = replace(options, options={**options.options, "padded": False})
+    offload = random_offload(options, most, rng) if uses_tiers and options.enable_prefix_caching else None
+    if offload is not None:
+        num_host_blocks = rng.choice([1, 2, most, 3 * most, 10 * most])
+    workload = Workload(
+        cases,
+        options=options,
+        block_size=block_size,
+        num_blocks=num_lanes * most + rng.choice(spare_blocks),
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=slots + rng.choice([0, 1, 10, 100, 1000]),
+        num_host_blocks=num_host_blocks,
+        offload=offload,
+        transfer_block_us=0.4 * block_size,
+        num_lanes=num_lanes,
+        num_drafts=num_drafts,
+    )
+    workload = with_memory_scheme(workload, random.Random(f"memory {seed}"))
+    return for_supply(workload) if makes_supply else workload
+
+
+def with_memory_scheme(workload: Workload, rng: random.Random) -> Workload:
+    """A share of the workloads, with another eviction rule or with contiguous reservations."""
+    options = workload.options
+    if rng.random() < 0.2:
+        return replace(workload, options=replace(options, eviction=rng.choice(["fifo", "lfu"])))
+    if rng.random() < 0.2 and not POLICIES[options.policy].chooses_victims:
+        reserve, fit = rng.choice(get_args(Reserve)), rng.choice(get_args(Fit))
+        asked = rng.choice([None, 1, 40]) if reserve == "requested" else None
+        return replace(
+            workload,
+            cases=[replace(case, num_sequences=1) for case in workload.cases],
+            options=replace(options, **UNSHARED),
+            num_host_blocks=0,
+            offload=None,
+            max_model_len=rng.choice([None, *[len(case.tokens) + 1 for case in workload.cases]]),
+            contiguous=Contiguous(reserve, fit, asked),
+        )
+    return workload

@@ -1,0 +1,299 @@
+"""A shadow executor that proves every KV read of a workload, and that nobody waits who could run."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections import Counter
+
+from engine.core.flight import Verified
+from engine.core.kv.tier import DEVICE
+from engine.core.plan import StepPlan
+from engine.core.running.beams import longest_beam
+from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
+from tests.engine.fuzz.fuzz_workloads import APART
+from tests.engine.fuzz.promptness import check_findable, check_promptness, check_seats
+from tests.engine.fuzz.shadow_store import Holders, ShadowStore, Token
+from tests.engine.fuzz.slot_reference import check_slots
+from tests.engine.fuzz.trail import Trail
+from tests.engine.fuzz.workload import FORK_TOKENS, Workload
+
+ARRIVE, ABORT, READY = range(3)
+
+
+class ShadowExecutor:
+    """Executes plans against the shadow store and drives a scheduler through a workload."""
+
+    def __init__(self, workload: Workload, max_steps: int | None, seed: int = 0) -> None:
+        self.workload = workload
+        self.max_steps = max_steps  # most steps a plan is extended to; None: a random number up to the horizon
+        self.random = random.Random(seed)
+        self.scheduler = workload.make_scheduler()
+        check_seats(workload, self.scheduler)
+        self.store = ShadowStore(workload)
+        self.live: dict[int, Request] = {}
+        self.lost: Counter[Sequence] = Counter()  # tokens computed when it was preempted, the most of all times
+        self.recomputed: Counter[Sequence] = Counter()
+        self.parked: list[Sequence] = []  # in the order of their admissions, over and over
+        self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
+        self.beam_outputs: dict[Sequence, list[int]] = {}  # of beams that continue another one, by now
+        self.events: list[tuple[int, int, int]] = []
+        self.trail = Trail()
+        for i, case in enumerate(workload.cases):
+            self.events.append((case.arrival_step, ARRIVE, i))
+            if case.abort_step is not None:
+                self.events.append((case.abort_step, ABORT, i))
+        heapq.heapify(self.events)
+
+    def run(self) -> Trail:
+        """Run the whole workload; AssertionError where an invariant breaks."""
+        plans: dict[int, tuple[StepPlan, list[Token]] | None] = dict.fromkeys(range(self.workload.num_lanes))
+        step = idle = 0
+        while self.events or self.scheduler.unfinished or any(plans.values()):
+            lane = self.trail.num_plans % len(plans)
+            flight, planned = plans[lane], None
+            if flight is not None and self.scheduler.plans_ahead:  # when the last step of this plan begins
+                self._reveal(flight[1], but_last=True)
+                self._apply_events(step - 1)
+                planned = self._schedule(step - 1, lane)
+            if flight is not None:
+                self._commit(*flight, step)
+            if planned is None:
+                self._apply_events(step)
+                planned = self._schedule(step, lane)
+            self.trail.num_plans += 1
+            plans[lane] = self._launch(*planned) if planned is not None else None
+            if planned is None:
+                idle += 1
+                if idle >= len(plans) and not any(plans.values()):
+                    wake = [event[0] for event in self.events[:1]]
+                    wake += [] if self.scheduler.wait_until is None else [self.scheduler.wait_until]
+                    assert wake or not self.scheduler.unfinished, "requests are left and nothing is planned"
+                    step, idle = max(step, min(wake, default=step)), 0
+                continue
+            idle = 0
+            step += self.trail.last_num_steps
+            assert step < 10**6, "the workload does not end"
+        self.trail.num_steps = step
+        assert self.scheduler.blocks.num_used_blocks() == 0, "blocks are held by nobody"
+        return self.trail
+
+    # -- what comes from outside ----------------------------------------------------------------------------------
+
+    def _apply_events(self, step: int) -> None:
+        has_changed = self.scheduler.plans_ahead and self.max_steps == 1  # since the last commit
+        while self.events and self.events[0][0] <= step:
+            _, kind, i = heapq.heappop(self.events)
+            has_changed = True
+            if kind == ARRIVE:
+                self._add(i)
+            elif kind == ABORT and i in self.live:
+                self.scheduler.abort(i)
+                self.trail.note(self.live.pop(i))
+            elif kind == READY:
+                sequence = self.parked[i]
+                for block in sequence.block_table:
+                    self.arrivals.pop(block, None)
+                self.store.land(sequence)
+                self.scheduler.ready(sequence)
+        if has_changed:
+            self.scheduler.check_integrity()
+
+    def _add(self, i: int) -> None:
+        case = self.workload.cases[i]
+        request = Request(
+            i,
+            case.num_prompt_tokens,
+            case.max_tokens,
+            case.arrival_step,
+            token_ids=case.tokens[: case.num_prompt_tokens] if case.contents == "tokens" else None,
+            block_hashes=case.prefixes(0)[self.workload.block_size :: self.workload.block_size]
+            if case.contents == "hashes"
+            else None,
+            priority=case.priority,
+            tenant=case.tenant,
+            deadline=case.deadline,
+            num_sequences=case.num_sequences,
+            is_beam_search=case.is_beam_search,
+        )
+        try:
+            self.scheduler.add(request)
+        except RequestRefusedError:
+            self.trail.note(request)
+        else:
+            self.live[i] = request
+
+    # -- a plan ---------------------------------------------------------------------------------------------------
+
+    def _schedule(self, step: int, lane: int) -> tuple[StepPlan, int, Holders] | None:
+        """Plan, and check whom the plan admits; returns also the time and who held which block before."""
+        holders: Holders = {}
+        padding = [row for lane in self.scheduler._lanes for row in lane.padding]
+        for sequence in (*(s for request in self.live.values() for s in request.sequences), *padding):
+            for block in sequence.block_table:
+                holders.setdefault(block, []).append(sequence)
+        before = {s: (s.num_computed_tokens, s.num_preemptions) for r in self.live.values() for s in r.sequences}
+        plan = self.scheduler.schedule(step, lane)
+        self._check_losses(before)
+        check_promptness(self.workload, self.scheduler, plan, step)
+        if plan is None:
+            return None
+        self._check_plan(plan)
+        if plan.preempted:  # who gives way and is admitted again in the same plan holds its blocks anew
+            holders = {block: [s for s in owners if s not in plan.preempted] for block, owners in holders.items()}
+        return plan, step, holders
+
+    def _check_losses(self, before: dict[Sequence, tuple[int, int]]) -> None:
+        """Prove that those who were preempted count what they lost."""
+        for sequence, (computed, num_preemptions) in before.items():
+            was_preempted = sequence.num_preemptions > num_preemptions and sequence.host_blocks is None
+            if was_preempted and not self.scheduler.plans_ahead:
+                self.lost[sequence] = max(self.lost[sequence], computed)
+                assert sequence.num_lost_tokens == self.lost[sequence], "lost tokens are miscounted"
+
+    def _launch(self, plan: StepPlan, step: int, holders: Holders) -> tuple[StepPlan, list[Token]]:
+        """Extend the plan, check it and execute it against the store."""
+        limit = min(plan.horizon, self.events[0][0] - step) if self.events else plan.horizon
+        if self.scheduler.plans_ahead and any(case.stop_after for case in self.workload.cases):
+            limit = 1
+        num_steps = max(1, limit if self.max_steps is None else min(limit, self.max_steps))
+        if self.max_steps is None:
+            num_steps = self.random.randint(1, num_steps)
+        plan = self.scheduler.extend(plan, num_steps) if num_steps > 1 else plan
+        self.trail.log(plan, step)
+        self._await_transfers(plan, step)
+        self.trail.last_num_steps = plan.num_steps
+        return plan, self.store.execute(plan, holders)
+
+    def _await_transfers(self, plan: StepPlan, step: int) -> None:
+        """Set the times when parked sequences are ready: not before what is coming for others into their blocks."""
+        coming = {t.target for t in plan.transfers if t.target_tier == DEVICE != t.source_tier}
+        for sequence in plan.parked:
+            place = sequence.request.sequences.index(sequence)  # beams are not ready all at once
+            ready = step + 1 + (sequence.request_id + sequence.num_preemptions + place) % 4
+            ready = max([ready, *(self.arrivals[b] for b in sequence.block_table if b in self.arrivals)])
+            mine = coming.intersection(sequence.block_table) - self.arrivals.keys()
+            self.arrivals |= dict.fromkeys(mine, ready)
+            heapq.heappush(self.events, (ready, READY, len(self.parked)))
+            self.parked.append(sequence)
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        workload, decoding = self.workload, list(plan.decodes)
+        num_tokens = plan.num_decodes * workload.tokens_per_decode + sum(chunk.num_tokens for chunk in plan.prefills)
+        assert 0 < num_tokens <= workload.max_num_batched_tokens or plan.transfers or plan.parked
+        assert plan.num_running <= workload.max_num_seqs
+        assert plan.horizon == 1 or not plan.prefills
+        assert workload.options.policy not in APART or not (plan.prefills and plan.num_decodes)
+        assert all(chunk.num_tokens > 0 for chunk in plan.prefills)
+        most = workload.options.long_prefill_token_threshold
+        assert not most or all(chunk.num_tokens <= most for chunk in plan.prefills)
+        check_slots(self.scheduler, plan)
+        contexts = [sequence.num_tokens for sequence in decoding]
+        assert plan.num_decodes == plan.work.num_decodes == len(contexts)
+        assert plan.work.num_context_tokens == sum(contexts)
+        assert plan.work.num_squared_context_tokens == sum(length**2 for length in contexts)
+        self._check_padding(plan)
+        for chunk in plan.prefills:
+            again = min(chunk.num_tokens, chunk.sequence.num_lost_tokens - chunk.start)
+            self.recomputed[chunk.sequence] += max(0, again)
+
+    def _check_padding(self, plan: StepPlan) -> None:
+        """Prove that the work of a plan has what the plan computes, and the padding of a batch of fixed shape."""
+        sizes = [chunk.num_tokens for chunk in plan.prefills]
+        padded = [max(sizes)] * len(sizes) if self.workload.pads and sizes else sizes
+        expected = [(chunk.start, size, chunk.is_last) for chunk, size in zip(plan.prefills, padded, strict=True)]
+        assert [tuple(chunk) for chunk in plan.work.chunks] == expected
+        assert sum(padded) <= self.workload.max_num_batched_tokens, "padding exceeds the tokens of a step"
+        rows = sum(sequence.status is SequenceStatus.PADDING for sequence in plan.decodes) if plan.num_decodes else 0
+        assert plan.num_padding_seqs == rows and plan.num_padding_tokens == rows + sum(padded) - sum(sizes)
+        assert not rows or (self.workload.pads and rows < plan.num_decodes), "a step is all padding"
+        self.trail.counts["steps of padding"] += rows
+
+    def _commit(self, plan: StepPlan, tokens: list[Token], step: int) -> None:
+        stopped = {}
+        for sequence, known, count in tokens:
+            stop = self.workload.cases[sequence.request_id].stop_after
+            if stop is not None and known < stop <= known + count and sequence.request_id in self.live:
+                stopped[sequence] = known + count - stop
+        self._reveal(tokens)
+        verified = self._verified(plan, tokens)
+        outcome = self.scheduler.commit(plan, step, stopped, verified if self.workload.unforeseen else None)
+        if verified is not None and not self.scheduler.plans_ahead and self.workload.num_lanes == 1:
+            assert outcome.drafts is not None
+            accepted = sum(verified.gains.values()) - plan.num_decodes * plan.num_steps
+            assert outcome.drafts.num_accepted.sum() == accepted, "accepted drafts are miscounted"
+            if plan.num_steps == 1:
+                assert outcome.drafts.num_drafted.tolist() == [verified.num_drafted], "drafts are miscounted"
+        for request in outcome.finished:
+            self._finish(request)
+        for sequence, known, _ in tokens:
+            if not known and sequence.token_ids is not None:
+                for fork in sequence.request.sequences[1:]:  # it samples tokens of its own, from its first one on
+                    assert fork.token_ids is not None
+                    fork.token_ids[sequence.request.num_prompt_tokens :] = self._outputs(fork)[:1]
+        for request in outcome.beams:
+            self._replace_beams(request)
+        if plan.num_steps > 1 or self.max_steps == 1:  # what comes of single steps is checked where all are single
+            self.scheduler.check_integrity()
+            check_findable(self.workload, self.scheduler)
+
+    def _replace_beams(self, request: Request) -> None:
+        parents = self.workload.parents(request)
+        replaced = [(i, parent) for i, parent in enumerate(parents) if parent != i]
+        self.trail.counts["replaced beams"] += len(replaced)
+        self.scheduler.replace_beams(request, parents)
+        self.store.replace_beams(request, parents)
+        known = request.sequences[0].num_output_tokens
+        for beam, source in ((request.sequences[i], request.sequences[parent]) for i, parent in replaced):
+            own, theirs = self._outputs(beam), self._outputs(source)
+            self.beam_outputs[beam] = theirs[: known - 1] + own[known - 1 :]
+            if beam.token_ids is not None:
+                assert beam.token_ids[request.num_prompt_tokens :] == theirs[:known], "a beam has other tokens"
+                beam.token_ids[-1] = own[known - 1]
+
+    def _verified(self, plan: StepPlan, tokens: list[Token]) -> Verified | None:
+        """What a plan's decodes drafted in its first step, and gained."""
+        if not plan.num_decodes or self.workload.num_drafts is None:
+            return None
+        decoded = tokens[len(tokens) - plan.num_decodes + plan.num_padding_seqs :]
+        num_drafted = sum(
+            self.workload.num_drafted(sequence, sequence.request.num_prompt_tokens + known)
+            for sequence, known, _ in decoded
+        )
+        gains = {sequence: num_new for sequence, _, num_new in decoded}
+        return Verified(num_drafted, {sequence: gains.get(sequence, plan.num_steps) for sequence in plan.decodes})
+
+    def _reveal(self, tokens: list[Token], *, but_last: bool = False) -> None:
+        """The tokens of a plan become known, up to a stop; when the next is planned ahead, all but the last step's."""
+        for sequence, known, count in tokens:
+            if sequence.token_ids is not None and sequence.request_id in self.live:
+                known_after = known + count - but_last
+                stop = self.workload.cases[sequence.request_id].stop_after
+                last = known_after if stop is None else min(known_after, stop)
+                num_prompt = sequence.request.num_prompt_tokens
+                sequence.token_ids[num_prompt + known :] = self._outputs(sequence)[known:last]
+
+    def _outputs(self, sequence: Sequence) -> list[int]:
+        """What the model generates in a sequence."""
+        if sequence in self.beam_outputs:
+            return self.beam_outputs[sequence]
+        case, index = self.workload.cases[sequence.request_id], sequence.request.sequences.index(sequence)
+        return [token + FORK_TOKENS * index for token in case.tokens[case.num_prompt_tokens :]]
+
+    # -- what came of it ------------------------------------------------------------------------------------------
+
+    def _finish(self, request: Request) -> None:
+        del self.live[request.request_id]
+        case = self.workload.cases[request.request_id]
+        expected = case.max_tokens
+        expected = min(expected, case.stop_after or expected)
+        longest = self.scheduler.max_model_len
+        if case.is_beam_search:
+            num_blocks = self.scheduler.blocks.num_blocks // self.workload.num_lanes
+            longest = min(longest, longest_beam(request, num_blocks, self.workload.block_size))
+        expected = min(expected, longest - case.num_prompt_tokens)
+        assert len(request.sequences) == case.num_sequences, "a sequence was not forked"
+        for sequence in request.sequences:
+            assert sequence.num_output_tokens == expected, "a sequence ended early or late"
+            assert sequence.num_recomputed_tokens == self.recomputed[sequence], "recomputed tokens are miscounted"
+        self.trail.note(request)

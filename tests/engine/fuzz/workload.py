@@ -1,0 +1,129 @@
+"""A workload to try a scheduler with: its requests, and the scheduler that serves them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from engine.core.decodes.interface import Decodes
+from engine.core.decodes.ragged import RaggedDecodes
+from engine.core.decodes.unforeseen import UnforeseenDecodes
+from engine.core.decodes.uniform import UniformDecodes
+from engine.core.hashing import chain_hash
+from engine.core.kv.contiguous import Contiguous
+from engine.core.running.beams import in_place
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_making import make_scheduler
+from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
+from engine.core.sequence import Request, Sequence
+
+FORK_TOKENS = 1000  # how far the tokens of one sequence of a request are from those of the next
+
+
+@dataclass
+class Case:
+    """A request of a workload."""
+
+    tokens: list[int]  # prompt, then what the model would generate in the first sequence
+    num_prompt_tokens: int
+    arrival_step: int
+    contents: str  # "tokens", "hashes" (identity of blocks) or "none"
+    priority: int = 0
+    abort_step: int | None = None
+    stop_after: int | None = None  # a stop condition met after this many output tokens
+    num_sequences: int = 1
+    is_beam_search: bool = False
+    tenant: int = 0
+    deadline: int | None = None
+
+    @property
+    def max_tokens(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def prefixes(self, index: int, known: list[int] | None = None) -> list[int]:
+        """Hash of the first k tokens of a sequence for every k: what a slot holds after position k - 1 was written.
+
+        `known` are the first of them, where the sequence goes on from what another one has generated.
+        """
+        hashes = [0] if known is None else known.copy()
+        for position, token in enumerate(self.tokens[len(hashes) - 1 :], len(hashes) - 1):
+            own = token + FORK_TOKENS * index if position >= self.num_prompt_tokens else token
+            hashes.append(chain_hash(hashes[-1], [own]))
+        return hashes
+
+
+@dataclass
+class Workload:
+    cases: list[Case]
+    options: SchedulerOptions
+    block_size: int
+    num_blocks: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_host_blocks: int = 0
+    offload: OffloadOptions | None = None
+    transfer_block_us: float = 10.0
+    num_lanes: int = 1
+    num_drafts: int | None = None  # None: decodes grow by one token per step
+    max_model_len: int | None = None
+    contiguous: Contiguous | None = None  # None: blocks are paged
+    beam_spread: float = 0.5  # how likely a beam is to continue another one
+    unforeseen: bool = False  # whether the calendar of the decodes is told of gains only when a step has run
+
+    @property
+    def tokens_per_decode(self) -> int:
+        return 1 + (self.num_drafts or 0)
+
+    @property
+    def pads(self) -> bool:
+        """Whether batches keep their shape."""
+        return self.options.policy == "static" and bool(self.options.options.get("padded", True))
+
+    def make_scheduler(self) -> Scheduler:
+        scheduler = make_scheduler(
+            self.options,
+            num_blocks=self.num_blocks,
+            block_size=self.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            num_host_blocks=self.num_host_blocks,
+            offload=self.offload,
+            transfer_block_us=self.transfer_block_us,
+            num_lanes=self.num_lanes,
+            max_model_len=self.max_model_len,
+            contiguous=self.contiguous,
+            make_decodes=self._make_decodes,
+        )
+        scheduler.blocks.index.shortest_run = 2  # the workloads are small
+        return scheduler
+
+    def _make_decodes(self, block_size: int) -> Decodes:
+        if self.num_drafts is None:
+            return UniformDecodes(block_size)
+        if self.unforeseen:
+            return UnforeseenDecodes(block_size, self.num_drafts)
+        return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
+
+    def parents(self, request: Request) -> list[int]:
+        """Drawn: which beam each beam of a request continues, given the tokens it has."""
+        rng = random.Random(f"{request.request_id} {request.num_output_tokens}")
+        beams = range(request.num_sequences)
+        chosen = [rng.choice(beams) if rng.random() < self.beam_spread else beam for beam in beams]
+        return [chosen[child] for child in in_place(chosen)]
+
+    def gain(self, sequence: Sequence, length: int) -> int:
+        """Tokens that a step brings a sequence that knows `length`: a matter of the request and of how far it is."""
+        gain = 1 + chain_hash(sequence.request_id, [length]) % self.tokens_per_decode
+        return min(gain, sequence.end_length - length)
+
+    def num_drafted(self, sequence: Sequence, length: int) -> int:
+        return min(self.tokens_per_decode - 1, sequence.end_length - 1 - length)
+
+    def _trajectory(self, sequence: Sequence) -> NDArray[np.int64]:
+        lengths = [sequence.num_tokens]
+        while lengths[-1] < sequence.end_length:
+            lengths.append(lengths[-1] + self.gain(sequence, lengths[-1]))
+        return np.array(lengths) - lengths[0]

@@ -1,0 +1,235 @@
+"""Tensor-parallel workers that die, hang or drift apart, and engines that are killed."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+
+from engine.api import llm as llm_module  # noqa: E402
+from engine.api.calls import EngineClosedError  # noqa: E402
+from engine.api.llm import LLM  # noqa: E402
+from engine.engine_config import EngineConfig  # noqa: E402
+from engine.models.model_config import ModelConfig  # noqa: E402
+from engine.runner import model_runner  # noqa: E402
+from engine.runner.executors.rendezvous import Rendezvous, remove_left_overs  # noqa: E402
+from engine.runner.executors.tensor_parallel import (  # noqa: E402
+    TensorParallelExecutor,
+    WorkerError,
+    _interrupts_after,
+    _limit_waiting,
+    _SecondInterruptError,
+    make_executor,
+)
+from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
+
+ROOT = Path(__file__).parents[3]
+# Serves on two ranks without end, and prints the process ids of the ranks.
+ENDLESS = """
+import itertools, multiprocessing
+from tests.engine.core.builders import GREEDY, MODEL, SETTINGS, make_prompts
+from engine.api.llm import LLM
+
+if __name__ == "__main__":
+    llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2)
+    for i in itertools.count():
+        llm.generate(make_prompts()[:2], GREEDY)
+        if i == 0:
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+"""
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for temporary files that no other process uses."""
+    forkserver.ensure_running()  # with a temporary folder of its own, elsewhere
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    return tmp_path
+
+
+@pytest.fixture
+def streaming(temporary: Path) -> Any:
+    """An engine of two ranks that has begun to serve prompts, its worker processes, and what it still has to give."""
+    llm = LLM(MODEL, **SETTINGS, tensor_parallel_size=2, worker_timeout_s=3.0)
+    stream = llm.stream(make_prompts(), GREEDY)
+    next(stream)
+    yield llm, multiprocessing.active_children(), stream
+    for child in multiprocessing.active_children():
+        child.kill()
+
+
+@pytest.fixture(autouse=True)
+def _interrupts() -> Iterator[None]:
+    """Interrupts raise, also where a shell started the tests in the background, whose children ignore them."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def test_a_killed_worker_ends_the_run_and_leaves_nothing(streaming: Any, temporary: Path) -> None:
+    llm, (victim, _), stream = streaming
+    assert list(temporary.iterdir())
+    os.kill(victim.pid, signal.SIGKILL)
+    name = victim.name.removeprefix("twinserve-rank-")
+    with pytest.raises(WorkerError, match=f"^rank {name} failed: the process ended with exit code -9$"):
+        list(stream)
+    assert multiprocessing.active_children() == []
+    assert list(temporary.iterdir()) == []
+    with pytest.raises(WorkerError, match="the workers have ended"):
+        llm.engine._executor.execute(None)
+    with pytest.raises(EngineClosedError, match=f"^the engine is closed: rank {name} failed"):
+        llm.generate([[1]])
+
+
+def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
+    streaming: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rank that does not hang waits for the other one in a collective."""
+    llm, (victim, _), _ = streaming
+    executor: TensorParallelExecutor = llm.engine._executor
+    collect, inputs = executor._collect, llm.engine._builder.build(llm.engine.scheduler.schedule(0))
+
+    def interrupt(timeout_s: float) -> list[Any]:
+        os.kill(os.getpid(), signal.SIGINT)
+        return collect(timeout_s)
+
+    monkeypatch.setattr(executor, "_collect", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        executor.execute(inputs)
+    monkeypatch.setattr(executor, "_collect", collect)
+    assert not any(worker.pipe.poll() for worker in executor._workers), "an answer is left in a pipe"
+    assert len(multiprocessing.active_children()) == 2
+    os.kill(victim.pid, signal.SIGSTOP)
+    with pytest.raises(WorkerError, match=r"^no answer from rank 0, 1 within 3 s$"):
+        executor.execute(inputs)
+    assert multiprocessing.active_children() == []
+    assert list(temporary.iterdir()) == []
+
+
+def test_a_second_interrupt_ends_at_once() -> None:
+    with pytest.raises(_SecondInterruptError), _interrupts_after():
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_sending_and_receiving_have_a_limit() -> None:
+    """A process that is stopped reads nothing, and a pipe holds less than the inputs of a large plan."""
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    _limit_waiting(ours, 0.05)
+    with pytest.raises(BlockingIOError):
+        ours.send(b" " * (8 << 20))
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    _limit_waiting(ours, 0.05)
+    with pytest.raises(BlockingIOError):
+        ours.recv()
+    theirs.send("a message")
+    assert ours.recv() == "a message"
+
+
+def children_end(pids: list[int]) -> bool:
+    """Whether the processes end within a minute."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_workers_of_a_killed_engine_end_and_the_next_start_removes_its_folder(temporary: Path) -> None:
+    """One worker is blocked in a collective when the engine dies, because the other one is stopped."""
+    process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    pids = [int(pid) for pid in process.stdout.readline().split()]
+    try:
+        os.kill(pids[0], signal.SIGSTOP)
+        time.sleep(0.5)  # the other one arrives in the collective
+        process.kill()
+        process.wait()
+        assert children_end(pids[1:])
+    finally:
+        os.kill(pids[0], signal.SIGCONT)
+        process.kill()
+        process.stdout.close()
+    assert children_end(pids[:1])
+    assert len(list(temporary.iterdir())) == 1
+    make_executor(EngineConfig(load_format="random", num_blocks=8), MODEL).close()
+    assert list(temporary.iterdir()) == []
+
+
+def test_folders_of_living_engines_and_of_others_stay(temporary: Path) -> None:
+    living, others = Rendezvous(), temporary / "twinserve-other"
+    others.mkdir()
+    (temporary / "twinserve-ranks-file").touch()
+    (temporary / "twinserve-ranks-link").symlink_to(others)
+    (temporary / "twinserve-ranks-dead").mkdir()
+    remove_left_overs()
+    names = {path.name for path in temporary.iterdir()}
+    assert names == {"twinserve-other", "twinserve-ranks-file", "twinserve-ranks-link", Path(living.store).parent.name}
+    living.close()
+    assert not Path(living.store).parent.exists()
+
+
+def test_folders_that_are_made_while_others_clean_up_are_there(temporary: Path) -> None:
+    stop = threading.Event()
+
+    def clean() -> None:
+        while not stop.is_set():
+            remove_left_overs()
+
+    cleaner = threading.Thread(target=clean)
+    cleaner.start()
+    try:
+        for _ in range(300):
+            one = Rendezvous()
+            Path(one.store).touch()
+            one.close()
+    finally:
+        stop.set()
+        cleaner.join()
+    assert list(temporary.iterdir()) == []
+
+
+class Drift:
+    """Becomes None where it is unpickled, in a worker, whose rank then samples other tokens than rank 0."""
+
+    def __reduce__(self) -> Any:
+        return drift, ()
+
+
+def drift() -> None:
+    sample = model_runner.sample
+
+    def sample_others(logits: Any, *arguments: Any, **options: Any) -> Any:
+        sampled = sample(logits, *arguments, **options)
+        return (sampled + dist.get_rank()) % logits.shape[1]
+
+    model_runner.sample = sample_others
+
+
+def test_ranks_take_the_tokens_of_rank_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    def make(config: EngineConfig, model: ModelConfig, folder: Path | None) -> TensorParallelExecutor:
+        return TensorParallelExecutor(config, model, Drift())  # type: ignore[arg-type]
+
+    params = replace(GREEDY, max_tokens=4)
+    expected = generate(params)
+    monkeypatch.setattr(llm_module, "make_executor", make)
+    assert generate(params, tensor_parallel_size=2) == expected

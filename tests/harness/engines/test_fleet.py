@@ -1,0 +1,120 @@
+"""Fleets and pipelines of a configuration: what they report, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from harness.errors import ConfigError
+from harness.results.servers import levels, step_integral
+from harness.studies.outcome import Run
+from harness.studies.run import serve_trace
+from tests.harness.builders import config
+
+ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=600", "progress=false")
+
+
+def served(*overrides: str) -> Run:
+    rate = [] if any(each.startswith("arrival") for each in overrides) else ["arrival.rate=60"]
+    return serve_trace(config(*ARRIVALS, *rate, *overrides))
+
+
+@pytest.mark.parametrize("router", ["round_robin", "least_requests", "least_tokens", "prefix_affinity"])
+def test_the_metrics_of_a_fleet_are_those_of_its_servers_together(router: str) -> None:
+    run = served("replicas=3", f"router={router}")
+    summary, requests, steps = run.summary, run.requests, run.steps
+    servers: list[dict[str, Any]] = summary["servers"]
+    assert sum(server["num_requests"] for server in servers) == 600 == summary["completed"]
+    assert [server["num_requests"] for server in servers] == requests["server"].value_counts().sort_index().tolist()
+    assert sum(server["num_steps"] for server in servers) == summary["num_steps"] == len(steps)
+    for name in ("output_throughput", "mean_running", "mean_waiting"):
+        assert sum(server[name] for server in servers) == pytest.approx(summary[name])
+    for name in ("mean_kv_cache_usage",):
+        assert np.mean([server[name] for server in servers]) == pytest.approx(summary[name])
+    assert max(s["max_kv_cache_usage"] for s in servers) / 3 <= summary["max_kv_cache_usage"]
+    assert summary["num_gpus"] == 3 and summary["output_throughput_per_gpu"] == summary["output_throughput"] / 3
+    assert (np.diff(steps["start_time"]) >= 0).all() and steps["step"].tolist() == list(range(len(steps)))
+
+
+@pytest.mark.parametrize("rate", [20, 200])
+def test_the_verdict_is_that_of_one_server_with_its_share_of_the_rate(rate: int) -> None:
+    one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=1500").summary
+    two = served(f"arrival.rate={2 * rate}", "max_num_seqs=16", "trace.num_requests=3000", "replicas=2").summary
+    assert one["verdict"] == two["verdict"]
+    assert two["offered_load"] == pytest.approx(one["offered_load"], rel=0.06)
+
+
+def test_a_fleet_of_one_is_the_run_without_a_fleet() -> None:
+    runs = [served(), served("replicas=1", "router=prefix_affinity")]
+    for name in ("requests", "steps"):
+        one, other = (getattr(run, name) for run in runs)
+        assert one.equals(other)
+    assert "servers" not in runs[0].summary and (runs[0].requests["server"] == 0).all()
+
+
+def test_stored_results_of_fleets_are_read_again(tmp_path: Path) -> None:
+    from harness.results.stored.files import read_results
+
+    run = served("replicas=2", "trace.num_requests=40", "perfetto=true")
+    run.write(tmp_path)
+    result, summary = read_results(tmp_path)
+    assert result.num_servers == 2 and len(summary["servers"]) == 2
+    assert result.steps["server"].unique().tolist() == [0, 1]
+
+
+def test_conversations_find_their_prefix_on_the_server_that_has_it() -> None:
+    trace = ("trace=sharegpt_multiturn", "arrival=sessions", "arrival.rate=8", "trace.num_requests=400", "replicas=4")
+    rates = {router: served(*trace, f"router={router}").summary["prefix_cache_hit_rate"]
+             for router in ("round_robin", "prefix_affinity")}  # fmt: skip
+    assert rates["prefix_affinity"] > 1.4 * rates["round_robin"]
+
+
+def test_two_stages_serve_a_backlog_faster_than_one_and_no_faster_than_twice() -> None:
+    backlog = ("arrival=all_at_once", "trace.num_requests=300", "max_num_seqs=64", "cost=roofline")
+    one, two = (served(*backlog, f"pipeline_parallel_size={stages}") for stages in (1, 2))
+    assert 1.3 < one.summary["duration"] / two.summary["duration"] < 2
+    assert two.steps["lane"].unique().tolist() == [0, 1] and two.summary["num_gpus"] == 2
+    # A lane's steps follow one another, and every gap between tokens is one of its steps or longer.
+    for _, steps in two.steps.groupby("lane"):
+        assert (np.diff(steps["start_time"]) >= steps["duration"].to_numpy()[:-1] - 1e-9).all()
+    assert two.result.gaps.values.min() >= two.steps["duration"].min() - 1e-9
+    assert two.result.gaps.mean() == pytest.approx(two.summary["mean_itl_ms"] / 1e3)
+
+
+@pytest.mark.parametrize("overrides", [("replicas=3",), ("pipeline_parallel_size=2", "replicas=2")])
+def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> None:
+    steps = served(*overrides, "trace.num_requests=60").steps
+    found = levels(steps, steps["num_running"].to_numpy())
+    rng = np.random.default_rng(0)
+    for time in rng.uniform(0, steps["start_time"].max(), 200):
+        begun = steps[steps["start_time"] <= time]
+        last = begun.groupby("server").tail(1)
+        ends = (begun["start_time"] + begun["duration"]).groupby(begun["server"]).max()
+        expected = sum(row.num_running for row in last.itertuples() if ends[row.server] > time)
+        at = np.searchsorted(found.begins, time, side="right") - 1
+        assert (found.values[at] if time < found.ends[at] else 0) == expected
+    whole = step_integral(steps, steps["num_decode_seqs"].to_numpy(), [-1.0, 1e9])
+    assert whole.tolist() == [0.0, steps["num_decode_seqs"].sum()]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["replicas=2", "engine=cpu"], "^replicas=2: engine=cpu is one server"),
+        (["pipeline_parallel_size=2", "engine=cpu"], "^pipeline_parallel_size=2: engine=cpu is one server"),
+        (["pipeline_parallel_size=2", "scheduler=vllm"], "^pipeline_parallel_size=2: .* async_scheduling=false"),
+        (["pipeline_parallel_size=2", "tiers=host"], "^pipeline_parallel_size=2: .* use tiers=none"),
+        (["pipeline_parallel_size=2", "cost=linear"], "^pipeline_parallel_size=2: cost=linear does not tell"),
+        (["pipeline_parallel_size=99"], "^pipeline_parallel_size=99: must be <= 36"),
+        (["replicas=0"], "^replicas=0: must be"),
+        (["router.rule=nearest"], "rule='nearest': choose one of"),
+        (["router=prefix_affinity", "router.options.min_match=2"], "options.min_match=2: must be >= 0 and <= 1"),
+        (["router.options.slack=2"], "options.slack: rule=round_robin has no such setting"),
+    ],
+)
+def test_what_a_fleet_cannot_be_is_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config(*overrides)

@@ -1,0 +1,128 @@
+"""Triton's attention kernels against the naive loop, on odd shapes; outputs and unused slots hold NaN at first."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch")
+pytest.importorskip("triton")
+
+import torch  # noqa: E402
+
+from kernels.attention.decode import decode_attention  # noqa: E402
+from kernels.attention.prefill import prefill_attention  # noqa: E402
+from kernels.attention.triton_backend import TritonBackend  # noqa: E402
+from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE
+from kernels.cache.kv_store import store_kv_reference  # noqa: E402
+from tests.kernels.builders import Case, Shape, in_float8, in_integers, make_case, naive_attention, tolerance  # noqa: E402
+
+BF16 = torch.bfloat16
+SHAPES = [
+    Shape(1, 2, 1, 64),
+    Shape(5, 3, 3, 96),
+    Shape(16, 4, 2, 64, BF16),
+    Shape(17, 16, 1, 64),
+    Shape(256, 5, 1, 128, BF16),
+    Shape(64, 6, 2, 256),
+]
+
+
+def decode(case: Case, splits: int | None) -> torch.Tensor:
+    meta = case.metadata
+    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
+    out = torch.full_like(case.q, torch.nan)
+    tables, bound = meta.decode_block_tables, meta.max_decode_context
+    decode_attention(case.q, case.kv, meta.decode_context_lens, tables, case.scale, bound, out, splits)
+    return out.cpu().float()
+
+
+@pytest.mark.parametrize(
+    ("splits", "shape"),
+    [
+        pytest.param(splits, shape, marks=[pytest.mark.slow] if (i + splits // 2) % 2 else [])
+        for splits in (1, 3)
+        for i, shape in enumerate(SHAPES)
+    ],
+    ids=str,
+)
+def test_decode(triton_device: str, splits: int, shape: Shape) -> None:
+    edge = shape.block_size if shape.block_size <= 64 else 64
+    case = make_case(shape, [], [0, 1, edge - 1, edge, edge + 1, 129], triton_device)
+    expected = naive_attention(case)
+    torch.testing.assert_close(decode(case, splits), expected, atol=tolerance(shape.dtype), rtol=0)
+
+
+def test_decode_long_context_in_many_splits(triton_device: str) -> None:
+    """Eleven splits of 128 tokens; the join kernel handles eight splits per iteration."""
+    case = make_case(Shape(7, 8, 1, 64), [], [1403, 40], triton_device)
+    torch.testing.assert_close(decode(case, 11), naive_attention(case), atol=2e-5, rtol=0)
+
+
+def test_decode_takes_padding_only(triton_device: str) -> None:
+    case = make_case(Shape(4, 2, 1, 64), [], [0, 0], triton_device)
+    for splits in (1, 2):
+        assert decode(case, splits).abs().max() == 0
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
+    """Prefills: first chunks, a later chunk, and one new token after a cached prefix. Then decodes and padding."""
+    edge = min(shape.block_size, 32)
+    prefills = [(1, 1), (edge + 1, edge + 1), (70, 9), (66, 1), (33, 32)]
+    case = make_case(shape, prefills, [edge, 0], triton_device)
+    expected = naive_attention(case)
+    out = torch.full_like(case.q, torch.nan)
+    TritonBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
+    torch.testing.assert_close(out.cpu().float(), expected, atol=tolerance(shape.dtype), rtol=0)
+
+
+def test_prefill_longer_than_a_tile(triton_device: str) -> None:
+    case = make_case(Shape(16, 2, 1, 64), [(150, 140), (131, 131)], [], triton_device)
+    expected = naive_attention(case)
+    q = torch.cat((case.q, case.q), dim=1)[:, :2]
+    assert not q.is_contiguous()
+    out = TritonBackend().forward(q, case.new, case.kv, case.metadata, case.scale)
+    torch.testing.assert_close(out.cpu().float(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 96), Shape(256, 8, 1, 128)], ids=str)
+def test_float8_cache(triton_device: str, shape: Shape) -> None:
+    """Chunks and decodes over a float8 cache that the reference has filled; every head has another scale."""
+    case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
+    meta, kv = case.metadata, case.kv._replace(scales=scales)
+    store_kv_reference(*case.new, kv, meta.slot_mapping)
+    out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
+    prefill_attention(
+        case.q[:first], kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+        meta.max_seqlen_q, meta.max_prefill_context, out[:first],
+    )  # fmt: skip
+    for splits in (1, 2):
+        decode_attention(
+            case.q[first:], kv, meta.decode_context_lens, meta.decode_block_tables, case.scale,
+            meta.max_decode_context, out[first:], splits,
+        )  # fmt: skip
+        torch.testing.assert_close(out.cpu(), expected, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [INT8_DTYPE, INT4_DTYPE], ids=str)
+@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 12)], ids=str)
+def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype) -> None:
+    """Chunks and decodes over keys and values of which the step's own are stored by the kernel too."""
+    case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device), dtype)
+    out = torch.full_like(case.q, torch.nan)
+    TritonBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
+    torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(("group", "splits"), [pytest.param(1, 3, marks=pytest.mark.slow), (5, 3), (16, 2)])
+def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits: int) -> None:
+    """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
+    case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)
+    meta = case.metadata
+    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
+    out = torch.full_like(case.q, torch.nan)
+    prefill_attention(
+        case.q, case.kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
+        meta.max_seqlen_q, meta.max_prefill_context, out, splits,
+    )  # fmt: skip
+    torch.testing.assert_close(out.cpu(), naive_attention(case), atol=2e-5, rtol=0)

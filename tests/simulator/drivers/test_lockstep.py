@@ -1,0 +1,70 @@
+"""Servers in lockstep: the slowest sets the pace, and idle ones run dummy steps."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import simpy
+from numpy.typing import NDArray
+
+from engine.core.planning.policy_options import NoOptions
+from engine.core.routing.round_robin import RoundRobin
+from engine.core.work import StepWork
+from harness.workload.arrivals import OpenLoop
+from harness.workload.content import request_factory
+from simulator.drivers.lockstep import Lockstep
+from simulator.drivers.phases import ARRIVALS, Phase
+from simulator.gateway import Gateway
+from simulator.replica import Replica
+from tests.simulator.replicas import FlatCost, PlanLog, make
+from tests.simulator.workloads import simple_trace
+
+
+class ByTokens(FlatCost):
+    """1 us, and 10 ns for each prompt token."""
+
+    def step_ns(self, work: StepWork) -> int:
+        return 1000 + 10 * sum(chunk.num_tokens for chunk in work.chunks)
+
+
+def serve(prompts: list[int], outputs: list[int], times: NDArray[np.int64], num_servers: int) -> list[PlanLog]:
+    env, logs = simpy.Environment(initial_time=0), [PlanLog() for _ in range(num_servers)]
+    replicas = [Replica(make(8), ByTokens(), log, compress=False) for log in logs]
+    trace = simple_trace(prompts, outputs)
+    gateway = Gateway(OpenLoop(times), request_factory(trace, 4), replicas, RoundRobin(NoOptions()))
+    Lockstep(env, replicas)
+    for time in np.unique(times).tolist():
+        event = Phase(env, ARRIVALS, time)
+        event.callbacks.append(lambda event: gateway.dispatch(env.now))
+    env.run()
+    assert sorted(request.request_id for log in logs for request in log.finished) == list(range(len(prompts)))
+    return logs
+
+
+def test_all_servers_step_together_at_the_pace_of_the_slowest() -> None:
+    rng = np.random.default_rng(0)
+    n = 60
+    times = np.sort(rng.integers(0, 200_000, n))
+    logs = serve(rng.integers(1, 90, n).tolist(), rng.integers(1, 40, n).tolist(), times, 3)
+    spans: dict[int, int] = {}
+    for log in logs:
+        for start, durations in log.plans:
+            (duration,) = durations.tolist()
+            assert spans.setdefault(start, duration) == duration
+    starts = np.array(sorted(spans))
+    assert (np.diff(starts) >= [spans[start] for start in starts[:-1].tolist()]).all(), "no step begins within another"
+    assert {len(log.plans) for log in logs} != {len(spans)}, "some server was idle beside others"
+
+
+def test_a_lone_request_is_as_fast_as_its_slowest_neighbour() -> None:
+    alone = serve([4], [5], np.array([0]), 2)[0]
+    beside = serve([4, 90], [5, 1], np.array([0, 0]), 2)[0]
+    assert alone.plans[0][1].tolist() == [1040] and beside.plans[0][1].tolist() == [1900]
+    assert [each[1].tolist() for each in beside.plans[1:]] == [[1000]] * 4
+
+
+@pytest.mark.parametrize("options", [{"compress": True}, {"compress": False, "max_lookahead_steps": 2}])
+def test_servers_that_do_not_plan_each_step_are_refused(options: dict[str, int]) -> None:
+    replica = Replica(make(4), FlatCost(), PlanLog(), **options)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="each step is planned on its own"):
+        Lockstep(simpy.Environment(), [replica])
