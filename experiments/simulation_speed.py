@@ -1,4 +1,4 @@
-"""How fast is the simulation? Requests/s, steps/s and simulated over real time ("speed-up"), on three kinds of traffic.
+"""How fast is the simulation? Requests/s, steps/s and simulated over real time ("speed-up"), by traffic and servers.
 
     python experiments/simulation_speed.py [--traces ../shared/traces] [--repeats 3] [--cases azure,mooncake]
 
@@ -27,9 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from harness.config import parse  # noqa: E402
-from harness.engines.resolving.system import resolve  # noqa: E402
-from harness.engines.simulated import SimulatedEngine  # noqa: E402
 from harness.results.stored.environment import environment  # noqa: E402
+from harness.studies.run import make_engine  # noqa: E402
 from harness.workload.arrivals import make_arrivals  # noqa: E402
 from harness.workload.readers import load_trace  # noqa: E402
 
@@ -71,9 +70,18 @@ def cases(traces: Path) -> dict[str, list[str]]:
     }
     profiled = {
         "sharegpt 100k, profiled": [*SHAREGPT, "trace.num_requests=100000"],
+        "sharegpt 100k, profiled, vllm": [*SHAREGPT, "trace.num_requests=100000", "scheduler=vllm"],
         "tiny, backlog, profiled": [*tiny, f"cost.profile={PROFILE}"],
     }
-    return {name: [*case, "cost=roofline"] for name, case in roofline.items()} | profiled
+    # The same load for each server, whatever their number.
+    fleets = {
+        f"sharegpt 160k, {count} servers": [
+            "trace=sharegpt", "trace.num_requests=160000", f"arrival.rate={40 * count}", f"replicas={count}",
+            "router=least_requests",
+        ]
+        for count in (1, 4, 16)
+    }  # fmt: skip
+    return {name: [*case, "cost=roofline"] for name, case in (roofline | fleets).items()} | profiled
 
 
 def measure(case: str, overrides: list[str]) -> Speed:
@@ -83,7 +91,7 @@ def measure(case: str, overrides: list[str]) -> Speed:
     started = time.perf_counter()
     trace = load_trace(config.trace, seed=config.seed)
     arrivals = make_arrivals(trace, config.arrival, np.random.default_rng(config.seed))
-    engine = SimulatedEngine(resolve(config), trace, arrivals)
+    engine = make_engine(config, trace, arrivals)
     loaded = time.perf_counter()
     engine.run()
     simulated = time.perf_counter()

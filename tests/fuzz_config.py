@@ -27,7 +27,8 @@ _CASES_PER_BASE = 12
 # What a task imports late; imported once before the workers are forked.
 _LATE = (
     "harness.studies.run", "harness.figures.drawing", "harness.figures.charts.validation",
-    "harness.validation.validate", "harness.calibration.calibrate", "harness.studies.capacity.capacity", "harness.studies.search.explore",
+    "harness.validation.validate", "harness.calibration.calibrate", "harness.studies.capacity.capacity",
+    "harness.studies.search.explore",
 )  # fmt: skip
 
 
