@@ -11,8 +11,8 @@ from engine.engine_config import conflict_with_pages, default_block_size
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
+from harness.config.schema.fleet import RouterConfig, check_stages
 from harness.config.schema.metrics import MetricsConfig
-from harness.config.schema.router import RouterConfig
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
     CostConfig,
@@ -261,24 +261,9 @@ class RunConfig(ConfigModel):
         for key in ("replicas", "pipeline_parallel_size"):
             if getattr(self, key) > 1 and self.engine.kind != "sim":
                 raise ValueError(f"{key}={getattr(self, key)}: engine={self.engine.kind} is one server; use engine=sim")
-        stages = self.pipeline_parallel_size
-        if stages > 1 and (obstacle := self._obstacle_to_stages()):
-            raise ValueError(f"pipeline_parallel_size={stages}: {obstacle}")
+        most = min(self.model.num_layers, self.max_num_seqs)
+        check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self
-
-    def _obstacle_to_stages(self) -> str | None:
-        stages = self.pipeline_parallel_size
-        if stages > min(self.model.num_layers, self.max_num_seqs):
-            return f"must be <= {min(self.model.num_layers, self.max_num_seqs)}, layers of the model and max_num_seqs"
-        if self.scheduler.async_scheduling:
-            return "steps of a lane are not planned ahead; use scheduler.async_scheduling=false"
-        if self.tiers.host.gib:
-            return "a pipeline has no link to the host's memory; use tiers=none"
-        if self.cost.kind == "linear":
-            return "cost=linear does not tell what a layer takes; use cost=profiled or cost=roofline"
-        if getattr(self.engine, "max_lookahead_steps", 1) > 1:
-            return "each step is planned on its own; use engine.max_lookahead_steps=1"
-        return None
 
     @model_validator(mode="after")
     def _check_quantization(self) -> Self:

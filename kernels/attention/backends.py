@@ -7,12 +7,13 @@ from typing import Literal
 import torch
 
 from kernels.attention.flash_backend import MAX_HEAD_DIM, FlashBackend, flash_unavailable
-from kernels.attention.metadata import AttentionBackend, AttentionMetadata, LayerKV, NewKV
+from kernels.attention.metadata import AttentionBackend, AttentionMetadata
 from kernels.attention.torch_backend import TorchBackend
 from kernels.attention.torch_flash_backend import TorchFlashBackend, torch_flash_unavailable
 from kernels.attention.triton_backend import TritonBackend
 from kernels.cache.kv_integers import LARGEST
 from kernels.cache.kv_store import FP8_DTYPE
+from kernels.cache.layer_kv import LayerKV, NewKV
 from kernels.runtime import HAS_TRITON
 
 __all__ = [

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from kernels.attention.configs import decode_config, device_limits
-from kernels.attention.metadata import LayerKV
 from kernels.attention.splits import decode_splits, empty_partials, join_splits, split_range
 from kernels.attention.tile import attend_tile, find_blocks, launch_constants
+from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 

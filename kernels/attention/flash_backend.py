@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.attention.metadata import AttentionMetadata, LayerKV, NewKV
+from kernels.attention.metadata import AttentionMetadata
 from kernels.cache.kv_store import store_kv
+from kernels.cache.layer_kv import LayerKV, NewKV
 from kernels.runtime import ceil_div
 
 PAGE_MULTIPLE = 256

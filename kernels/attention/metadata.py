@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from torch import Tensor
+
+from kernels.cache.layer_kv import LayerKV, NewKV
 
 
 @dataclass(frozen=True)
@@ -43,23 +45,6 @@ class AttentionMetadata:
     """Upper bound of decode_context_lens, valid for all replays of a CUDA graph; backends choose their splits by it."""
     begins_prompts: bool = False
     """Whether every prefill chunk is known to begin its sequence, so that its context is the chunk itself."""
-
-
-NewKV = tuple[Tensor, Tensor] | None
-"""Keys and values of a step's tokens, [T, kv_heads, head_dim] each, last two dimensions contiguous; None for keys and
-values that `kernels.cache.rotary_store` has stored already."""
-
-
-class LayerKV(NamedTuple):
-    """The KV cache of one layer.
-
-    keys, values: [num_blocks, block_size, kv_heads, row width], contiguous; the row width is head_dim, but for integers
-    (`kernels.cache.kv_integers`). scales: float32[2, kv_heads] of a float8 cache (`kernels.cache.kv_store`), else None.
-    """
-
-    keys: Tensor
-    values: Tensor
-    scales: Tensor | None = None
 
 
 class AttentionBackend(Protocol):

@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.attention.configs import device_limits, prefill_config
-from kernels.attention.metadata import LayerKV
 from kernels.attention.splits import empty_partials, join_splits, prefill_splits, split_range
 from kernels.attention.tile import attend_tile, find_blocks, launch_constants
 from kernels.cache.kv_store import read_blocks
+from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, ceil_div, constexpr, tl, triton
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from kernels.attention.configs import DecodeConfig, PrefillConfig
-from kernels.attention.metadata import LayerKV
 from kernels.attention.splits import MIN_SPLIT_TOKENS
 from kernels.cache.kv_integers import BITS, load_codes, load_scales
+from kernels.cache.layer_kv import LayerKV
 from kernels.runtime import INTERPRETED, Value, constexpr, next_power_of_2, tl, triton
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.metadata import AttentionMetadata, LayerKV, NewKV
+from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.prefill import prefill_attention_reference
 from kernels.attention.torch_decode import DecodePlan, Scratch, plan_decode, torch_decode_attention
 from kernels.cache.kv_store import store_kv_reference
+from kernels.cache.layer_kv import LayerKV, NewKV
 
 
 class TorchBackend:

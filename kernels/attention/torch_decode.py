@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.attention.metadata import LayerKV
 from kernels.cache.kv_integers import LARGEST
 from kernels.cache.kv_store import read_blocks
+from kernels.cache.layer_kv import LayerKV
 from kernels.runtime import ceil_div
 
 MAX_TILE_BYTES = 3 << 20

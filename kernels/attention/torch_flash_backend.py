@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention.flash_backend import flash_needs
-from kernels.attention.metadata import AttentionMetadata, LayerKV, NewKV
+from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.triton_backend import TritonBackend
 from kernels.cache.kv_store import store_kv_triton
+from kernels.cache.layer_kv import LayerKV, NewKV
 
 _flash_attention = torch.ops.aten._flash_attention_forward
 _ARGUMENTS = (

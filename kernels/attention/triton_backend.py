@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from kernels.attention.decode import decode_attention
-from kernels.attention.metadata import AttentionMetadata, LayerKV, NewKV
+from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.prefill import prefill_attention
 from kernels.cache.kv_store import store_kv_triton
+from kernels.cache.layer_kv import LayerKV, NewKV
 
 
 class TritonBackend:

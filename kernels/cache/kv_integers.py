@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.metadata import LayerKV
+from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
 

@@ -13,8 +13,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.attention.metadata import LayerKV
 from kernels.cache.kv_integers import LARGEST, dequantize_blocks, store_integers_reference, store_integers_triton
+from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 

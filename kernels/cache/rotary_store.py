@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.attention.metadata import LayerKV
 from kernels.cache.kv_integers import BITS, LARGEST, LARGEST_SCALE, SMALLEST_SCALE, find_row, round_to_integers
 from kernels.cache.kv_store import FP8_MAX, store_kv_reference
+from kernels.cache.layer_kv import LayerKV
 from kernels.launch import Launcher
 from kernels.norm import rms_norm_reference
 from kernels.rotary import rotary_reference

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from kernels import activation, decode_step, norm, rotary, runtime  # noqa: E402
-from kernels.attention.metadata import LayerKV  # noqa: E402
 from kernels.cache import kv_integers, kv_store  # noqa: E402
+from kernels.cache.layer_kv import LayerKV  # noqa: E402
 from kernels.experts import moe  # noqa: E402
 from kernels.sampling import sampler  # noqa: E402
 

@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.base import CustomConfig
-from harness.config.schema.router import RouterConfig
+from harness.config.schema.fleet import RouterConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,12 +38,23 @@ _STEP_COLUMNS = [
 ]  # fmt: skip
 _NEWER_COLUMNS = [
     "num_accepted_tokens", "num_cached_tokens", "num_first_admitted_tokens", "num_kv_tokens", "num_reserved_slots",
-    "num_external_slots",
+    "num_external_slots", "server", "lane",
 ]  # fmt: skip
 _REQUEST_COLUMNS = [
     "request_id", "status", "arrival_time", "first_token_time", "ttft", "tpot", "e2el", "num_prompt_tokens",
     "num_output_tokens",
 ]  # fmt: skip
+_OF_SERVERS: dict[str, tuple[str, Callable[[Any], str] | None]] = {  # titles, keys of the summary, how they are shown
+    "server": ("server", None),
+    "requests": ("num_requests", None),
+    "p50 TTFT, ms": ("median_ttft_ms", None),
+    "output tok/s": ("output_throughput", None),
+    "cache hits": ("prefix_cache_hit_rate", percent),
+    "KV cache in use": ("mean_kv_cache_usage", percent),
+    "running": ("mean_running", None),
+    "waiting": ("mean_waiting", None),
+    "preemptions": ("preemptions", None),
+}
 _TOO_SHORT = "?"  # in place of an interval
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p95": "p95", "p99": "p99"}
 
@@ -67,6 +78,7 @@ def run_page(folder: Path) -> Page:
             *verdicts(summary, limits),
             tiles(_tiles(summary)),
             section("Latencies", _latency_table(summary), figures(latency_chart(result, summary))),
+            section("Servers", _server_table(summary)),
             section("Over time", figures(timeline, cache_chart(result, summary))),
             section("Single requests", figures(requests_chart(counted(result.requests, summary), limits))),
             section("Facts", facts(_facts(summary))),
@@ -190,6 +202,16 @@ def _latency_table(summary: Mapping[str, Any]) -> Markup:
             f"In ms; in brackets the 95 % interval of a long run, or {_TOO_SHORT} where this run is too short to say."
         )
     return table(["latency", *(_STATISTICS[key] for key in shown)], rows, caption)
+
+
+def _server_table(summary: Mapping[str, Any]) -> Markup:
+    """A row per server of a fleet; nothing for one server."""
+    rows = [
+        [number_cell(server.get(key)) if show is None else Cell(show(server.get(key)), numeric(server.get(key)))
+         for key, show in _OF_SERVERS.values()]
+        for server in summary.get("servers") or ()
+    ]  # fmt: skip
+    return table(list(_OF_SERVERS), rows, f"Behind a router: {summary.get('router')}.")
 
 
 def _around(summary: Mapping[str, Any], key: str) -> str:

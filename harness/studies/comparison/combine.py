@@ -16,7 +16,8 @@ from harness.results.stored.files import FAILED, SUMMARY, read_summary
 from harness.studies.comparison.parameters import LOADS, SEED, Settings, Swept, find_swept, read_settings, value_of
 
 _COMPARED = ("simulated", "output_throughput", "window_start_s", "window_end_s")
-_GPUS = "tensor_parallel_size"
+_GPUS = "num_gpus"
+_SHAPES_GPUS = {"tensor_parallel_size", "pipeline_parallel_size", "replicas"}  # keys that it follows from
 
 
 def combine(folders: Sequence[Path], names: Sequence[str] | None = None) -> pd.DataFrame:
@@ -122,6 +123,7 @@ def _fixed(table: pd.DataFrame, swept: Swept, parameters: Sequence[str]) -> dict
     for name, column in columns.items():
         values = alive[column].dropna().unique().tolist() if column in alive else []
         follows = column in parameters or any(each.split(".")[0] == column for each in parameters)
+        follows = follows or (column == _GPUS and not _SHAPES_GPUS.isdisjoint(parameters))
         if not values or (len(values) > 1 and follows) or values == ["none"]:
             continue
         if column == SEED and swept.repeats:

@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
-import torch
-
 from engine.api.llm import LLM
 from engine.sampling_params import SamplingParams
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts
@@ -53,10 +50,3 @@ def _logprobs(logprobs: Any) -> Any:
         return None
     return [None if each is None else {token: round(value.logprob, 3) for token, value in each.items()}
             for each in logprobs]  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def expected() -> list[Any]:
-    """By an engine that does not plan ahead, from a pool with room for all."""
-    torch.set_num_threads(1)
-    return serve(LLM(MODEL, **SETTINGS))

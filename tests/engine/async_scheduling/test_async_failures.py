@@ -21,7 +21,7 @@ from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.runner.executors.tensor_parallel import WorkerError  # noqa: E402
 from engine.runner.inputs.step_inputs import StepBuilder  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
-from tests.engine.async_scheduling.builders import BRIEF, PROMPTS, ahead, expected, serve  # noqa: E402, F401
+from tests.engine.async_scheduling.builders import BRIEF, PROMPTS, ahead, serve  # noqa: E402
 from tests.engine.builders import STARVED, fail_once, interrupted  # noqa: E402
 
 ERRORS = [(ModelRunner, "execute"), (Scheduler, "schedule"), (Scheduler, "commit"), (BlockManager, "register"),

@@ -42,7 +42,7 @@ ROOT = Path(__file__).parents[3]
 # Serves on two ranks without end, and prints the process ids of the ranks.
 ENDLESS = """
 import itertools, multiprocessing
-from tests.engine.core.builders import GREEDY, MODEL, SETTINGS, make_prompts
+from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts
 from engine.api.llm import LLM
 
 if __name__ == "__main__":

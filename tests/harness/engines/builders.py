@@ -250,7 +250,7 @@ def run_twin(
         scheduler, cost, recorder, compress=False, max_lookahead_steps=lookahead,
         transfers=WithTheStep(cost), choose_parents=parents_of,
     )  # fmt: skip
-    Fleet(arrivals, make, [replica], alone=False).run()
+    Fleet(arrivals, make, [replica]).run()
     return recorder
 
 

@@ -73,8 +73,10 @@ def test_conversations_find_their_prefix_on_the_server_that_has_it() -> None:
 
 
 def test_two_stages_serve_a_backlog_faster_than_one_and_no_faster_than_twice() -> None:
-    backlog = ("arrival=all_at_once", "trace.num_requests=300", "max_num_seqs=64", "cost=roofline")
-    one, two = (served(*backlog, f"pipeline_parallel_size={stages}") for stages in (1, 2))
+    lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
+    lengths += ["trace=synthetic", "trace.prompt.value=100", "trace.output.value=60"]
+    backlog = ("arrival=all_at_once", "trace.num_requests=640", "model=qwen3-8b", *lengths)
+    one, two = (served(*backlog, f"pipeline_parallel_size={n}", f"max_num_seqs={64 * n}") for n in (1, 2))
     assert 1.3 < one.summary["duration"] / two.summary["duration"] < 2
     assert two.steps["lane"].unique().tolist() == [0, 1] and two.summary["num_gpus"] == 2
     # A lane's steps follow one another, and every gap between tokens is one of its steps or longer.
@@ -105,7 +107,7 @@ def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> 
     [
         (["replicas=2", "engine=cpu"], "^replicas=2: engine=cpu is one server"),
         (["pipeline_parallel_size=2", "engine=cpu"], "^pipeline_parallel_size=2: engine=cpu is one server"),
-        (["pipeline_parallel_size=2", "scheduler=vllm"], "^pipeline_parallel_size=2: .* async_scheduling=false"),
+        (["pipeline_parallel_size=2", "scheduler=vllm"], "^pipeline_parallel_size=2: .*async_scheduling=false"),
         (["pipeline_parallel_size=2", "tiers=host"], "^pipeline_parallel_size=2: .* use tiers=none"),
         (["pipeline_parallel_size=2", "cost=linear"], "^pipeline_parallel_size=2: cost=linear does not tell"),
         (["pipeline_parallel_size=99"], "^pipeline_parallel_size=99: must be <= 36"),
@@ -118,3 +120,10 @@ def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> 
 def test_what_a_fleet_cannot_be_is_refused(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         config(*overrides)
+
+
+def test_the_page_of_a_fleet_shows_its_servers_and_what_they_hold_together() -> None:
+    run = served("replicas=3", "router=least_requests", "trace.num_requests=200")
+    page = run.report()
+    assert "Behind a router: least_requests." in page
+    assert page.count("Running (peak") and f"Running (peak {run.summary['max_running']} of 768 seats)" in page

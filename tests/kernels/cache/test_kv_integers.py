@@ -10,7 +10,6 @@ pytest.importorskip("torch")
 
 import torch  # noqa: E402
 
-from kernels.attention.metadata import LayerKV  # noqa: E402
 from kernels.attention.torch_backend import TorchBackend  # noqa: E402
 from kernels.cache.kv_integers import (  # noqa: E402
     INT4_DTYPE,
@@ -27,6 +26,7 @@ from kernels.cache.kv_integers import (  # noqa: E402
     row_width,
 )
 from kernels.cache.kv_store import store_kv_reference  # noqa: E402
+from kernels.cache.layer_kv import LayerKV  # noqa: E402
 from tests.kernels.builders import Shape, in_integers, make_case  # noqa: E402
 
 DTYPES = [INT8_DTYPE, INT4_DTYPE]

@@ -10,8 +10,8 @@ pytest.importorskip("triton")
 import torch  # noqa: E402
 
 from kernels import rotary, runtime  # noqa: E402
-from kernels.attention.metadata import LayerKV  # noqa: E402
 from kernels.cache import kv_integers, kv_store, rotary_store  # noqa: E402
+from kernels.cache.layer_kv import LayerKV  # noqa: E402
 from kernels.cache.rotary_store import HeadNorms  # noqa: E402
 
 # (query heads, KV heads, head_dim): a group that is no power of two, halves that are none, the widest head.

@@ -1,4 +1,4 @@
-"""The rule by which requests are spread over the servers of a fleet."""
+"""The rule by which requests are spread over the servers of a fleet, and what servers can be pipelines."""
 
 from typing import Any
 
@@ -8,6 +8,8 @@ from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
 from harness.config.schema.base import ConfigModel, Text
+from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
+from harness.config.schema.tiers import TiersConfig
 
 
 class RouterConfig(ConfigModel):
@@ -17,6 +19,7 @@ class RouterConfig(ConfigModel):
         rule: which server gets a request when it arrives: round_robin, in turn; least_requests, the one with the fewest
             requests under way; least_tokens, with the fewest prompt tokens in these; prefix_affinity, the one that was
             sent most of the prompt before; or a rule of your own, as package.module:name.
+        options: settings of the rule's own.
     """
 
     rule: Text = "round_robin"
@@ -37,3 +40,23 @@ class RouterConfig(ConfigModel):
         if router is None:
             return None
         return router(read_options(router.options_type, self.options, f"rule={self.rule}"))
+
+
+def check_stages(
+    num_stages: int,
+    most: int,
+    engine: EngineConfig,
+    scheduler: SchedulerConfig,
+    tiers: TiersConfig,
+    cost: CostConfig,
+) -> None:
+    """Raise ValueError where a server cannot be a pipeline of so many stages; `most` is how many there can be."""
+    obstacles = {
+        f"must be <= {most}, layers of the model and max_num_seqs": num_stages > most,
+        "steps of a lane are not planned ahead; use scheduler.async_scheduling=false": scheduler.async_scheduling,
+        "a pipeline has no link to the host's memory; use tiers=none": bool(tiers.host.gib),
+        "cost=linear does not tell what a layer takes; use cost=profiled or cost=roofline": cost.kind == "linear",
+        "each step is planned on its own; use engine.max_lookahead_steps=1": engine.max_lookahead_steps > 1,
+    }
+    if num_stages > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
+        raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
