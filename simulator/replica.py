@@ -86,6 +86,8 @@ class Replica:
         on_finish: told of each request that ends, and when.
         on_submit: called of each request that is submitted; a driver's.
         is_stopping: nothing is planned any more.
+        reach: at most so many plans of one step are priced at once; a driver's guess of how many pass before a request
+            comes.
 
     Raises:
         ValueError: planning ahead together with more than one step in a plan, or a host tier without `transfers`.
@@ -114,6 +116,7 @@ class Replica:
         self.on_finish: Callable[[Request, int], None] = lambda request, now_ns: None
         self.on_submit: Callable[[], None] = lambda: None
         self.is_stopping = False
+        self.reach = NEVER
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
         self._choose_parents = choose_parents
@@ -196,7 +199,7 @@ class Replica:
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         wait = self.next_event_ns() - now
         limit = self._whole_plans((wait - 1) // first) if self.compress else self._lookahead
-        limit = min(limit, plan.horizon)
+        limit = min(limit, plan.horizon, self.reach if self._lookahead == 1 else NEVER)
         if limit <= 1:
             return first
         durations = self.cost_model.decode_ns(work, limit)

@@ -13,6 +13,8 @@ from simulator.arrivals import NEVER
 from simulator.drivers.phases import PLANS, Phase
 from simulator.replica import Replica, Run
 
+_FEWEST = 8  # steps that are worth the price of a run which a request may cut
+
 
 class Shared:
     """Runs a replica in an environment, until nothing is left or it is stopped."""
@@ -20,11 +22,13 @@ class Shared:
     def __init__(self, env: simpy.Environment, replica: Replica) -> None:
         self._env = env
         self._replica = replica
+        self._num_quiet_steps = 0  # since the last request came: about as many are likely to follow
         self._can_wake = False  # it waits for something that a new request would change
         self._process = env.process(self._serve())
         replica.on_submit = self._wake
 
     def _wake(self) -> None:
+        self._num_quiet_steps = 0
         if self._can_wake:
             self._can_wake = False
             self._process.interrupt()
@@ -41,12 +45,14 @@ class Shared:
                 yield from self._idle(replica.wake_ns())
                 continue
             now = env.now
+            replica.reach = self._num_quiet_steps if self._num_quiet_steps >= _FEWEST else 1
             price = replica.price(plan, now)
             num_steps = 1
             if isinstance(price, int):
                 yield env.timeout(price)
             else:
                 num_steps = yield from self._run(now, price)
+            self._num_quiet_steps += num_steps
             plan, _ = replica.finish(plan, now, price, num_steps)
 
     def _idle(self, until: int) -> Generator[Any, Any, None]:

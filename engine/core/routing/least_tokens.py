@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 
-from engine.core.routing.router import BaseRouter, ServerView, least
+from engine.core.routing.router import BaseRouter, ServerView
 from engine.core.sequence import Request
 
 
@@ -12,7 +12,8 @@ class LeastTokens(BaseRouter):
     """Of several with as few, the one with the fewest requests."""
 
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        return least(servers, lambda server: (server.num_tokens, server.num_requests))
+        loads = [(server.num_tokens, server.num_requests) for server in servers]
+        return loads.index(min(loads))
 
 
 ROUTER = LeastTokens

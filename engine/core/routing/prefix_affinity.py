@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc
 from dataclasses import dataclass
 
-from engine.core.routing.router import BaseRouter, ServerView, least
+from engine.core.routing.router import BaseRouter, ServerView
 from engine.core.sequence import Request
 
 
@@ -52,7 +52,7 @@ class PrefixAffinity(BaseRouter):
         best = max(hits)
         if best > 0 and best >= options.min_match * request.num_prompt_tokens:
             return min((number for number, hit in enumerate(hits) if hit == best), key=counts.__getitem__)
-        return least(servers, lambda server: server.num_requests)
+        return counts.index(fewest)
 
 
 ROUTER = PrefixAffinity

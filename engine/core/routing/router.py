@@ -66,8 +66,3 @@ class BaseRouter:
     reads_prefixes: ClassVar[bool] = False
 
     def __init__(self, options: Any) -> None: ...
-
-
-def least(servers: abc.Sequence[ServerView], key: abc.Callable[[ServerView], Any]) -> int:
-    """The number of the first server with the smallest key."""
-    return min(range(len(servers)), key=lambda number: key(servers[number]))
