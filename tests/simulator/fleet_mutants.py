@@ -1,0 +1,104 @@
+"""Faults in routers, the gateway and the drivers that tests of fleets must notice.
+
+    python -m tests.simulator.fleet_mutants
+
+Each is put into a copy of the tree, in which the tests then must fail.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+TESTS = (
+    "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_router.py",
+    "tests/simulator/test_replica.py", "tests/simulator/drivers",
+)  # fmt: skip
+
+
+class FleetMutant(NamedTuple):
+    """`old`, which occurs once in `file`, is replaced by `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+
+
+ROUTING, GATEWAY, DRIVERS = "engine/core/routing", "simulator/gateway.py", "simulator/drivers"
+MUTANTS = (
+    FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
+    FleetMutant("the most requests", f"{ROUTING}/least_requests.py", "index(min(counts))", "index(max(counts))"),
+    FleetMutant("the last of several", f"{ROUTING}/prefix_affinity.py", "counts.index(fewest)",
+                "len(counts) - 1 - counts[::-1].index(fewest)"),
+    FleetMutant("a prefix is followed to a busy server", f"{ROUTING}/prefix_affinity.py", "<= most else -1", "else -1"),
+    FleetMutant("short matches are followed", f"{ROUTING}/prefix_affinity.py",
+                "best >= options.min_match * request.num_prompt_tokens", "True"),
+    FleetMutant("the newest blocks are forgotten", f"{ROUTING}/prefix_estimate.py", "popitem(last=False)", "popitem()"),
+    FleetMutant("blocks used again stay old", f"{ROUTING}/prefix_estimate.py",
+                "            blocks.move_to_end(block)\n", ""),
+    FleetMutant("the first block is the oldest", f"{ROUTING}/prefix_estimate.py", "reversed(hashes)", "hashes"),
+    FleetMutant("requests that ended are counted", GATEWAY, "self.num_requests -= 1", "pass"),
+    FleetMutant("tokens of ended requests are counted", GATEWAY,
+                "self.num_tokens -= request.num_prompt_tokens", "pass"),
+    FleetMutant("what is sent is not noted", GATEWAY, "self._estimate.add(self._prompt_hashes(request))", "pass"),
+    FleetMutant("outputs count as sent", GATEWAY, "hashes[: request.num_prompt_tokens // self._block_size]", "hashes"),
+    FleetMutant("a refusal brings nothing", GATEWAY,
+                "self._arrivals.on_finish(request.request_id, request.arrival_time)", "pass"),
+    FleetMutant("nobody is told of an earlier request", GATEWAY, "self._on_earlier()", "pass"),
+    FleetMutant("requests in the inbox do not wait", "simulator/replica.py",
+                "self.scheduler.num_waiting + len(self._inbox)", "self.scheduler.num_waiting"),
+    FleetMutant("free blocks are those of the plan", "simulator/replica.py",
+                "num_free -= self.scheduler.num_blocks_due(num_later)", "pass"),
+    FleetMutant("steps planned ahead have no blocks yet", "simulator/replica.py",
+                '"right" if self.scheduler.plans_ahead else "left"', '"left"'),
+    FleetMutant("servers plan before requests arrive", f"{DRIVERS}/phases.py",
+                "ENDS, ARRIVALS, PLANS = 1, 2, 3", "ENDS, ARRIVALS, PLANS = 1, 3, 2"),
+    FleetMutant("requests arrive before steps end", f"{DRIVERS}/phases.py",
+                "ENDS, ARRIVALS, PLANS = 1, 2, 3", "ENDS, ARRIVALS, PLANS = 1, 0, 3"),
+    FleetMutant("a run is not cut", f"{DRIVERS}/shared.py",
+                "num_steps = self._replica.steps_until_event(start, ends)", "num_steps = len(ends)"),
+    FleetMutant("an idle server sleeps on", f"{DRIVERS}/shared.py",
+                "        self._can_wake = True\n        with suppress", "        with suppress"),
+    FleetMutant("the fastest sets the pace", f"{DRIVERS}/lockstep.py", "pace = max(pace, price)",
+                "pace = min(pace or price, price)"),
+    FleetMutant("idle ranks do nothing", f"{DRIVERS}/lockstep.py", "replica.cost_model.step_ns(_DUMMY)", "1"),
+    FleetMutant("a stage takes two plans", f"{DRIVERS}/pipeline.py", "start = max(end, self._stage_free_at[stage])",
+                "start = end"),
+)  # fmt: skip
+
+
+def copied(folder: Path) -> None:
+    """What the tests need of the tree."""
+    for name in ("engine", "harness", "simulator", "kernels", "tests", "conf"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", folder)
+
+
+def is_caught(mutant: FleetMutant, folder: Path) -> bool:
+    """Whether the tests fail in `folder`, a copy of the tree, with the fault in it; it is taken out again."""
+    path = folder / mutant.file
+    text = path.read_text(encoding="utf-8")
+    assert text.count(mutant.old) == 1, f"{mutant.name}: out of date"
+    path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *TESTS]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    path.write_text(text, encoding="utf-8")
+    assert done.returncode in (0, 1), done.stdout + done.stderr
+    return done.returncode == 1
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        copied(Path(name))
+        for mutant in MUTANTS:
+            print(f"{mutant.name:45} {'caught' if is_caught(mutant, Path(name)) else 'SURVIVED'}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
