@@ -14,7 +14,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by s
 
 import pytest
 from hydra.core.global_hydra import GlobalHydra
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from harness.config.composing.composer import Composer, Merged
 
@@ -38,6 +38,7 @@ gc.disable()  # until the modules of all tests are imported: they leave little g
 
 # A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.
 settings.register_profile("commit", deadline=None, max_examples=50)
+settings.register_profile("mutants", settings.get_profile("commit"), phases=(Phase.explicit, Phase.generate))
 settings.load_profile("commit")
 
 
