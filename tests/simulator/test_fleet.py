@@ -122,23 +122,18 @@ def test_a_request_that_ends_when_another_arrives_counts_no_more(compress: bool)
 
 
 def test_conversations_stay_where_their_prefix_is() -> None:
-    turns = 6
-    trace = simple_trace([8 * (turn + 1) for _ in range(4) for turn in range(turns)], [4] * 4 * turns,
-                         session_id=np.repeat(np.arange(4), turns))  # fmt: skip
-    order = np.argsort(np.tile(np.arange(turns), 4), kind="stable")
-    trace = simple_trace(
-        trace.table["num_prompt_tokens"].to_numpy()[order].tolist(), [4] * 4 * turns,
-        session_id=trace.table["session_id"].to_numpy()[order],
-    )  # fmt: skip
-    arrivals = OpenLoop(np.arange(4 * turns) * 1_000_000)
-    cached = {}
+    """Several requests are under way at a time, so that load alone would send a conversation to all servers."""
+    num_turns, num_sessions = 6, 4
+    turns = np.repeat(np.arange(num_turns), num_sessions)
+    sessions = np.tile(np.arange(num_sessions), num_turns)
+    trace = simple_trace((8 * (turns + 1)).tolist(), [4] * len(turns), session_id=sessions)
+    cached, places = {}, {}
     for name in ("turn", "prefix"):
-        schedulers = [make(4) for _ in range(3)]
-        runs = simulate(trace, arrivals, schedulers, FlatCost(1000), rule=rules()[name])
-        arrivals = OpenLoop(np.arange(4 * turns) * 1_000_000)
+        arrivals = OpenLoop(np.arange(len(turns)) * 1_000_000)
+        runs = simulate(trace, arrivals, [make(4) for _ in range(3)], FlatCost(1_000_000), rule=rules()[name])
         cached[name] = sum(run.requests["num_cached_tokens"].sum() for run in runs)
-        if name == "prefix":
-            for session in range(4):
-                rows = np.flatnonzero(trace.table["session_id"] == session)
-                assert sum(bool(set(rows) & set(finished(run))) for run in runs) == 1
+        served = [set(sessions[finished(run)].tolist()) for run in runs]
+        places[name] = sum(map(len, served)), sum(map(bool, served))
+    assert places["turn"] == (12, 3)  # every conversation was on every server
+    assert places["prefix"] == (num_sessions, 3)  # each was on one, and all servers were used
     assert cached["prefix"] > 2 * cached["turn"]
