@@ -125,7 +125,8 @@ def test_conversations_stay_where_their_prefix_is() -> None:
     """Several requests are under way at a time, so that load alone would send a conversation to all servers."""
     num_turns, num_sessions = 6, 4
     turns = np.repeat(np.arange(num_turns), num_sessions)
-    sessions = np.tile(np.arange(num_sessions), num_turns)
+    rng = np.random.default_rng(0)
+    sessions = np.concatenate([rng.permutation(num_sessions) for _ in range(num_turns)])
     trace = simple_trace((8 * (turns + 1)).tolist(), [4] * len(turns), session_id=sessions)
     cached, places = {}, {}
     for name in ("turn", "prefix"):
@@ -134,6 +135,14 @@ def test_conversations_stay_where_their_prefix_is() -> None:
         cached[name] = sum(run.requests["num_cached_tokens"].sum() for run in runs)
         served = [set(sessions[finished(run)].tolist()) for run in runs]
         places[name] = sum(map(len, served)), sum(map(bool, served))
-    assert places["turn"] == (12, 3)  # every conversation was on every server
+    assert places["turn"][0] >= 10  # conversations were on nearly every server
     assert places["prefix"] == (num_sessions, 3)  # each was on one, and all servers were used
     assert cached["prefix"] > 2 * cached["turn"]
+
+
+def test_what_a_router_knows_of_a_cache_are_the_prompts_and_not_what_was_generated() -> None:
+    rule = Nosy()
+    trace = simple_trace([8, 24], [8, 8], session_id=[0, 0])  # the second prompt is the first, its answer and 8 more
+    simulate(trace, OpenLoop(np.array([0, 10**9])), [make(4), make(4)], FlatCost(1000), rule=rule)
+    (_, _, *views) = rule.seen[1]
+    assert sorted(view[5] for view in views) == [0, 8]
