@@ -27,9 +27,13 @@ class ByTokens(FlatCost):
         return 1000 + 10 * sum(chunk.num_tokens for chunk in work.chunks)
 
 
-def serve(prompts: list[int], outputs: list[int], times: NDArray[np.int64], num_servers: int) -> list[PlanLog]:
+def serve(
+    prompts: list[int], outputs: list[int], times: NDArray[np.int64], num_servers: int, costs: tuple[FlatCost, ...] = ()
+) -> list[PlanLog]:
+    """By servers whose steps `costs` price, by default all by tokens."""
     env, logs = simpy.Environment(initial_time=0), [PlanLog() for _ in range(num_servers)]
-    replicas = [Replica(make(8), ByTokens(), log, compress=False) for log in logs]
+    prices = costs or [ByTokens()] * num_servers
+    replicas = [Replica(make(8), cost, log, compress=False) for cost, log in zip(prices, logs, strict=True)]
     trace = simple_trace(prompts, outputs)
     gateway = Gateway(OpenLoop(times), request_factory(trace, 4), replicas, RoundRobin(NoOptions()))
     Lockstep(env, replicas)
@@ -61,6 +65,11 @@ def test_a_lone_request_is_as_fast_as_its_slowest_neighbour() -> None:
     beside = serve([4, 90], [5, 1], np.array([0, 0]), 2)[0]
     assert alone.plans[0][1].tolist() == [1040] and beside.plans[0][1].tolist() == [1900]
     assert [each[1].tolist() for each in beside.plans[1:]] == [[1000]] * 4
+
+
+def test_a_server_without_work_runs_a_dummy_step_beside_the_others() -> None:
+    busy, idle = serve([4], [3], np.array([0]), 2, (FlatCost(1000), FlatCost(5000)))
+    assert [durations.tolist() for _, durations in busy.plans] == [[5000]] * 3 and not idle.plans
 
 
 @pytest.mark.parametrize("options", [{"compress": True}, {"compress": False, "max_lookahead_steps": 2}])
