@@ -51,14 +51,15 @@ def scheduler_of(system: System) -> Scheduler:
     )
 
 
-def stage_costs(system: System) -> list[CostModel]:
-    """The cost models of the stages of a pipeline; none for a server that is no pipeline."""
+def stage_costs(system: System, whole: CostModel) -> list[CostModel]:
+    """The cost models of the stages of a pipeline, where `whole` prices all of a step; none for a server that is no
+    pipeline."""
     num_stages = system.pipeline_parallel_size
     if num_stages == 1:
         return []
     model = system.model
     part = _with_fewer_layers(system)
-    layers = LayerCost(system.cost_model(), part.cost_model(), model.num_layers, part.model.num_layers)
+    layers = LayerCost(whole, part.cost_model(), model.num_layers, part.model.num_layers)
     sizes = layers_of_stages(model.num_layers, num_stages)
     return [
         StageCost(layers, size, model, system.device, is_last=stage == num_stages - 1)

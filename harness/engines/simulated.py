@@ -63,7 +63,7 @@ class SimulatedEngine:
         make_request = request_factory(
             trace, system.block_size, cache_outputs=system.cache_outputs, max_model_len=system.max_model_len
         )
-        stages = [stage_costs(system)] * num_servers
+        stages = [stage_costs(system, self._cost)] * num_servers
         self._fleet = Fleet(arrivals, make_request, self._replicas, rule, stages=stages)
 
     @property

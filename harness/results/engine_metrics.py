@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -63,33 +61,6 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         "max_waiting": peak("num_waiting"),
         **_transfers(steps[inside], result.meta.get("kv_block_bytes", math.nan)),
     }
-
-
-def server_metrics(result: RunResult, start_s: float, duration_s: float) -> list[dict[str, Any]]:
-    """Of each server its share of the work, and how it fared; of the requests that arrived there."""
-    found = []
-    for number in range(result.num_servers):
-        requests, steps = (table[table["server"] == number] for table in (result.requests, result.steps))
-        alone = replace(result, requests=requests, steps=steps, meta={**result.meta, "num_servers": 1})
-        engine = engine_metrics(alone, start_s, duration_s)
-        finished = requests[(requests["status"] == "finished").to_numpy()]
-        cached, prompt = total(requests, "num_cached_tokens"), total(requests, "num_prompt_tokens")
-        found.append(
-            {
-                "server": number,
-                "num_requests": len(requests),
-                "completed": len(finished),
-                "output_throughput": ratio(total(finished, "num_output_tokens"), duration_s),
-                "prefix_cache_hit_rate": ratio(cached, prompt),
-                "preemptions": total(requests, "num_preemptions"),
-                "median_ttft_ms": 1e3 * float(np.median(floats(finished, "ttft"))) if len(finished) else math.nan,
-                **{name: engine[name] for name in _OF_A_SERVER},
-            }
-        )
-    return found
-
-
-_OF_A_SERVER = ("num_steps", "mean_kv_cache_usage", "max_kv_cache_usage", "mean_running", "mean_waiting", "max_waiting")
 
 
 def _transfers(steps: pd.DataFrame, block_bytes: float) -> dict[str, float]:

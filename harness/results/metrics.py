@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import pandas as pd
 
 from harness.config import MetricsConfig
 from harness.results.columns import floats, nan_max, nan_min, ratio, total
-from harness.results.engine_metrics import engine_metrics, server_metrics
+from harness.results.engine_metrics import engine_metrics
 from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.statistics.latencies import latencies
@@ -86,7 +86,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     }
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if result.num_servers > 1:
-        metrics["servers"] = server_metrics(result, start, duration)
+        metrics["servers"] = _of_servers(result, requests, start, duration)
     notes = [*result.meta.get("notes", ()), *judgement.notes()]
     if excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")
@@ -160,6 +160,31 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
         "partial_preemptions": total(requests, "num_partial_preemptions"),
         "preempted_requests": int((requests["num_preemptions"].to_numpy() > 0).sum()),
     }
+
+
+_OF_A_SERVER = (
+    "completed", "output_throughput", "prefix_cache_hit_rate", "preemptions", "num_steps", "mean_kv_cache_usage",
+    "max_kv_cache_usage", "mean_running", "mean_waiting", "max_waiting",
+)  # fmt: skip
+
+
+def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duration: float) -> list[dict[str, Any]]:
+    """Of each server its share of the `requests` that count, and the metrics that it would have alone."""
+    found = []
+    for number in range(result.num_servers):
+        own, steps = (table[table["server"] == number] for table in (requests, result.steps))
+        finished = own[(own["status"] == "finished").to_numpy()]
+        ttft = floats(finished, "ttft")
+        alone = replace(result, steps=steps, meta={**result.meta, "num_servers": 1})
+        metrics = {
+            **_throughput(own, finished, duration),
+            **_cache_and_preemptions(own),
+            **engine_metrics(alone, start, duration),
+        }
+        median_ms = 1e3 * float(np.median(ttft)) if len(ttft) else math.nan
+        shown = {name: metrics[name] for name in _OF_A_SERVER}
+        found.append({"server": number, "num_requests": len(own), "median_ttft_ms": median_ms, **shown})
+    return found
 
 
 def _replay_lag(requests: pd.DataFrame) -> dict[str, float]:

@@ -39,6 +39,22 @@ def test_the_metrics_of_a_fleet_are_those_of_its_servers_together(router: str) -
     assert (np.diff(steps["start_time"]) >= 0).all() and steps["step"].tolist() == list(range(len(steps)))
 
 
+def test_servers_are_told_of_the_requests_that_count() -> None:
+    summary = served("replicas=2", "metrics.warmup=2").summary
+    assert summary["num_excluded"] > 0
+    assert sum(server["num_requests"] for server in summary["servers"]) == summary["num_prompts"]
+    assert sum(server["completed"] for server in summary["servers"]) == summary["completed"]
+
+
+def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
+    lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
+    lengths += ["trace=synthetic", "trace.prompt.value=90000", "trace.output.value=40000", "trace.num_requests=2"]
+    limits = ["max_num_seqs=2", "max_num_batched_tokens=131072", "num_blocks=20000"]
+    model = ["model=llama-3.1-8b", "cost=profiled", "pipeline_parallel_size=2"]
+    run = served(*model, *lengths, *limits)
+    assert any("beyond the profile's ranges" in note for note in run.summary["notes"])
+
+
 @pytest.mark.parametrize("rate", [20, 200])
 def test_the_verdict_is_that_of_one_server_with_its_share_of_the_rate(rate: int) -> None:
     one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=1500").summary
