@@ -44,14 +44,15 @@ from harness.studies.sweeps import sweep
 from harness.studies.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
-# The flags of Hydra 1.3, without and with a value.
+# The flags of Hydra 1.3, without and with a value. --experimental-rerun is refused: it unpickles a file of a folder of
+# results, which may be of another person, and so would run the code in it.
 _SWITCHES: tuple[tuple[str, ...], ...] = (
     ("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
     ("--shell-completion", "-sc"),
 )  # fmt: skip
 _VALUED: dict[tuple[str, ...], tuple[str, ...] | None] = {
     ("--cfg", "-c"): ("job", "hydra", "all"), ("--package", "-p"): None, ("--config-path", "-cp"): None,
-    ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None, ("--experimental-rerun",): None,
+    ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None,
 }  # fmt: skip
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 

@@ -99,6 +99,10 @@ USER_ERRORS = [
         ["--engine", "sim"],
         "error: unrecognized arguments: --engine; everything but Hydra's flags is given as key=value",
     ),
+    (
+        ["--experimental-rerun=results/config.pickle"],
+        "error: unrecognized arguments: --experimental-rerun=results/config.pickle; everything but Hydra's flags is",
+    ),
     (["-m", "--cfg", "job"], "error: Only one of --run, --multirun, --cfg, --info and --shell_completion can be "),
     (["block_size=0"], "error: block_size=0: must be an integer >= 1 and <= 1048576\n"),
     (["trace=mooncake"], "error: trace.path: missing; give it as trace.path=...\n"),
