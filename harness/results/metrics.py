@@ -28,6 +28,7 @@ from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.statistics.latencies import latencies
 from harness.results.tables import Floats, RunResult
+from harness.results.unserved import notes_on, num_cut
 from harness.results.verdict import judge
 
 Bools = npt.NDArray[np.bool_]
@@ -77,8 +78,8 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         "window_end_s": window.end_s,
         "num_excluded": excluded,
         **_throughput(requests, finished, duration),
-        **goodput(finished, len(requests), duration, config.slo),
-        **verdict_on_slo(finished, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
+        **goodput(requests, duration, config.slo),
+        **verdict_on_slo(requests, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
         **latencies(finished, result.gaps, percentiles, judgement.offered_load),
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
@@ -87,7 +88,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
-    notes = [*result.meta.get("notes", ()), *judgement.notes()]
+    notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
     if excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")
     own = {"block_size": result.block_size, "num_blocks": result.num_blocks}
@@ -121,14 +122,13 @@ def _window(arrival: Floats, warmup_s: float, drain_s: float) -> Window:
 def _throughput(requests: pd.DataFrame, finished: pd.DataFrame, duration: float) -> dict[str, Any]:
     status = requests["status"].astype(str).value_counts()
     inputs, outputs = total(finished, "num_prompt_tokens"), total(finished, "num_output_tokens")
-    short = finished["num_output_tokens"].to_numpy() < finished["num_requested_tokens"].to_numpy()
     return {
         "num_prompts": len(requests),
         "duration": duration,
         "completed": len(finished),
         "failed": len(requests) - len(finished),
         **{name: int(status.get(name, 0)) for name in ("rejected", "aborted", "unfinished")},
-        "truncated": int(short.sum()),
+        "truncated": num_cut(finished),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": ratio(len(finished), duration),

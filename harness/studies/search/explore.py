@@ -30,6 +30,7 @@ from harness.errors import ConfigError, TwinServeError
 from harness.results.metrics import json_ready
 from harness.results.stored.files import SEARCH, write_whole
 from harness.results.summary import number
+from harness.results.unserved import unserved_text
 from harness.studies.capacity.capacity import make_document, run_probes, search
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence
 from harness.studies.capacity.keys import searched_key, with_load
@@ -220,8 +221,11 @@ def _run(config: RunConfig, folder: Path) -> dict[str, Any]:
     return run_quietly(config, folder).summary
 
 
-def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> float:
-    """The number of the summary of a run that is the objective."""
+def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> float | None:
+    """The number of the summary of a run that is the objective; None for a run that refused requests or cut them."""
+    if unserved := unserved_text(summary):
+        trial.set_user_attr("given_up", f"not all served: {unserved}")
+        return None
     value = summary.get(config.search.objective)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")

@@ -1,4 +1,4 @@
-"""Code in a model folder, or named by it, is never run: neither Python that `auto_map` names, nor what a template asks."""
+"""Code in a model folder, or named by it, is not run: Python that `auto_map` names, or what a template reaches for."""
 
 from __future__ import annotations
 
