@@ -37,16 +37,18 @@ def goodput(requests: pd.DataFrame, duration: float, slo: SloConfig) -> dict[str
 
 
 def verdict_on_slo(requests: pd.DataFrame, slo: SloConfig, *, overloaded: bool, complete: bool) -> dict[str, Any]:
-    """The limits, which share of the requests is within each, and whether the run meets them: `slo_met` is None without
-    limits and for a run that ended early. Requests that are not served in full are within no limit; those of which a
-    run that ended early does not know are left out."""
+    """The limits, which share of the requests is within each, and whether the run meets them.
+
+    `slo_met` is None without limits, without requests, and for a run that ended early. Requests that are not served in
+    full are within no limit; those of which a run that ended early does not know are left out.
+    """
     ended = requests[(requests["status"] != "unfinished").to_numpy()]
     given, beyond = limits_ms(slo), beyond_limits(ended, slo)
     limits = {f"slo_{name}_ms": given.get(name) for name in LIMITED}
     for name, flags in beyond.items():
         limits[f"slo_{name}_attainment"] = ratio(int((~flags).sum()), len(ended))
     met: bool | None = None
-    if given and complete:
+    if given and complete and len(ended):
         met = bool(served(ended).any()) and not overloaded
         met = met and all(_percentile(ended, name, slo.percentile) <= limit for name, limit in given.items())
     return {**limits, "slo_percentile": slo.percentile, "slo_met": met}

@@ -63,7 +63,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
         return share
     if not summary["complete"]:
         return "the run ended too early to tell whether it was overloaded"
-    return f"{share}: too near to tell whether it is overloaded" if share else "too few steps to tell the load"
+    return f"{share}: too near to tell whether it is overloaded" if share else "too few requests to tell the load"
 
 
 def _latency_table(summary: Mapping[str, Any]) -> Table:
@@ -177,7 +177,7 @@ def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         passed = "FAIL" if is_missed or (reached is not None and reached > limit) else "pass"
         within = f"{percent(attained)} of requests within"
         yield f"SLO {_LATENCY_NAMES[name]}", f"{passed} · {percentile} {number(reached)} of {limit:g} ms · {within}"
-    met = {True: "met", False: "not met", None: "not known, as the run is incomplete"}[summary["slo_met"]]
+    met = {True: "met", False: "not met", None: "not known"}[summary["slo_met"]]
     reasons = ["overloaded"] if summary.get("verdict") == "overloaded" else []
     reasons += [unserved] if (unserved := unserved_text(summary)) and not summary["slo_met"] else []
     because = f" ({', '.join(reasons)})" if reasons else ""
@@ -186,7 +186,7 @@ def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterable[str]:
-    if summary["num_excluded"]:
+    if summary["num_excluded"] and summary["num_prompts"]:
         window = f"{number(summary['window_start_s'])} to {number(summary['window_end_s'])} s"
         yield f"{summary['num_excluded']:,} requests are left out: only arrivals from {window} count"
     for reason, count in (summary.get("bad_rows") or {}).items():

@@ -18,10 +18,11 @@ from harness.config.command_lines.vllm_serve import serve_command
 from harness.engines.host_memory import check_memory, kept_for_tables
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
-from harness.errors import EngineError, TwinServeError
+from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
 from harness.record.record import Record
-from harness.results.metrics import summarize
+from harness.record.request_times import NS
+from harness.results.metrics import left_out_text, summarize, window_of
 from harness.results.stored.environment import environment
 from harness.results.tables import RunResult
 from harness.studies.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
@@ -91,12 +92,15 @@ def serve_trace(
     if is_open(config):
         return _serve_until_known(config, table, watch, write)
     trace = _loaded(config, table)
-    return serve(config, trace, _arrivals(config, trace), watch, write)
+    arrivals = _arrivals(config, trace)
+    _check_window(config, arrivals)
+    return serve(config, trace, arrivals, watch, write)
 
 
 def _serve_until_known(config: RunConfig, table: pd.DataFrame | None, watch: Watch, write: Write) -> Run:
     """Ever longer runs of the same draws, until one knows its metric well enough; that one is written and returned."""
     whole = _loaded(with_most_requests(config), table)
+    _check_window(config, _arrivals(config, whole))
     part = reporting_the_metric(config)
     last: list[Run] = []
     for trace in first_requests(whole):
@@ -152,6 +156,14 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UN
     if signals and failure is None:  # it came while the results were written
         return replace(run, failure=KeyboardInterrupt())
     return run
+
+
+def _check_window(config: RunConfig, arrivals: Arrivals) -> None:
+    """Raises ConfigError where it is known beforehand that no request would count."""
+    if isinstance(arrivals, OpenLoop) and (config.metrics.warmup or config.metrics.drain):
+        times_s = arrivals.times_ns * NS
+        if not window_of(times_s, config.metrics).contains(times_s).any():
+            raise ConfigError(f"{left_out_text(config.metrics)}, {times_s[-1] - times_s[0]:.3g} s")
 
 
 def _failure_of(engine: Engine) -> BaseException | None:

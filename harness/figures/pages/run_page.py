@@ -249,7 +249,7 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
     found = []
-    if summary.get("num_excluded"):
+    if summary.get("num_excluded") and summary.get("num_prompts"):
         found.append(f"{summary['num_excluded']:,} requests outside the warm-up/drain window are left out of latencies")
     found += [
         f"{rows:,} rows of the trace were skipped: {why}" for why, rows in (summary.get("bad_rows") or {}).items()
