@@ -39,9 +39,8 @@ from harness.studies.capacity.probe import run_quietly
 from harness.studies.capacity.row import Row, room_of, row_of
 from harness.studies.capacity.table import print_table, write_document
 from harness.studies.capacity.worker_pool import ended_on_failure, num_workers, submit
-from harness.studies.search.space import configuration, draw_untried, space_of, text
+from harness.studies.search.space import CAPACITY_PER_GPU, check_keys, configuration, draw_untried, space_of, text
 
-CAPACITY_PER_GPU = "capacity_per_gpu"
 _GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
 _STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
 _MOST_ASKS = 3  # for a configuration that was not tried yet, before one is drawn
@@ -58,6 +57,7 @@ def explore(config: RunConfig, folder: Path) -> dict[str, Any]:
         KeyboardInterrupt: the search was interrupted; the trials that ended are kept.
     """
     console = Console()
+    check_keys(config)
     study = _study(config, folder)
     _run_trials(study, config, folder, console)
     document = _document(study, config)
