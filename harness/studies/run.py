@@ -14,7 +14,7 @@ import pandas as pd
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import serve_command
+from harness.config.command_lines.vllm_serve import longest_that_fits, serve_command
 from harness.engines.host_memory import check_memory, kept_for_tables
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
@@ -232,15 +232,15 @@ def collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
-        "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
+        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, engine.num_blocks)),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *engine.notes()],
-        "vllm_command": serve_command(config),
+        "notes": [*trace.notes, *_pool_notes(config, engine.num_blocks), *engine.notes()],
+        "vllm_command": serve_command(config, engine.num_blocks),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
@@ -262,7 +262,12 @@ def _environment() -> dict[str, Any]:
     return environment()
 
 
-def _length_limit(config: RunConfig, engine: Engine) -> int:
-    """Tokens of prompt and output together that a sequence may have."""
-    longest = config.max_model_len or config.model.max_position_embeddings
-    return min(longest, engine.num_blocks * config.block_size)
+def _pool_notes(config: RunConfig, num_blocks: int) -> list[str]:
+    """What is said of a pool that does not hold the longest sequence that is allowed."""
+    longest, fits = longest_that_fits(config, None), longest_that_fits(config, num_blocks)
+    if fits == longest:
+        return []
+    return [
+        f"the KV pool holds {fits:,} tokens, less than one request of max_model_len={longest}, with which vLLM refuses "
+        f"to start; max_model_len={fits} fits"
+    ]

@@ -20,6 +20,7 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.importers import open_profile
 from simulator.models.hardware import ModelShape
+from simulator.models.memory import KVPool
 from simulator.models.weight_formats import UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
@@ -39,7 +40,7 @@ def resolve(config: RunConfig) -> System:
     model = model_shape(config.model, config.weight_format, engine.kv_cache_dtype)
     drafter = _drafter_shape(config)
     device = device_rates(config.device)
-    pool = kv_pool(config, largest_stage(model, config.pipeline_parallel_size), drafter, device)
+    pool = pool_of(config)
     system = System(
         model=model,
         device=device,
@@ -67,6 +68,13 @@ def resolve(config: RunConfig) -> System:
     if config.speculation.kind != "none":
         system = replace(system, notes=(*system.notes, accepted_from(config.speculation)))
     return _calibrated(system, config)
+
+
+def pool_of(config: RunConfig) -> KVPool:
+    """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
+    model = model_shape(config.model, config.weight_format, config.engine.kv_cache_dtype)
+    stage = largest_stage(model, config.pipeline_parallel_size)
+    return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
 
 
 def _plain(options: SchedulerOptions) -> SchedulerOptions:

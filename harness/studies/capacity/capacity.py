@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import serve_command
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from harness.results.summary import number
 from harness.studies.capacity.keys import load_of, searched_key, unit_of, with_load, with_values
@@ -60,7 +60,7 @@ def find(
     if config.capacity.confirm and found.estimate is not None and confirms:
         row["confirmed"] = confirm(config, row["low"], folder, console)
         sentences.append(confirmation_text(row["confirmed"], key))
-    document = make_document(config, [row], " ".join(sentences), serve_command(config))
+    document = make_document(config, [row], " ".join(sentences), serve_line(config))
     write_document(document, folder)
     return document
 

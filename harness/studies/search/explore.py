@@ -24,8 +24,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import serve_command
 from harness.config.schema.tasks.capacity import SearchConfig
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError, TwinServeError
 from harness.results.metrics import json_ready
 from harness.results.stored.files import SEARCH, write_whole
@@ -202,7 +202,7 @@ def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) 
     overrides = {key: text(value) for key, value in trial.params.items()}
     row = row_of(config, found, trial.user_attrs["label"], overrides)
     trial.set_user_attr("row", json_ready({**row, "trial": trial.number}))
-    trial.set_user_attr("command", serve_command(config))
+    trial.set_user_attr("command", serve_line(config))
     return row["per_gpu"] or 0.0
 
 
@@ -229,7 +229,7 @@ def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> floa
     value = summary.get(config.search.objective)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")
-    trial.set_user_attr("command", serve_command(config))
+    trial.set_user_attr("command", summary["vllm_command"])
     return float(value)
 
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
+from harness import run
 from harness.config.command_lines import vllm_serve
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
 from harness.config.command_lines.vllm_import import expand, translate
 from harness.config.command_lines.vllm_line import read_line
 from harness.config.command_lines.vllm_serve import overrides, serve_command
 from harness.config.run import RunConfig
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, config
 
@@ -206,3 +209,19 @@ def test_what_vllm_has_no_flag_for_is_named() -> None:
 def test_the_fixed_scheduler_is_that_of_the_option() -> None:
     scheduler = config("scheduler=vllm").scheduler
     assert {key: getattr(scheduler, key) for key in vllm_serve._FIXED} == vllm_serve._FIXED
+
+
+def test_the_line_has_a_length_that_the_pool_holds() -> None:
+    long = ("model=llama-3.1-70b", "tensor_parallel_size=2", "scheduler=vllm")
+    table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [9], "num_output_tokens": [2]})
+    found = run(*long, "arrival=trace", "plots=false", trace=table)
+    tokens = found.summary["num_blocks"] * 16
+    assert tokens < 131_072
+    assert f" --max-model-len {tokens} " in found.summary["vllm_command"]
+    assert any(
+        f"holds {tokens:,} tokens" in note and f"max_model_len={tokens} fits" in note for note in found.summary["notes"]
+    )
+    assert serve_line(config(*long)) == found.summary["vllm_command"], "the line of searches"
+    roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
+    assert "--max-model-len" not in roomy.summary["vllm_command"]
+    assert not any("refuses to start" in note for note in roomy.summary["notes"])
