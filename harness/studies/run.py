@@ -15,6 +15,7 @@ from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
 from harness.config.command_lines.vllm_serve import longest_that_fits, serve_command
+from harness.config.huggingface_keys import ignored_text
 from harness.engines.host_memory import check_memory, kept_for_tables
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
@@ -222,7 +223,7 @@ def collect(
         "simulated": config.engine.kind == "sim",
         "model": config.model.name,
         "quantization": config.weight_format,
-        "kv_cache_dtype": config.engine.kv_cache_dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
@@ -239,7 +240,7 @@ def collect(
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *_pool_notes(config, engine.num_blocks), *engine.notes()],
+        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, engine.num_blocks), *engine.notes()],
         "vllm_command": serve_command(config, engine.num_blocks),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
@@ -260,6 +261,10 @@ def collect(
 def _environment() -> dict[str, Any]:
     """Told once, as a process that serves many runs stays what it is; git takes longer than a short simulation."""
     return environment()
+
+
+def _model_notes(config: RunConfig) -> list[str]:
+    return [ignored_text(config.model.ignored_keys)] if config.model.ignored_keys else []
 
 
 def _pool_notes(config: RunConfig, num_blocks: int) -> list[str]:
