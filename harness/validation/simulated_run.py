@@ -35,8 +35,8 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     """The configuration of the simulation of `run`.
 
     For another engine's run it is `config` with the measured arrivals, and with the KV pool and the memory of the
-    device that the record tells, unless `num_blocks` is configured. For a run of our own engine it is the configuration and KV pool of that run, with
-    the cost model, device and figures of `config`.
+    device that the record tells, unless `num_blocks` is configured. For a run of our own engine it is the configuration
+    and KV pool of that run, with the cost model, device and figures of `config`.
     """
     if run.own is None:
         told = None if run.kv_tokens is None else max(1, run.kv_tokens // config.block_size)

@@ -159,9 +159,14 @@ class CsvTrace(ColumnsTrace):
 
 
 class JsonlTrace(ColumnsTrace):
-    """JSON lines with the columns of the trace table, token ids and hash ids included."""
+    """JSON lines with the columns of the trace table, token ids and hash ids included.
+
+    Attributes:
+        hash_block_size: tokens per hash id, for a file with hash_ids and no column that says it.
+    """
 
     kind: Literal["jsonl"] = "jsonl"
+    hash_block_size: Tokens | None = None
 
 
 class CustomTrace(EveryTrace, CustomConfig):
