@@ -7,7 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 from engine.core.kv.contiguous import FORESEEING
 from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
-from engine.engine_config import conflict_with_pages, default_block_size
+from engine.engine_config import KVDtype, conflict_with_pages, default_block_size
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
@@ -88,6 +88,11 @@ class RunConfig(ConfigModel):
     def weight_format(self) -> WeightFormat:
         """The format of the weights of attention and MLPs."""
         return self.quantization or self.model.quantization
+
+    @property
+    def kv_cache_dtype(self) -> KVDtype:
+        """The format of the KV cache: as asked for, or else that of the model."""
+        return self.model.kv_cache_dtype if self.engine.kv_cache_dtype == "auto" else self.engine.kv_cache_dtype
 
     @field_validator("block_size", mode="before")
     @classmethod

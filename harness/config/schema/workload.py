@@ -104,7 +104,7 @@ class FileTrace(EveryTrace):
 
     Attributes:
         path: of the file.
-        limit: requests to keep, from the start; null keeps all.
+        limit: requests to keep, the earliest ones; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
@@ -159,9 +159,14 @@ class CsvTrace(ColumnsTrace):
 
 
 class JsonlTrace(ColumnsTrace):
-    """JSON lines with the columns of the trace table, token ids and hash ids included."""
+    """JSON lines with the columns of the trace table, token ids and hash ids included.
+
+    Attributes:
+        hash_block_size: tokens per hash id, for a file with hash_ids and no column that says it.
+    """
 
     kind: Literal["jsonl"] = "jsonl"
+    hash_block_size: Tokens | None = None
 
 
 class CustomTrace(EveryTrace, CustomConfig):
@@ -170,7 +175,7 @@ class CustomTrace(EveryTrace, CustomConfig):
 
     Attributes:
         path: of the file that the function reads; null for a function that draws requests.
-        limit: requests to keep, from the start; null keeps all.
+        limit: requests to keep, the earliest ones; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
@@ -188,7 +193,7 @@ class ShareGptTrace(EveryTrace):
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
         num_requests: number of requests to draw without a path; null draws 4000, auto as many as metrics.interval
             needs.
-        limit: requests to keep, from the start; null keeps all.
+        limit: requests to keep, the earliest ones; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 

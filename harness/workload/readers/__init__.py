@@ -44,9 +44,13 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
     if table is not None:
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
         rules = RowRules(config.limit, config.on_bad_row, with_times)
-        return _with_sequences(frame.read(table, config.path, rules, Layout(config.columns, config.time_unit)), config)
+        return _with_sequences(frame.read(table, config.path, rules, _layout(config)), config)
     stamp = file_stamp(getattr(config, "path", None))
     return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
+
+
+def _layout(config: CsvTrace | JsonlTrace) -> Layout:
+    return Layout(config.columns, config.time_unit, getattr(config, "hash_block_size", None))
 
 
 def _with_sequences(trace: Trace, config: TraceConfig) -> Trace:
@@ -74,7 +78,7 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
         case CsvTrace() | JsonlTrace():
             read = plain.read_csv if config.kind == "csv" else plain.read_jsonl
             rules = RowRules(config.limit, config.on_bad_row, with_times)
-            return read(config.path, rules, Layout(config.columns, config.time_unit))
+            return read(config.path, rules, _layout(config))
         case CustomTrace():
             return custom.read(config, rng, RowRules(config.limit, config.on_bad_row, with_times))
         case _:

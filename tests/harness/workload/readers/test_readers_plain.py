@@ -26,6 +26,12 @@ def read(path: Path, text: str | bytes, **keys: object) -> Trace:
     return load_trace(CsvTrace(path=str(path), **({"on_bad_row": "drop"} | keys)), seed=0)  # type: ignore[arg-type]
 
 
+def read_untimed(path: Path, text: str, **keys: object) -> Trace:
+    path.write_text(text)
+    settings = CsvTrace(path=str(path), **({"on_bad_row": "drop"} | keys))  # type: ignore[arg-type]
+    return load_trace(settings, seed=0, with_times=False)
+
+
 def prompts(trace: Trace) -> list[int]:
     return trace.table["num_prompt_tokens"].tolist()
 
@@ -131,15 +137,17 @@ def test_line_numbers_go_on_from_chunk_to_chunk(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("limit", "kept", "bad"), [(1, [1], 0), (2, [1, 4], 2), (3, [1, 4, 6], 4), (9, [1, 4, 6], 5)])
-def test_limit_counts_usable_rows_and_looks_no_further(path: Path, limit: int, kept: list[int], bad: int) -> None:
+def test_without_times_a_limit_counts_usable_rows_and_looks_no_further(
+    path: Path, limit: int, kept: list[int], bad: int
+) -> None:
     text = HEADER + "1,1,1\n2\n3,0,1\n4,4,1\n5,0,1\n5\n6,6,1\n7,0,1\n"
-    trace = read(path, text, limit=limit)
+    trace = read_untimed(path, text, limit=limit)
     assert prompts(trace) == kept
     assert sum(trace.bad_rows.values()) == bad
 
 
-def test_limit_leaves_later_bad_rows_alone(path: Path) -> None:
-    assert prompts(read(path, HEADER + "1,1,1\n2,x,1\n", limit=1, on_bad_row="error")) == [1]
+def test_without_times_a_limit_leaves_later_bad_rows_alone(path: Path) -> None:
+    assert prompts(read_untimed(path, HEADER + "1,1,1\n2,x,1\n", limit=1, on_bad_row="error")) == [1]
 
 
 rows = st.sampled_from(["1,1,1", "2,5,3", "3,7,1", "1", "x,1,1", "2,0,4", "", '"2",6,2', "9,9,9,9"])
