@@ -19,7 +19,6 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
-from simulator.beam_choice import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 
@@ -80,7 +79,6 @@ class Replica:
 
     Args:
         transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
-        choose_parents: which beams of a request continue others after a step; by default none.
 
     Attributes:
         source: where requests come from; set before the first is due.
@@ -102,7 +100,6 @@ class Replica:
         compress: bool = True,
         max_lookahead_steps: int = 1,
         transfers: TransferEngine | None = None,
-        choose_parents: ChooseParents = keep_all,
     ) -> None:
         if scheduler.plans_ahead and max_lookahead_steps > 1:
             raise ValueError("async_scheduling: each step is planned on its own")
@@ -119,7 +116,6 @@ class Replica:
         self.reach = NEVER
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
-        self._choose_parents = choose_parents
         self._inbox: deque[Request] = deque()
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
 
@@ -265,8 +261,6 @@ class Replica:
             planned = scheduler.schedule(started)
         outcome = scheduler.commit(plan, end)
         self.observer.on_commit(outcome)
-        for request in outcome.beams:
-            scheduler.replace_beams(request, self._choose_parents(request))
         for request in outcome.finished:
             self.on_finish(request, end)
             request.forget_sequences()

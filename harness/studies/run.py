@@ -33,7 +33,6 @@ from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
-from simulator.beam_choice import RandomParents
 
 Write = Callable[[Run], None]
 
@@ -197,13 +196,8 @@ def _reason(failure: BaseException | None) -> str | None:
 def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        # A random stream of its own, as that of the trace.
-        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=tuple(b"beams")))
-        parents = RandomParents(trace.beam_replacement or 0.0, rng)
         rule = config.router.make() if config.replicas > 1 else None
-        return SimulatedEngine(
-            resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule, choose_parents=parents
-        )
+        return SimulatedEngine(resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule)
     with interrupts.held():
         from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)

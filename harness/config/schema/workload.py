@@ -81,22 +81,9 @@ class EveryTrace(ConfigModel):
 
     Attributes:
         n: output sequences per request, sampled independently; each has the request's number of output tokens.
-        beam_width: beams per request; each has the request's number of output tokens.
-        beam_replacement: probability that a step replaces a beam by a copy of another one (simulation only; the real
-            engine scores tokens). The default is an assumption: with it 2 to 6 beams save 35 to 50 % of the blocks on
-            Alpaca's lengths and 47 to 76 % on ShareGPT's, where Kwon et al. 2023 (PagedAttention, figure 15) measured
-            38 to 55 % and 44 to 66 %.
     """
 
     n: SequenceCount = 1
-    beam_width: SequenceCount = 1
-    beam_replacement: Annotated[float, Field(ge=0, le=1)] = 0.05
-
-    @model_validator(mode="after")
-    def _check_sequences(self) -> Self:
-        if self.n > 1 and self.beam_width > 1:
-            raise ValueError(f"n={self.n}: with beam_width={self.beam_width} a request has beams and no other samples")
-        return self
 
 
 class FileTrace(EveryTrace):

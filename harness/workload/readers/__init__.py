@@ -39,7 +39,7 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
     Raises:
         TraceError: the file cannot be read, is of another format, has no usable row, or more bad rows than allowed.
         ConfigError: a tokenizer cannot be loaded, or has nothing to count; drawn prompts have too many hash ids;
-            trace.n or trace.beam_width is given beside a column n of the file.
+            trace.n is given beside a column n of the file.
     """
     if table is not None:
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
@@ -54,15 +54,12 @@ def _layout(config: CsvTrace | JsonlTrace) -> Layout:
 
 
 def _with_sequences(trace: Trace, config: TraceConfig) -> Trace:
-    """The trace with `n` sequences, or beams, for every request."""
-    key = "n" if config.n > 1 else "beam_width"
-    count = max(config.n, config.beam_width)
-    if count == 1:
+    """The trace with `n` sequences for every request."""
+    if config.n == 1:
         return trace
     if "n" in trace.table:
-        raise ConfigError(f"trace.{key}={count}: {trace.source} has a column n, which says it for each request")
-    replacement = config.beam_replacement if config.beam_width > 1 else None
-    return replace(trace, table=trace.table.assign(n=count), beam_replacement=replacement)
+        raise ConfigError(f"trace.n={config.n}: {trace.source} has a column n, which says it for each request")
+    return replace(trace, table=trace.table.assign(n=config.n))
 
 
 def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:

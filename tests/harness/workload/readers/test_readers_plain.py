@@ -101,13 +101,11 @@ def test_csv_bad_rows(path: Path, row: str, reason: str) -> None:
 def test_requests_say_how_many_samples_they_want(path: Path) -> None:
     text = "num_prompt_tokens,num_output_tokens,n\n5,1,4\n6,2,1\n7,2,0\n8,1,1e9\n"
     trace = read(path, text)
-    assert trace.num_sequences.tolist() == [4, 1] and trace.beam_replacement is None
+    assert trace.num_sequences.tolist() == [4, 1]
     assert trace.bad_rows == {"n is 0": 1, "n is larger than 1048576": 1}
-    with pytest.raises(ConfigError, match=r"trace.beam_width=2: \S+ has a column n, which says it for each request"):
-        read(path, text, beam_width=2)
+    with pytest.raises(ConfigError, match=r"trace.n=2: \S+ has a column n, which says it for each request"):
+        read(path, text, n=2)
     without = "num_prompt_tokens,num_output_tokens\n5,1\n6,2\n"
-    beams = read(path, without, beam_width=3, beam_replacement=0.5)
-    assert beams.num_sequences.tolist() == [3, 3] and beams.beam_replacement == 0.5
     assert read(path, without, n=2).num_sequences.tolist() == [2, 2]
     assert read(path, without).num_sequences.tolist() == [1, 1]
 
