@@ -15,7 +15,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
-from experiments.acceptance.occupancy import (  # noqa: E402
+from experiments.kernel_occupancy import (  # noqa: E402
     CUOBJDUMP,
     LIMITS,
     after_attention,

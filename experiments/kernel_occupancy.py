@@ -1,6 +1,6 @@
-"""Resources of the Triton kernels as the compiler reports them: of this GPU in the acceptance, of five without a GPU.
+"""Resources of the Triton kernels on five GPUs, as the compiler reports them; no GPU is needed.
 
-    python -m experiments.acceptance.occupancy
+    python -m experiments.kernel_occupancy
 
 Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of each dtype. The command
 writes `experiments/results/kernel_occupancy.csv` in 4 minutes: registers and spilled bytes of a thread, shared memory
@@ -29,7 +29,6 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from experiments import RESULTS, ROOT
-from experiments.acceptance.common import Context, SkippedError
 from kernels import activation, decode_step, norm, rotary
 from kernels.attention import decode as decode_attention
 from kernels.attention import prefill as prefill_attention
@@ -279,21 +278,6 @@ def occupancies(capability: int) -> Iterator[tuple[str, Occupancy]]:
             if found not in seen:
                 seen.add(found)
                 yield what, found
-
-
-def occupancy(context: Context) -> None:
-    """The kernels as the Triton of this machine compiles them for its GPU."""
-    capability = 90
-    if context.is_cuda:
-        major, minor = torch.cuda.get_device_capability(context.device)
-        capability = 10 * major + minor
-    if capability not in LIMITS or not CUOBJDUMP.exists():
-        raise SkippedError(f"no cuobjdump, or the sizes of sm_{capability} are not known")
-    for what, found in occupancies(capability):
-        value = f"{found.registers} registers, {found.shared_bytes // 1024} KB, {found.programs_per_sm} programs"
-        context.add(f"{found.kernel} {what}", value, "no spills", found.spilled_bytes == 0)
-        if context.rehearse:
-            break
 
 
 def main() -> None:
