@@ -29,11 +29,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from experiments import RESULTS, ROOT
-from kernels import activation, decode_step, norm, rotary
+from kernels import activation, decode_step, norm
 from kernels.attention import decode as decode_attention
 from kernels.attention import prefill as prefill_attention
 from kernels.attention.backends import LayerKV
-from kernels.cache import kv_store
 from kernels.cache.kv_store import FP8_DTYPE
 from kernels.cache.rotary_store import HeadNorms, rotary_store
 from kernels.experts import fp8_experts, moe
@@ -183,24 +182,20 @@ def prefill(
     prefill_attention.prefill_attention(q, empty_kv(cache, head_dim), bounds, contexts, tables, 1.0, tokens, 8192)
 
 
-def norms_and_rotary() -> None:
-    """Norms and rotary embedding of 64 tokens of Qwen3-0.6B."""
+def norms() -> None:
+    """Norms of 64 tokens of Qwen3-0.6B."""
     x, weight = torch.zeros(64, 1024, dtype=torch.bfloat16), torch.ones(1024, dtype=torch.bfloat16)
     norm.rms_norm_triton(x, weight, 1e-6)
     norm.add_rms_norm_triton(x, x, weight, 1e-6)
-    qkv = torch.zeros(64, 24, 128, dtype=torch.bfloat16)
-    rotary.rotary_triton(qkv[:, :16], qkv[:, 16:], torch.zeros(1024, 128), torch.zeros(64, dtype=torch.int64))
 
 
 def store(cache: torch.dtype, head_dim: int = 128, group: int = 2, is_normed: bool = True) -> None:
-    """Both ways to store keys and values of 64 tokens and 8 KV heads, with norms and rotary embedding and alone."""
+    """Keys and values of 64 tokens and 8 KV heads, with norms and rotary embedding."""
     positions, slots = torch.zeros(2, 64, dtype=torch.int64)
     kv, qkv = empty_kv(cache, head_dim), torch.zeros(64, 8 * group + 16, head_dim, dtype=torch.bfloat16)
     weight = torch.ones(head_dim, dtype=torch.bfloat16)
-    norms = HeadNorms(weight, weight, 1e-6) if is_normed else None
-    rotary_store(qkv, norms, torch.zeros(1024, head_dim), positions, kv, slots)
-    k, v = qkv[:, 8 * group : -8], qkv[:, -8:]
-    kv_store.store_kv_triton(k, v, kv, slots)
+    head_norms = HeadNorms(weight, weight, 1e-6) if is_normed else None
+    rotary_store(qkv, head_norms, torch.zeros(1024, head_dim), positions, kv, slots)
 
 
 def after_attention() -> None:
@@ -254,7 +249,7 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "", after_attention
     yield "fp8 weights", experts_in_float8
     yield "", around_decode
-    yield "", norms_and_rotary
+    yield "", norms
     for name, cache in caches.items():
         yield f"{name} cache", partial(store, cache)
         yield f"{name} cache", partial(decode, cache)

@@ -2,9 +2,9 @@
 
     python -m experiments.acceptance [section ...] --out <folder>
 
-By default all sections run, in the order of their value. Each has a process of its own, which is killed after its limit;
-what it found until then is kept. The results, acceptance_<device>.json, are written after each section; those of
-sections that do not run again stay. With --rehearse everything runs in tiny sizes on the CPU.
+By default all sections run, in the order of their value. Each has a process of its own, which is killed after its
+limit; what it found until then is kept. The results, acceptance_<device>.json, are written after each section; those
+of sections that do not run again stay. With --rehearse everything runs in tiny sizes on the CPU.
 """
 
 from __future__ import annotations

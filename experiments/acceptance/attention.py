@@ -112,8 +112,8 @@ def cache_dtypes(context: Context, name: str, head_dim: int) -> list[torch.dtype
 
 def paged_batch(
     context: Context, heads: Heads, prefills: list[tuple[int, int]], contexts: list[int], copies: int = 1
-) -> tuple[list[tuple[Tensor, Tensor]], Tensor, Tensor, Tensor, AttentionMetadata]:
-    """`copies` random caches, q, k, v and metadata without slots to store to, so that the caches do not change.
+) -> tuple[list[LayerKV], Tensor, AttentionMetadata]:
+    """`copies` random caches, q and metadata.
 
     `prefills` are (context after the chunk, chunk); blocks are in random order.
     """
@@ -131,8 +131,8 @@ def paged_batch(
         return torch.randn(*shape, generator=generator, device=context.device, dtype=context.dtype)
 
     shape = (sum(counts), BLOCK_SIZE, kv_heads, head_dim)
-    caches = [(random(*shape), random(*shape)) for _ in range(copies)]
-    q, k, v = (random(tokens, n, head_dim) for n in (num_heads, kv_heads, kv_heads))
+    caches = [LayerKV(random(*shape), random(*shape)) for _ in range(copies)]
+    q = random(tokens, num_heads, head_dim)
     bounds = torch.tensor([0] + [chunk for _, chunk in prefills], device=context.device).cumsum(0, dtype=torch.int32)
     metadata = AttentionMetadata(
         slot_mapping=torch.full((tokens,), -1, dtype=torch.int64, device=context.device),
@@ -146,7 +146,7 @@ def paged_batch(
         decode_block_tables=tables[len(prefills) :],
         max_decode_context=max(contexts, default=0),
     )
-    return caches, q, k, v, metadata
+    return caches, q, metadata
 
 
 def decode_share(
@@ -161,19 +161,17 @@ def decode_share(
     # What must move: the cache, queries and outputs.
     read = 2 * batch * head_dim * (length * kv_heads * dtype.itemsize + num_heads * context.dtype.itemsize)
     copies = 1 if not context.is_cuda else max(2, min(16, CACHE_BYTES // read))
-    caches, q, k, v, metadata = paged_batch(context, heads, [], [length] * batch, copies)
-    no_slots = metadata.slot_mapping[:0]  # storing to the cache is another kernel
-    metadata = replace(metadata, max_decode_context=max(length, MAX_CONTEXT), slot_mapping=no_slots)
+    caches, q, metadata = paged_batch(context, heads, [], [length] * batch, copies)
+    metadata = replace(metadata, max_decode_context=max(length, MAX_CONTEXT))
     backend = backend_of(context, name, head_dim, dtype)
-    scales = None
     if dtype == FP8_DTYPE:
         scales = torch.ones(2, kv_heads, device=context.device)
-        caches = [(quantize(keys, scales[0]), quantize(values, scales[1])) for keys, values in caches]
+        caches = [LayerKV(quantize(kv.keys, scales[0]), quantize(kv.values, scales[1]), scales) for kv in caches]
     out = torch.empty_like(q)
 
     def layers() -> None:
-        for keys, values in caches:
-            backend.forward(q, (k[:0], v[:0]), LayerKV(keys, values, scales), metadata, head_dim**-0.5, out)
+        for kv in caches:
+            backend.forward(q, kv, metadata, head_dim**-0.5, out)
 
     return read / median_s(context, _captured(context, layers), launches=copies) / bandwidth
 
@@ -181,9 +179,9 @@ def decode_share(
 def prefill_share(context: Context, name: str, heads: Heads, shape: tuple[int, int], flops: float) -> float:
     """Share of the matrix rate of one layer's prefill attention; only the visible half of the scores counts."""
     prompts, length = shape
-    caches, q, k, v, metadata = paged_batch(context, heads, [(length, length)] * prompts, [])
-    backend, out, kv = backend_of(context, name, heads[2]), torch.empty_like(q), LayerKV(*caches[0])
-    seconds = median_s(context, lambda: backend.forward(q, (k, v), kv, metadata, heads[2] ** -0.5, out))
+    caches, q, metadata = paged_batch(context, heads, [(length, length)] * prompts, [])
+    backend, out = backend_of(context, name, heads[2]), torch.empty_like(q)
+    seconds = median_s(context, lambda: backend.forward(q, caches[0], metadata, heads[2] ** -0.5, out))
     return 4 * heads[0] * heads[2] * prompts * length * (length + 1) // 2 / seconds / flops
 
 

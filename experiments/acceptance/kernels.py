@@ -40,13 +40,13 @@ def real_shapes(context: Context) -> None:
     prefills = [(1500 // part, 1500 // part), (2047 // part, 513 // part), (300 // part, 1)]
     contexts = [1 + (997 * i) % (3000 // part) for i in range(33 // part + 1)]
     for model, heads in HEADS.items():
-        caches, q, k, v, metadata = paged_batch(context, heads, prefills, contexts)
+        (kv,), q, metadata = paged_batch(context, heads, prefills, contexts)
         scale = heads[2] ** -0.5
-        wide_q, wide_k, wide_v, *wide_cache = (x.float() for x in (q, k, v, *caches[0]))
-        expected = TorchBackend().forward(wide_q, (wide_k, wide_v), LayerKV(*wide_cache), metadata, scale)
+        wide = LayerKV(kv.keys.float(), kv.values.float())
+        expected = TorchBackend().forward(q.float(), wide, metadata, scale)
         for name in usable_backends(context, heads[2]):
             out = torch.full_like(q, torch.nan)  # values that the backend leaves out stay NaN and fail the check
-            backend_of(context, name, heads[2]).forward(q, (k, v), LayerKV(*caches[0]), metadata, scale, out)
+            backend_of(context, name, heads[2]).forward(q, kv, metadata, scale, out)
             error = float((out.float() - expected).norm() / expected.norm())
             goal = LARGEST_ERROR[context.dtype]
             context.record[f"{model}/{name}"] = error

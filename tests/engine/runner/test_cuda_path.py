@@ -81,7 +81,7 @@ def test_what_is_captured_and_what_memory_it_is_counted_with(gpu: Gpu) -> None:
     assert [line for line in log if line.startswith("replay")] == [f"replay {i}" for i in range(4, 13)]
     assert not [line for line in log[captured:] if "copy to" in line or "host waits" in line]
     pieces = llm.engine._executor._runner._pieces._by_size.values()  # type: ignore[attr-defined]
-    assert not any(passed.residual is not None for made in pieces for passed in made.passed), "memory of the pool"
+    assert not any(each is not None for made in pieces for each in made.residuals), "memory of the pool"
     llm.close()
 
 

@@ -15,7 +15,7 @@ from kernels.attention.configs import prefill_config, use_configs  # noqa: E402
 from kernels.attention.decode import decode_attention  # noqa: E402
 from kernels.attention.prefill import prefill_attention  # noqa: E402
 from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE  # noqa: E402
-from kernels.cache.kv_store import FP8_DTYPE, store_kv_reference  # noqa: E402
+from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
 from tests.kernels.builders import Case, Shape, in_float8, in_integers, make_case, naive_attention, tolerance  # noqa: E402
 
 CASES_PER_SEED = 10
@@ -42,7 +42,7 @@ def stored(case: Case, cache: torch.dtype) -> tuple[Case, torch.Tensor | None, t
         case, expected = in_integers(case, cache)
     else:
         expected = naive_attention(case)
-    store_kv_reference(*case.new, case.kv._replace(scales=scales), case.metadata.slot_mapping)
+    case.stored(scales)
     return case, scales, expected
 
 
