@@ -102,16 +102,6 @@ class Lab:
         path.write_text(yaml.safe_dump(document))
         return path
 
-    def scaled_profile(self, profile: Path, factor: float) -> Path:
-        """A profile with all times of `profile` times `factor`."""
-        folder = self.scratch / f"profile_{factor}"
-        shutil.copytree(profile, folder, dirs_exist_ok=True)
-        for path in folder.glob("*.csv"):
-            table = pd.read_csv(path)
-            times = table.columns[table.columns.str.endswith("_us")]
-            table.assign(**{name: factor * table[name] for name in times}).to_csv(path, index=False)
-        return folder
-
     def publish(self, profile: Path) -> None:
         """Put `profile` among those of the repository."""
         from harness.studies.machine_profiling import published_folder  # imported late, as it brings torch
@@ -160,14 +150,10 @@ def print_noise(title: str, columns: dict[str, Scored]) -> None:
 
 
 def print_steps(title: str, columns: dict[str, Scored]) -> None:
-    """The errors and the noise of single steps in percent."""
+    """The errors of single steps in percent."""
     table = Table("", *columns, box=None, title=title)
-    figures = {
-        "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from that of all": "single_mape_pct",
-        "half of the executions from the others": "halves_mape_pct",
-    }  # fmt: skip
     for kind in ("decode", "mixed"):
-        for name, figure in figures.items():
+        for name, figure in (("MAPE", "mape_pct"), ("bias", "bias_pct")):
             errors = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
             sign = "+" if name == "bias" else ""
             table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, math.nan):{sign}.1f} %" for each in errors))
