@@ -35,7 +35,7 @@ from kernels.attention import prefill as prefill_attention
 from kernels.attention.backends import LayerKV
 from kernels.cache.kv_store import FP8_DTYPE
 from kernels.cache.rotary_store import HeadNorms, rotary_store
-from kernels.experts import fp8_experts, moe
+from kernels.experts import expert_products, moe
 from kernels.launch import Launcher
 from kernels.linear import fp8_linear
 from kernels.sampling import keep_threshold, sampler
@@ -85,9 +85,9 @@ def recorded(capability: int, num_sms: int = 132) -> Iterator[list[Launch]]:
     def record(self: Launcher, _grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         launches.append(Launch(self._kernel, arguments, constants))
 
-    call, limits, has_float8 = Launcher.__call__, decode_attention.device_limits, fp8_experts.multiplies_float8
+    call, limits, has_float8 = Launcher.__call__, decode_attention.device_limits, expert_products.multiplies_float8
     modules: tuple[Any, ...] = (decode_attention, prefill_attention)
-    experts: Any = fp8_experts
+    experts: Any = expert_products
     Launcher.__call__ = record  # type: ignore[method-assign, assignment]
     for module in modules:
         module.device_limits = lambda _: (capability, num_sms)
@@ -234,7 +234,7 @@ def experts_in_float8(tokens: int = 64, block: tuple[int, int] = (128, 128)) -> 
     """Experts (Qwen3-30B-A3B) with weights in float8; inputs are quantised from 8.9 on."""
     x, weight = torch.zeros(tokens, 2048, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=FP8_DTYPE)
     w13, w2 = (
-        fp8_experts.Fp8Stack(weight.expand(128, n, k), torch.ones(1), block) for n, k in ((1536, 2048), (2048, 768))
+        expert_products.Fp8Stack(weight.expand(128, n, k), torch.ones(1), block) for n, k in ((1536, 2048), (2048, 768))
     )
     moe.fused_moe_triton(x, torch.zeros(tokens, 128, dtype=torch.bfloat16), w13, w2, 8, True)
 

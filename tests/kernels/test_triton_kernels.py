@@ -35,7 +35,7 @@ def poisoned_allocations(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1000), (5, 3, 64), (2, 5, 128)])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 96), (2, 1000)])
 def test_rms_norm(triton_device: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     wide = torch.randn(*shape[:-1], 2 * shape[-1], device=triton_device).to(dtype)
     x, weight = wide[..., : shape[-1]], torch.randn(shape[-1], device=triton_device).to(dtype)

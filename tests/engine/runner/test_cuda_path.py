@@ -24,7 +24,7 @@ from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa:
 
 ON_GPU: dict[str, Any] = {**SETTINGS, "device": "cuda", "dtype": "bfloat16"}
 BEGIN = ["rms_norm_kernel", "mm", "rotary_store_kernel"]
-BETWEEN = ["mm", "add_rms_norm_kernel", "mm", "silu_and_mul_kernel", "mm", "add_rms_norm_kernel"]
+BETWEEN = ["mm", "rms_norm_kernel", "mm", "silu_and_mul_kernel", "mm", "rms_norm_kernel"]
 PIECES = [["embedding", *BEGIN], [*BETWEEN, *BEGIN[1:]], BETWEEN]  # of a model of two layers
 PREFILL, DECODE, SPLIT = "prefill_kernel", "decode_kernel", "join_splits_kernel"
 DRAW = ["sample_block_kernel", "sample_join_kernel"]
