@@ -39,7 +39,6 @@ SECTIONS = {  # what a process runs, and the seconds after which it is killed
     "transformers": (f"{_HERE}.serving:transformers", 240),
     "nano_vllm": (f"{_HERE}.serving:nano_vllm", 120),
     "vllm": (f"{_HERE}.serving:vllm", 180),
-    "configurations": (f"{_HERE}.configurations:configurations", 240),
 }
 NANO_GOAL = 1.5  # times the output tokens/s of nano-vllm
 _TAIL = 3000  # characters of the output of a section that is not ok, kept in its entry

@@ -15,7 +15,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
-from experiments.kernel_occupancy import (  # noqa: E402
+from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
+from kernels.experts.moe_routing import route_triton  # noqa: E402
+from tests.kernels.occupancy import (  # noqa: E402
     CUOBJDUMP,
     LIMITS,
     after_attention,
@@ -28,8 +30,6 @@ from experiments.kernel_occupancy import (  # noqa: E402
     store,
     thresholds,
 )
-from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
-from kernels.experts.moe_routing import route_triton  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)

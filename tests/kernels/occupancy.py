@@ -1,6 +1,6 @@
 """Resources of the Triton kernels on five GPUs, as the compiler reports them; no GPU is needed.
 
-    python -m experiments.kernel_occupancy
+    python -m tests.kernels.occupancy
 
 Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of each dtype. The command
 writes `experiments/results/kernel_occupancy.csv` in 4 minutes: registers and spilled bytes of a thread, shared memory
