@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments import RESULTS, ROOT, provenance
+from experiments import RESULTS, ROOT, provenance, write_result
 from harness.results.stored.environment import slug
 
 _HERE = "experiments.acceptance"
@@ -67,7 +67,7 @@ def run(sections: dict[str, tuple[str, float]], folder: Path, rehearse: bool) ->
     record = json.loads(path.read_text()) if path.exists() else {}
     for name, (target, limit_s) in sections.items():
         record[name] = {**run_section(target, limit_s, rehearse), **provenance(_HERE)}
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_result(path, record)
         print("\n".join(lines(name, record[name])), flush=True)
     print("\n".join(compared(record)))
     print(f"written to {path}")

@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from experiments import FIDELITY, RESULTS, provenance
+from experiments import FIDELITY, RESULTS, provenance, write_result
 from harness.results.stored.files import CALIBRATION
 from simulator.profile.profile_folder import load_profile
 
@@ -124,8 +124,7 @@ class Lab:
     def write(self, **more: Any) -> None:
         record = {**provenance("experiments.fidelity"), **more}
         record["validations"] = {scored.name: {key: scored.document[key] for key in _KEPT} for scored in self.scored}
-        path = RESULTS / f"fidelity_{self.case}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_result(RESULTS / f"fidelity_{self.case}.json", record)
 
 
 def print_errors(title: str, columns: dict[str, Scored], published: dict[str, dict[str, float]] | None = None) -> None:
