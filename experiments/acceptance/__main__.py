@@ -27,7 +27,7 @@ from experiments import RESULTS, ROOT, provenance, write_result
 from harness.results.stored.environment import slug
 
 _HERE = "experiments.acceptance"
-SECTIONS = {  # what a process runs, and the seconds after which it is killed
+SECTIONS: dict[str, tuple[str, float]] = {  # what a process runs, and the seconds after which it is killed
     "device": (f"{_HERE}.attention:device", 60),
     "kernels": (f"{_HERE}.kernels:kernels", 180),
     "models": (f"{_HERE}.tokens:models", 120),

@@ -65,7 +65,8 @@ def _ours(
 ) -> tuple[Prompts, Tensor]:
     """(prompts and generated tokens, log probability of each token)."""
     kind = str(dtype).removeprefix("torch.")
-    llm = LLM(folder, cuda_graphs=True, device=context.device.type, dtype=kind, max_num_seqs=4, **sizes)
+    settings: dict[str, Any] = {"max_num_seqs": 4, **sizes}
+    llm = LLM(folder, cuda_graphs=True, device=context.device.type, dtype=kind, **settings)
     try:
         greedy = SamplingParams(
             max_tokens=OUTPUT_TOKENS, temperature=0.0, ignore_eos=True, logprobs=0, prompt_logprobs=0
