@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -16,12 +17,31 @@ ROOT = Path(__file__).resolve().parents[1]
 # Relative to the repository, as all paths that are committed.
 RESULTS = Path("experiments/results")
 FIDELITY = Path("docs/fidelity")
+_WIDTH = 240  # characters of a line of JSON
 
 
 def composed(*overrides: str) -> RunConfig:
     """The configuration that `run.py` would get from these overrides."""
     with initialize_config_dir(config_dir=str(ROOT / "conf"), version_base=None):
         return parse(compose("config", overrides=list(overrides)))
+
+
+def write_result(path: Path, document: Any) -> None:
+    """Write a JSON file in which each row of a table, and all that is short, stands on one line."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_json(document, "") + "\n", encoding="utf-8")
+
+
+def _json(value: Any, margin: str, is_row: bool = False) -> str:
+    text = json.dumps(value)
+    if is_row or len(text) <= _WIDTH or not isinstance(value, dict | list):
+        return text
+    keys = [f"{json.dumps(key)}: " for key in value] if isinstance(value, dict) else [""] * len(value)
+    inner, values = margin + " ", value.values() if isinstance(value, dict) else value
+    are_rows = isinstance(value, list)
+    lines = [f"{inner}{key}{_json(each, inner, are_rows)}" for key, each in zip(keys, values, strict=True)]
+    start, end = "{}" if isinstance(value, dict) else "[]"
+    return f"{start}\n" + ",\n".join(lines) + f"\n{margin}{end}"
 
 
 def provenance(module: str) -> dict[str, Any]:

@@ -12,7 +12,6 @@ experiments/results/capacity_repeats.json.
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from experiments import RESULTS, composed, provenance
+from experiments import RESULTS, composed, provenance, write_result
 from harness.config import RunConfig
 from harness.studies.capacity.capacity import search
 
@@ -76,7 +75,7 @@ def main() -> None:
         systems[name] = {"overrides": list(overrides), **judge(rows), "repeats": rows}
         print(name, {key: value for key, value in systems[name].items() if key != "repeats"}, flush=True)
         document = {"slo": list(SLO), "systems": systems, **provenance("experiments.capacity_repeats")}
-        (RESULTS / "capacity_repeats.json").write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        write_result(RESULTS / "capacity_repeats.json", document)
 
 
 if __name__ == "__main__":

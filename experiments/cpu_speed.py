@@ -27,7 +27,7 @@ from rich.table import Table
 
 from engine.api.llm import LLM
 from engine.sampling_params import SamplingParams
-from experiments import RESULTS, ROOT, provenance
+from experiments import RESULTS, ROOT, provenance, write_result
 from harness.workload.sampling import sharegpt
 
 MAX_PROMPT, MAX_OUTPUT = 1024, 512  # longer ones are cut, so that a run takes minutes
@@ -153,7 +153,7 @@ def main() -> None:
     path = ROOT / RESULTS / "cpu_speed.json"
     document = json.loads(path.read_text()) if path.exists() else {}
     document |= {dtype: {**record, "output_tokens_per_s": speeds} for dtype, speeds in results.items()}
-    path.write_text(json.dumps(document, indent=2) + "\n")
+    write_result(path, document)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from experiments import RESULTS, composed, provenance
+from experiments import RESULTS, composed, provenance, write_result
 from experiments.default_profiles import DEVICES
 from simulator.importers.aiconfigurator.database import Database, find_root
 
@@ -42,7 +42,7 @@ def main() -> None:
         }
         print(name, json.dumps(rates[name]))
     document = {**provenance("experiments.device_rates"), "rates": rates}
-    (RESULTS / "device_rates.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(RESULTS / "device_rates.json", document)
 
 
 if __name__ == "__main__":

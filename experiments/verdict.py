@@ -12,7 +12,6 @@ statistic, how many intervals hold the value, how many runs tell one, and how ma
 from __future__ import annotations
 
 import argparse
-import json
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -22,10 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from experiments import RESULTS, composed, provenance
+from experiments import RESULTS, composed, provenance, write_result
 from harness.config import RunConfig
 from harness.results.metrics import summarize
-from harness.results.stored.files import write_whole
 from harness.results.tables import RunResult
 from harness.studies.run import collect, make_engine
 from harness.workload.arrivals import make_arrivals
@@ -159,10 +157,8 @@ def main() -> None:
                 found = score(case, num_requests, load, rate, seeds, long_run if load < 1 else {})
                 rows.append({**found.as_row(), "capacity": rate})
                 print(case, num_requests, load, dict(found.verdicts), flush=True)
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    sums, source = (json.dumps(each, indent=1) for each in (coverage(rows), provenance("experiments.verdict")))
-    text = f'{{"rows": [\n{lines}\n],\n"coverage": {sums},\n"provenance": {source}}}\n'
-    write_whole(options.out, lambda path: path.write_text(text, encoding="utf-8"))
+    document = {"rows": rows, "coverage": coverage(rows), "provenance": provenance("experiments.verdict")}
+    write_result(options.out, document)
     for name, counts in coverage(rows).items():
         print(f"{name}: {counts[0]} of {counts[1]} intervals hold the value, {counts[2]} have an upper end")
     print(f"{sum(row['right'] for row in rows)} of {sum(row['runs'] for row in rows)} verdicts are right")

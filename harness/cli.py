@@ -32,7 +32,6 @@ from harness.results.stored.files import (
     ERRORS,
     INPUTS,
     REPORT,
-    RETIMED,
     SUMMARY,
     VALIDATED,
     VALIDATION,
@@ -184,7 +183,7 @@ def _execute(config: RunConfig, folder: Path) -> None:
 def _start_anew(config: RunConfig, folder: Path, path: Path) -> None:
     """Write the configuration to `path`. Results of an earlier run in `folder` do not belong to it and are removed."""
     path.write_text(to_yaml(config), encoding="utf-8")
-    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, RETIMED, TRACE, CAPACITY, REPORT):
+    for stale in (SUMMARY, VALIDATION, *VALIDATED, ERRORS, CALIBRATION, TRACE, CAPACITY, REPORT):
         (folder / stale).unlink(missing_ok=True)
 
 
@@ -192,7 +191,7 @@ def _check_output(config: RunConfig, folder: Path) -> None:
     """Refuses an output folder that the task reads."""
     settings = config.validation
     measured = [settings.measured, *settings.repeats]
-    for name in [*(name.partition(":")[2] for name in measured if name), *settings.retimed]:
+    for name in (name.partition(":")[2] for name in measured if name):
         if Path(name).expanduser().resolve() == folder.resolve():
             raise ConfigError(f"hydra.run.dir={name}: task={config.task} reads this folder; write to another one")
 
@@ -216,8 +215,6 @@ def _task(config: RunConfig) -> Callable[[RunConfig, Path], object]:
         if importlib.util.find_spec("optuna") is None:
             raise ConfigError("task=search: optuna is not installed (pip install -e '.[search]')")
         return importlib.import_module("harness.studies.search.explore").explore
-    if config.task == "retime":
-        return importlib.import_module("harness.validation.retime").retime
     return importlib.import_module("harness.terminal").run
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from engine.models.layers.attention import Attention, LayerCache, Projected, Rotary
+from engine.models.layers.attention import Attention, LayerCache, Rotary
 from engine.models.layers.experts import Experts
 from engine.models.layers.linear import (
     ColumnParallelLinear,
@@ -73,8 +73,8 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, positions: Tensor, cache: LayerCache, metadata: AttentionMetadata
     ) -> tuple[Tensor, Tensor]:
-        projected, residual = self.begin(x, residual, positions, cache, metadata.slot_mapping)
-        return self.end(self.attention.attend(projected, cache, metadata), residual)
+        q, residual = self.begin(x, residual, positions, cache, metadata.slot_mapping)
+        return self.end(self.attention.attend(q, cache, metadata), residual)
 
     def begin(
         self,
@@ -84,8 +84,8 @@ class DecoderLayer(nn.Module):
         cache: LayerCache,
         slots: Tensor,
         out: Tensor | None = None,
-    ) -> tuple[Projected, Tensor]:
-        """What comes before attention; `out` is that of `Attention.project`."""
+    ) -> tuple[Tensor, Tensor]:
+        """What comes before attention: (q, residual); `out` is that of `Attention.project`."""
         x, residual = self.input_norm.add(x, residual)
         return self.attention.project(x, positions, cache, slots, out), residual
 

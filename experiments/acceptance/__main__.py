@@ -1,121 +1,141 @@
-"""Is the engine right and fast on this GPU? Two calls of under nine minutes each; README.md beside this says how.
+"""Is the engine right and fast on this GPU? README.md beside this says what the sections are.
 
-    python -m experiments.acceptance first             correctness, then the engine's speed, then its parts
-    python -m experiments.acceptance second            configurations of kernels, profiles, fidelity
-    python -m experiments.acceptance merge FILE ...    merge records from elsewhere into experiments/results
+    python -m experiments.acceptance [section ...] --out <folder>
 
-With --rehearse a call runs in tiny sizes on the CPU, and has sections that crash, hang and run out of memory. Every
-section runs in a process of its own, which is killed after its limit. The record, acceptance_<device>.json, is merged
-and written after each section.
+By default all sections run, in the order of their value. Each has a process of its own, which is killed after its
+limit; what it found until then is kept. The results, acceptance_<device>.json, are written after each section; those
+of sections that do not run again stay. With --rehearse everything runs in tiny sizes on the CPU.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import os
 import signal
+import statistics
+import subprocess
 import sys
-import zipfile
+import tempfile
+import time
+from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-from experiments import RESULTS, ROOT
-from experiments.acceptance.processes import Entry, Section, run_sections
-from experiments.acceptance.record import Record, environment, record_path
-from experiments.acceptance.report import print_record
-from experiments.acceptance.sections import CALLS, REHEARSED
+from experiments import RESULTS, ROOT, provenance, write_result
+from harness.results.stored.environment import slug
 
-LIMIT_S = 510.0  # installing packages before it and closing the last section come on top
-NVIDIA_DRIVER = Path("/dev/nvidiactl")
-_LARGEST_FILE = 16 << 20  # of what is packed: more may not come back from a borrowed machine
+_HERE = "experiments.acceptance"
+SECTIONS: dict[str, tuple[str, float]] = {  # what a process runs, and the seconds after which it is killed
+    "device": (f"{_HERE}.attention:device", 60),
+    "kernels": (f"{_HERE}.kernels:kernels", 180),
+    "models": (f"{_HERE}.tokens:models", 120),
+    "graphs": (f"{_HERE}.tokens:graphs", 90),
+    "engine": (f"{_HERE}.serving:engine", 120),
+    "attention": (f"{_HERE}.attention:attention", 90),
+    "steps": (f"{_HERE}.steps:steps", 90),
+    "gemm": (f"{_HERE}.attention:gemm", 40),
+    "transformers": (f"{_HERE}.serving:transformers", 240),
+    "nano_vllm": (f"{_HERE}.serving:nano_vllm", 120),
+    "vllm": (f"{_HERE}.serving:vllm", 180),
+}
+NANO_GOAL = 1.5  # times the output tokens/s of nano-vllm
+_TAIL = 3000  # characters of the output of a section that is not ok, kept in its entry
+_MARKS = {None: "", True: "ok", False: "MISSED"}
+
+Entry = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("call", choices=[*CALLS, "merge"])
-    parser.add_argument("files", nargs="*", type=Path, help="merge: records")
-    parser.add_argument("--sections", help="those to run, in the order given; by default all of the call")
-    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds, in all")
-    parser.add_argument("--out", type=Path, default=ROOT / RESULTS, help="folder of the record and of packed files")
+    parser.add_argument("sections", nargs="*", help=f"those to run: {', '.join(SECTIONS)}")
+    parser.add_argument("--out", type=Path, default=ROOT / RESULTS, help="folder of the results")
     parser.add_argument("--rehearse", action="store_true", help="tiny sizes on the CPU: whether it runs, not how fast")
-    parser.add_argument("--revision", help="of this repository, where git cannot say it")
     args = parser.parse_args()
-    if args.call == "merge":
-        merge(args.files, args.out)
-        return
-    if not args.rehearse and not NVIDIA_DRIVER.exists():
-        parser.error("this machine has no NVIDIA driver; --rehearse runs without a GPU")
-    sections = _chosen(parser, args)
-    signal.signal(signal.SIGTERM, _end)
-    sys.exit(run(args.call, sections, args.out, args.limit, args.rehearse, args.revision))
+    if unknown := set(args.sections) - set(SECTIONS):
+        parser.error(f"no such section: {', '.join(sorted(unknown))}; there are {', '.join(SECTIONS)}")
+    sections = {name: SECTIONS[name] for name in args.sections or SECTIONS}
+    sys.exit(run(sections, args.out, args.rehearse))
 
 
-def _chosen(parser: argparse.ArgumentParser, args: argparse.Namespace) -> tuple[Section, ...]:
-    sections = CALLS[args.call]
-    if args.rehearse:
-        sections = (sections[0], *REHEARSED, *sections[1:])
-    if args.sections is None:
-        return sections
-    known = {section.name: section for each in (sections, *CALLS.values()) for section in each}
-    names = args.sections.split(",")
-    if unknown := set(names) - set(known):
-        parser.error(f"--sections: no such section: {', '.join(sorted(unknown))}; there are {', '.join(known)}")
-    return tuple(known[name] for name in names)
-
-
-def run(
-    call: str, sections: tuple[Section, ...], folder: Path, limit_s: float, rehearse: bool, revision: str | None = None
-) -> int:
-    """Run the sections of a call; returns 1 if one did not end well or missed a goal, else 0."""
+def run(sections: dict[str, tuple[str, float]], folder: Path, rehearse: bool) -> int:
+    """Run sections and print what they found; returns 1 if one did not end well or missed a goal, else 0."""
     folder.mkdir(parents=True, exist_ok=True)
-    found = environment(revision)
-    path = record_path(folder, found, rehearse)
-    record = Record(path)
-    record.merge(Record(ROOT / RESULTS / path.name))
-
-    def finished(section: Section, entry: Entry, output: str) -> None:
-        record.add(section.name, {**entry, "call": call, "environment": found})
-        record.save()
-        with (folder / f"{call}.log").open("a") as log:
-            log.write(f"=== {section.name}: {entry['status']}\n{output}\n")
-        _pack(section, folder)
-        print(f"{section.name}: {entry['status']}, {entry.get('seconds', 0):.0f} s", flush=True)
-
-    run_sections(sections, limit_s, rehearse, finished)
-    print_record(record, [section.name for section in sections])
+    device = "rehearsal" if rehearse else slug(gpu_name())
+    path = folder / f"acceptance_{device}.json"
+    record = json.loads(path.read_text()) if path.exists() else {}
+    for name, (target, limit_s) in sections.items():
+        record[name] = {**run_section(target, limit_s, rehearse), **provenance(_HERE)}
+        write_result(path, record)
+        print("\n".join(lines(name, record[name])), flush=True)
+    print("\n".join(compared(record)))
     print(f"written to {path}")
-    entries = [record.sections[section.name] for section in sections if section not in REHEARSED]
+    entries = [record[name] for name in sections]
     is_well = all(entry["status"] in ("ok", "skipped") for entry in entries)
     return int(not is_well or any(check["passed"] is False for entry in entries for check in entry["checks"]))
 
 
-def merge(files: list[Path], folder: Path) -> None:
-    """Merge records into those of the same names in `folder`."""
-    for path in files:
-        record = Record(folder / path.name)
-        record.merge(Record(path))
-        record.save()
-        print_record(record, list(record.sections))
-        print(f"written to {record.path}")
+def run_section(target: str, limit_s: float, rehearse: bool) -> Entry:
+    """Run a section in a process group of its own for at most `limit_s` seconds; returns its entry."""
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        result, log = Path(folder) / "result.json", Path(folder) / "log"
+        command = [sys.executable, "-m", f"{_HERE}.child", target, str(result), *(["--rehearse"] if rehearse else [])]
+        with log.open("w") as output:
+            process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=output, process_group=0)
+        entry: Entry = {"checks": [], "record": {}}
+        try:
+            process.wait(limit_s)
+            status = {"status": "failed", "error": f"the process ended with status {process.returncode}"}
+        except subprocess.TimeoutExpired:
+            status = {"status": "killed", "error": f"killed after its limit of {limit_s:.0f} s"}
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # the process and all that it started
+            process.wait()
+        entry |= status
+        with contextlib.suppress(OSError, ValueError):
+            entry |= json.loads(result.read_text())
+        if entry["status"] not in ("ok", "skipped"):
+            entry["output_tail"] = log.read_text(errors="replace")[-_TAIL:]
+    return {**entry, "seconds": round(time.monotonic() - started, 1)}
 
 
-def _pack(section: Section, folder: Path) -> None:
-    """Pack the files that a section leaves; the largest are left out if they do not fit."""
-    files = {path for pattern in section.keeps for path in ROOT.glob(pattern) if path.is_file()}
-    if not files:
-        return
-    packed = folder / f"{section.name}.zip"
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in sorted(files, key=lambda each: each.stat().st_size):
-            if packed.stat().st_size + path.stat().st_size // 4 < _LARGEST_FILE:
-                archive.write(path, path.relative_to(ROOT))
-            else:
-                print(f"{section.name}: not packed, too large: {path.relative_to(ROOT)}", flush=True)
+def gpu_name() -> str:
+    """What the driver calls the GPU; no context is made on it."""
+    try:
+        command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[0]
+    except (OSError, subprocess.SubprocessError, IndexError) as error:
+        sys.exit(f"this machine has no NVIDIA GPU ({error}); --rehearse runs without one")
 
 
-def _end(number: int, frame: FrameType | None) -> Any:
-    """Leave by an exception, so that the processes of sections are ended."""
-    raise SystemExit(128 + number)
+def lines(name: str, entry: Entry) -> list[str]:
+    """A section's table: a line per check."""
+    found = [f"{name}: {entry['status']}, {entry['seconds']:.0f} s"]
+    if entry["status"] != "ok":
+        found += [f"  ! {line[:150]}" for line in str(entry["error"]).strip().splitlines()[-1:]]
+    for check in entry["checks"]:
+        goal = f"  {check['goal']}  {_MARKS[check['passed']]}" if check["goal"] else ""
+        found.append(f"  {check['name']:60}  {check['value']}{goal}")
+    return found
+
+
+def compared(record: dict[str, Entry]) -> Sequence[str]:
+    """Output tokens/s of this engine over those of each other engine that was measured."""
+    speeds = {
+        name: statistics.median(speeds)
+        for name in ("engine", "nano_vllm", "vllm", "transformers")
+        if (speeds := record.get(name, {"record": {}})["record"].get("output_tokens_per_s"))
+    }
+    own = speeds.pop("engine", None)
+    ratios = {name: own / speed for name, speed in speeds.items()} if own else {}
+    return [
+        f"this engine / {name}: {ratio:.2f}"
+        + (f", goal {NANO_GOAL}: {_MARKS[ratio >= NANO_GOAL]}" if name == "nano_vllm" else "")
+        for name, ratio in ratios.items()
+    ]
 
 
 if __name__ == "__main__":

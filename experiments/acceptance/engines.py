@@ -1,36 +1,35 @@
 """The workload of nano-vllm's `bench.py`, and the engines that serve it.
 
-Each factory loads a model of Qwen3-0.6B's shape with random weights and returns a function that serves requests. A
-factory raises ImportError if its package is missing.
+Each engine loads a model of Qwen3-0.6B's shape with random weights and is called with requests. Those of other projects
+raise ImportError if their package is missing.
 """
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import json
 import random
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 
 from engine.api.llm import LLM
 from engine.api.step_report import StepReport
 from engine.core.sequence import Request
 from engine.models.model_config import hf_config
 from engine.sampling_params import SamplingParams
-from experiments.acceptance.common import Context, shape_of
+from experiments import ROOT
+from experiments.acceptance.context import Context
 
 NUM_REQUESTS, SHORTEST, LONGEST, MAX_TOKEN = 256, 100, 1024, 10_000
 PROMPT_TOKENS, OUTPUT_TOKENS = 142_827, 133_966
 TEMPERATURE = 0.6
 MAX_MODEL_LEN = 4096
 SHARE = 0.6  # of the device's memory, which each engine may use
-_CLOSING_S = 5.0  # left of a section's time when a run of transformers is given up
 
 Requests = list[tuple[list[int], int]]  # prompt, tokens to generate
 Runner = Callable[[Requests], None]
@@ -49,26 +48,25 @@ def workload(rehearse: bool) -> Requests:
 
 def model_shape(rehearse: bool) -> dict[str, Any]:
     """Qwen3-0.6B, or the tiny model."""
-    return shape_of("tiny" if rehearse else "qwen3-0.6b")
+    name = "tiny" if rehearse else "qwen3-0.6b"
+    shape: dict[str, Any] = yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())
+    return shape
 
 
-@dataclass
 class Ours:
-    """This engine; it records its steps."""
+    """This engine with random weights, and with the graphs and the backend that `auto` chooses; records its steps."""
 
-    llm: LLM
+    def __init__(self, context: Context, **settings: Any) -> None:
+        sizes: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "gpu_memory_utilization": SHARE}
+        if context.rehearse:
+            sizes = {"num_blocks": 256, "max_num_seqs": 8, "cuda_graphs": True}
+        sizes["max_num_batched_tokens"] = 512 if context.rehearse else 16_384
+        dtype = str(context.dtype).removeprefix("torch.")
+        shape = model_shape(context.rehearse)
+        self.llm = LLM(shape, device=context.device.type, dtype=dtype, **{**sizes, **settings})
+        self.steps: list[tuple[StepReport, int]] = []  # of each plan, and the wall time in ns of the whole step
 
     def __call__(self, requests: Requests) -> None:
-        self.serve(requests)
-
-    def close(self) -> None:
-        self.llm.close()
-
-    def serve(self, requests: Requests) -> list[tuple[StepReport, int]]:
-        """Serve all requests; returns the report of every plan with the wall time in ns of the whole step."""
-        return list(self._steps(requests))
-
-    def _steps(self, requests: Requests) -> Iterator[tuple[StepReport, int]]:
         engine = self.llm.engine
         for i, (prompt, output) in enumerate(requests):
             params = SamplingParams(max_tokens=output, temperature=TEMPERATURE, ignore_eos=True)
@@ -76,24 +74,12 @@ class Ours:
         started = time.perf_counter_ns()
         while report := engine.step(time.perf_counter_ns()):
             now = time.perf_counter_ns()
-            yield report, now - started
+            self.steps.append((report, now - started))
             started = now
         engine.reset()  # the prefix cache must not help the next repeat
 
-
-def ours(context: Context, **settings: Any) -> Ours:
-    """This engine with random weights, and with the graphs and the backend that `auto` chooses."""
-    sizes: dict[str, Any] = {"max_model_len": MAX_MODEL_LEN, "gpu_memory_utilization": SHARE}
-    if context.rehearse:
-        sizes = {"num_blocks": 256, "max_num_seqs": 8, "cuda_graphs": True}
-    sizes["max_num_batched_tokens"] = 512 if context.rehearse else 16_384
-    device = "cuda" if context.is_cuda else "cpu"
-    dtype = str(context.dtype).removeprefix("torch.")
-    return Ours(LLM(model_shape(context.rehearse), device=device, dtype=dtype, **{**sizes, **settings}))
-
-
-class UnfinishedError(RuntimeError):
-    """An engine exceeded its time limit; the message says how many requests it finished."""
+    def close(self) -> None:
+        self.llm.close()
 
 
 class TransformersContinuous:
@@ -106,62 +92,51 @@ class TransformersContinuous:
             do_sample=True, temperature=TEMPERATURE, top_k=0, eos_token_id=-1, pad_token_id=0, max_new_tokens=LONGEST
         )
         batching = transformers.ContinuousBatchingConfig(
-            max_memory_percent=0.02 if context.rehearse else SHARE, allow_block_sharing=False
+            max_memory_percent=0.1 if context.rehearse else SHARE, allow_block_sharing=False
         )
-        self._context = context
-        self._stack = contextlib.ExitStack()
-        self._manager: Any = self._stack.enter_context(
-            model.eval().continuous_batching_context_manager(
-                generation_config=generation, continuous_batching_config=batching
-            )
-        )
+        self._manager: Any = model.eval().init_continuous_batching(generation, batching)
+        self._manager.warmup()
+        self._manager.start()
 
     def __call__(self, requests: Requests) -> None:
         for prompt, output in requests:
             self._manager.add_request(prompt, max_new_tokens=output)
-        started = time.monotonic()
-        finished = num_tokens = 0
+        finished = 0
         while finished < len(requests):
             result = self._manager.get_result(timeout=1)
-            if result is not None and result.is_finished():
-                finished, num_tokens = finished + 1, num_tokens + len(result.generated_tokens)
+            finished += result is not None and result.is_finished()
             if not self._manager.is_running():
                 raise RuntimeError("transformers' continuous batching stopped")
-            seconds = time.monotonic() - started
-            if self._context.seconds_left() < _CLOSING_S:
-                raise UnfinishedError(
-                    f"{finished} of {len(requests)} requests with {num_tokens} output tokens in {seconds:.0f} s"
-                )
-
-    def close(self) -> None:
-        self._manager.stop(block=False, hard_stop=True)
-        self._stack.close()
 
 
-def nano_vllm(context: Context, folder: Path) -> Runner:
+class NanoVllm:
     """nano-vllm, as in its `bench.py`."""
-    nano = importlib.import_module("nanovllm")
-    llm = nano.LLM(str(folder), enforce_eager=False, max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=SHARE)
 
-    def run(requests: Requests) -> None:
-        params = [nano.SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n) for _, n in requests]
-        llm.generate([prompt for prompt, _ in requests], params, use_tqdm=False)
+    module, options = "nanovllm", {"enforce_eager": False}
 
-    return run
+    def __init__(self, context: Context, folder: Path) -> None:
+        self._library = importlib.import_module(self.module)
+        self._llm = self._library.LLM(
+            str(folder), max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=SHARE, **self.options
+        )
+
+    def __call__(self, requests: Requests) -> None:
+        params = [
+            self._library.SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n) for _, n in requests
+        ]
+        self._llm.generate([self.prompt(tokens) for tokens, _ in requests], params, use_tqdm=False)
+
+    def prompt(self, tokens: list[int]) -> Any:
+        return tokens
 
 
-def vllm(context: Context, folder: Path) -> Runner:
-    """vLLM."""
-    library = importlib.import_module("vllm")
-    llm = library.LLM(
-        str(folder), max_model_len=MAX_MODEL_LEN, gpu_memory_utilization=SHARE, enable_prefix_caching=False
-    )
+class Vllm(NanoVllm):
+    """vLLM, with the same calls."""
 
-    def run(requests: Requests) -> None:
-        params = [library.SamplingParams(temperature=TEMPERATURE, ignore_eos=True, max_tokens=n) for _, n in requests]
-        llm.generate([{"prompt_token_ids": prompt} for prompt, _ in requests], params, use_tqdm=False)
+    module, options = "vllm", {"enable_prefix_caching": False}
 
-    return run
+    def prompt(self, tokens: list[int]) -> Any:
+        return {"prompt_token_ids": tokens}
 
 
 def save_model(context: Context, folder: Path) -> None:

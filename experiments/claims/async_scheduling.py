@@ -5,13 +5,14 @@ from __future__ import annotations
 from statistics import median
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import bars, pictured
 from experiments.claims.lab import BACKLOG, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
+from harness.figures.style import COLORS
 
 _MODELS = ("qwen3-0.6b", "qwen3-8b", "llama-3.1-70b")
 _SEATS = (8, 64, 256)
@@ -76,34 +77,27 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "Asynchronous scheduling",
+    gains = {f"{seats} seats": [100 * row["gain"] for row in data["h100"] if row["seats"] == seats] for seats in _SEATS}
+    texts = [[f"{gain:+.0f} %" for gain in found] for found in gains.values()]
+
+    def measured(axes: Axes) -> None:
+        for index, seats in enumerate(_TINY_SEATS):
+            found = [100 * gain for gain in _tiny_gains(data, seats)]
+            axes.plot([index] * len(found), found, "o", color=COLORS[index])
+        axes.axhline(0, color="black", linewidth=0.8)
+        axes.set_xlim(-0.5, len(_TINY_SEATS) - 0.5)
+        axes.set_xticks(range(len(_TINY_SEATS)), [f"{seats} seats" for seats in _TINY_SEATS])
+        axes.set_ylabel("gain of each pair, %")
+
+    subtitle = (
         "Gain in output tokens/s when each step is planned while the one before it runs; a backlog of ShareGPT "
-        "lengths on H100, SIMULATED, and of short requests with tiny on a CPU, MEASURED",
-        2,
-        plot,
-        2.7,
-        per_row=1,
+        "lengths on H100, SIMULATED, and of short requests with tiny on a CPU, MEASURED"
     )
-    simulated, measured = panels
-    for index, seats in enumerate(_SEATS):
-        gains = [100 * row["gain"] for row in data["h100"] if row["seats"] == seats]
-        places = [place + 0.27 * index for place in range(len(_MODELS))]
-        bars = simulated.bar(places, gains, 0.25, color=COLORS[index], label=f"{seats} seats")
-        simulated.bar_label(bars, [f"{gain:+.0f} %" for gain in gains], fontsize=7.5)
-    simulated.set_xticks([place + 0.27 for place in range(len(_MODELS))], _MODELS)
-    simulated.set_ylabel("gain, %")
-    legend_above(simulated, columns=3)
-    head(simulated, "H100", "SIMULATED")
-    for index, seats in enumerate(_TINY_SEATS):
-        found = [100 * gain for gain in _tiny_gains(data, seats)]
-        measured.plot([index] * len(found), found, "o", color=COLORS[index], label=f"{seats} seats")
-    measured.axhline(0, color="black", linewidth=0.8)
-    measured.set_xlim(-0.5, len(_TINY_SEATS) - 0.5)
-    measured.set_xticks(range(len(_TINY_SEATS)), [f"{seats} seats" for seats in _TINY_SEATS])
-    measured.set_ylabel("gain of each pair, %")
-    head(measured, "tiny on a CPU", "MEASURED")
-    return figure
+    panels = [
+        ("H100", "SIMULATED", bars(gains, _MODELS, "gain, %", texts, legend_columns=3)),
+        ("tiny on a CPU", "MEASURED", measured),
+    ]
+    return pictured(plot, "Asynchronous scheduling", subtitle, panels, 2.7, per_row=1)
 
 
 CLAIM = Claim(

@@ -8,10 +8,9 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import WAYS, bars, pictured
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 _OUTPUTS = (5, 50, 10, 100)
 _SEATS = (16, 64, 256)
@@ -82,29 +81,18 @@ def _gain(rows: list[Data], policy: str, **where: object) -> float:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "Static and continuous batching",
-        "All requests at once, Qwen3-8B on H100, SIMULATED; and a tiny model on a CPU, SIMULATED and MEASURED",
-        2,
-        plot,
-        3,
+    speeds = {policy: [row["tokens_per_s"] for row in data["sharegpt"] if row["policy"] == policy] for policy in _WAYS}
+    tiny = {policy: [row["tokens_per_s"] for row in data["tiny"] if row["policy"] == policy] for policy in _WAYS}
+    used = (
+        f"four requests of {', '.join(map(str, _OUTPUTS))} tokens:\n"
+        f"{data['four']['measured']['utilisation']:.0%} of slots used"
     )
-    left, right = panels
-    for index, policy in enumerate(_WAYS):
-        speeds = [row["tokens_per_s"] for row in data["sharegpt"] if row["policy"] == policy]
-        places = [place + 0.28 * index for place in range(len(_SEATS))]
-        left.bar(places, speeds, 0.26, color=COLORS[index], label=policy)
-    left.set_xticks([place + 0.28 for place in range(len(_SEATS))], [f"{seats} seats" for seats in _SEATS])
-    left.set_ylabel("output tokens/s")
-    legend_above(left)
-    head(left, "H100", "SIMULATED\nShareGPT lengths")
-    for index, policy in enumerate(_WAYS):
-        rows = {row["way"]: row["tokens_per_s"] for row in data["tiny"] if row["policy"] == policy}
-        right.bar([0.28 * index, 1 + 0.28 * index], [rows["simulated"], rows["measured"]], 0.26, color=COLORS[index])
-    right.set_xticks([0.28, 1.28], ["SIMULATED", "MEASURED"])
-    head(right, "Tiny model, CPU", f"four requests of {', '.join(map(str, _OUTPUTS))} tokens:\n"
-         f"{data['four']['measured']['utilisation']:.0%} of slots used")  # fmt: skip
-    return figure
+    panels = [
+        ("H100", "SIMULATED\nShareGPT lengths", bars(speeds, [f"{n} seats" for n in _SEATS], "output tokens/s")),
+        ("Tiny model, CPU", used, bars(tiny, list(WAYS.values()), legend_columns=None)),
+    ]
+    subtitle = "All requests at once, Qwen3-8B on H100, SIMULATED; and a tiny model on a CPU, SIMULATED and MEASURED"
+    return pictured(plot, "Static and continuous batching", subtitle, panels, 3)
 
 
 CLAIM = Claim(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
+from experiments.claims.drawing import WAYS, curves, pictured
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 _POOL_TOKENS, _SIZES, _SEATS = 65_536, (16, 64, 256, 1024), (32, 128, 512)
 _TINY_TOKENS, _TINY_SIZES = 2048, (4, 16, 64, 256)
@@ -48,41 +47,22 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "Block size and seats",
+    speeds = {f"{seats} seats": [row for row in data["h100"] if row["seats"] == seats] for seats in _SEATS}
+    tiny = {label: [row for row in data["tiny"] if row["way"] == way] for way, label in WAYS.items()}
+    x = ("size", "tokens per block")
+    subtitle = (
         f"A pool of {_POOL_TOKENS:,} tokens (Qwen3-8B on H100, SIMULATED), and of {_TINY_TOKENS:,} "
-        "(tiny model on a CPU); all requests at once",
-        2,
-        plot,
-        3,
+        "(tiny model on a CPU); all requests at once"
     )
-    for index, seats in enumerate(_SEATS):
-        rows = [row for row in data["h100"] if row["seats"] == seats]
-        x, y = [row["size"] for row in rows], [row["tokens_per_s"] for row in rows]
-        panels[0].plot(x, y, "o-", color=COLORS[index], markerfacecolor="white", label=f"{seats} seats")
-    _block_axis(panels[0], _SIZES)
-    panels[0].set_ylim(bottom=0)
-    panels[0].set_ylabel("output tokens/s")
-    panels[0].legend(fontsize=7.5)
-    head(panels[0], "H100", "SIMULATED")
-    for way, style in (("simulated", "o--"), ("measured", "s-")):
-        rows = [row for row in data["tiny"] if row["way"] == way]
-        face = "white" if way == "simulated" else COLORS[0]
-        x, y = [row["size"] for row in rows], [row["running"] for row in rows]
-        panels[1].plot(x, y, style, color=COLORS[0], markerfacecolor=face, label=way.upper())
-    _block_axis(panels[1], _TINY_SIZES)
-    panels[1].set_ylim(bottom=0)
-    panels[1].set_ylabel("mean running sequences")
-    panels[1].legend(fontsize=7.5)
-    head(panels[1], "Tiny model, CPU")
+    panels = [
+        ("H100", "SIMULATED", curves(speeds, x, ("tokens_per_s", "output tokens/s"), _SIZES)),
+        ("Tiny model, CPU", "", curves(tiny, x, ("running", "mean running sequences"), _TINY_SIZES)),
+    ]
+    figure = pictured(plot, "Block size and seats", subtitle, panels, 3)
+    for axes in figure.axes:
+        axes.set_ylim(bottom=0)
+        axes.legend(fontsize=7.5)
     return figure
-
-
-def _block_axis(axes: Axes, sizes: tuple[int, ...]) -> None:
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(sizes, map(str, sizes))
-    axes.minorticks_off()
-    axes.set_xlabel("tokens per block")
 
 
 CLAIM = Claim(

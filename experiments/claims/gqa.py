@@ -5,10 +5,9 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import bars, by_way, pictured
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 _LAYERS, _HEAD_DIM, _HEADS, _BLOCK_SIZE, _BLOCKS = 32, 128, 32, 256, 1000
 _KV_HEADS = (32, 8, 4, 1)
@@ -58,34 +57,24 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "KV heads and the size of the KV cache",
-        "32 layers, head_dim 128, 1,000 blocks of 256 tokens, 16 bits; and the "
-        "batch that fits an H100 (SIMULATED) and equal bytes of a tiny model on a CPU",
-        3,
-        plot,
-        2.8,
-        per_row=3,
-    )
     sizes = [data["derived"][str(heads)] / 1e9 for heads in _KV_HEADS]
-    bars = panels[0].bar(range(len(sizes)), sizes, color=COLORS[0])
-    panels[0].bar_label(bars, [f"{size:.0f}" for size in sizes], fontsize=8)
-    panels[0].set_xticks(range(len(sizes)), map(str, _KV_HEADS))
-    panels[0].set_ylabel("GB")
-    panels[0].set_xlabel("KV heads of 32")
-    head(panels[0], "Derived")
-    bars = panels[1].bar([0, 1], [row["running"] for row in data["served"]], 0.6, color=COLORS[0])
-    panels[1].bar_label(bars, [f"{row['running']:.0f}" for row in data["served"]], fontsize=8)
-    panels[1].set_xticks([0, 1], [f"{row['kv_heads']} KV heads" for row in data["served"]])
-    panels[1].set_ylabel("mean running sequences")
-    head(panels[1], "H100", "SIMULATED")
-    for index, heads in enumerate((4, 1)):
-        running = [row["running"] for row in data["tiny"] if row["kv_heads"] == heads]
-        panels[2].bar([0.4 * index, 1 + 0.4 * index], running, 0.38, color=COLORS[index], label=f"{heads} KV heads")
-    panels[2].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
-    legend_above(panels[2], columns=1)
-    head(panels[2], "Tiny model, CPU", "equal bytes of KV cache")
-    return figure
+    served = {row["kv_heads"]: row["running"] for row in data["served"]}
+    subtitle = (
+        "32 layers, head_dim 128, 1,000 blocks of 256 tokens, 16 bits; and the "
+        "batch that fits an H100 (SIMULATED) and equal bytes of a tiny model on a CPU"
+    )
+    names = {heads: f"{heads} KV heads" for heads in (4, 1)}
+    derived = bars({"": sizes}, list(map(str, _KV_HEADS)), "GB", [[f"{size:.0f}" for size in sizes]])
+    running = bars(
+        {"": list(served.values())}, [f"{heads} KV heads" for heads in served], "mean running sequences",
+        [[f"{number:.0f}" for number in served.values()]],
+    )  # fmt: skip
+    panels = [
+        ("Derived", "KV heads of 32", derived),
+        ("H100", "SIMULATED", running),
+        ("Tiny model, CPU", "equal bytes of KV cache", by_way(data["tiny"], "kv_heads", names, "running")),
+    ]
+    return pictured(plot, "KV heads and the size of the KV cache", subtitle, panels, per_row=3)
 
 
 CLAIM = Claim(

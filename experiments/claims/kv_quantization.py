@@ -5,10 +5,9 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import WAYS, bars, pictured
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 _LABELS = {"auto": "model's", "fp8": "fp8", "int8": "int8", "int4": "int4"}
 _TINY_BYTES = 3 << 20  # of the KV pool
@@ -55,28 +54,18 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "The KV cache in fewer bits",
-        "Sequences that run at the same time in pools of equal memory: Qwen3-8B on an H100 of which 35 % may be used, "
-        "SIMULATED; 3 MiB for a tiny model on a CPU",
-        3,
-        plot,
-        2.8,
-        per_row=3,
-    )
     labels = list(_LABELS.values())
-    for axes, key, title in zip(panels, ("running", "tokens_per_s"), ("Running", "Output tokens/s"), strict=False):
-        axes.bar(range(len(labels)), [row[key] for row in data["h100"]], 0.6, color=COLORS[0])
-        axes.set_xticks(range(len(labels)), labels)
-        head(axes, f"{title}, H100", "SIMULATED")
-    for index, way in enumerate(("simulated", "measured")):
-        running = [row["running"] for row in data["tiny"] if row["way"] == way]
-        places = [place + 0.4 * index for place in range(len(labels))]
-        panels[2].bar(places, running, 0.38, color=COLORS[index], label=way.upper())
-    panels[2].set_xticks([place + 0.2 for place in range(len(labels))], labels)
-    legend_above(panels[2], columns=1)
-    head(panels[2], "Running, tiny model")
-    return figure
+    tiny = {label: [row["running"] for row in data["tiny"] if row["way"] == way] for way, label in WAYS.items()}
+    subtitle = (
+        "Sequences that run at the same time in pools of equal memory: Qwen3-8B on an H100 of which 35 % may be used, "
+        "SIMULATED; 3 MiB for a tiny model on a CPU"
+    )
+    panels = [
+        ("Running, H100", "SIMULATED", bars({"": [row["running"] for row in data["h100"]]}, labels)),
+        ("Output tokens/s, H100", "SIMULATED", bars({"": [row["tokens_per_s"] for row in data["h100"]]}, labels)),
+        ("Running, tiny model", "", bars(tiny, labels, legend_columns=1)),
+    ]
+    return pictured(plot, "The KV cache in fewer bits", subtitle, panels, per_row=3)
 
 
 CLAIM = Claim(

@@ -5,11 +5,10 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import bars, by_way, pictured
 from experiments.claims.lab import Lab
 from experiments.claims.prefix_caching import MOONCAKE
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 _GIB = (0, 64, 256, 1024)
 
@@ -65,28 +64,18 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "KV blocks in host memory",
-        "Blocks that leave the device's prefix cache go to the host and come back with hits",
-        2,
-        plot,
-        2.9,
-    )
-    if rows := data["mooncake"]:
-        left = panels[0]
-        bars = left.bar(range(len(rows)), [100 * row["hit_rate"] for row in rows], 0.6, color=COLORS[0])
-        left.bar_label(bars, [f"TTFT {row['ttft_ms']:,.0f} ms" for row in rows], fontsize=7.5)
-        left.set_xticks(range(len(rows)), [f"{row['gib']:,} GiB" for row in rows])
-        left.set_ylabel("hits, % of prompt tokens")
-        head(left, "Mooncake, Llama-3.1-8B on 4 H100", "SIMULATED")
-    for index, gib in enumerate((0, 1)):
-        rates = [100 * row["hit_rate"] for row in data["tiny"] if row["gib"] == gib]
-        label = "with a host tier" if gib else "device only"
-        panels[1].bar([0.4 * index, 1 + 0.4 * index], rates, 0.38, color=COLORS[index], label=label)
-    panels[1].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
-    legend_above(panels[1])
-    head(panels[1], "Tiny model, CPU", "12 system prompts, room for 4")
-    return figure
+    rows = data["mooncake"]
+    hits = {"": [100 * row["hit_rate"] for row in rows]}
+    texts = [[f"TTFT {row['ttft_ms']:,.0f} ms" for row in rows]]
+    tiny = [{**row, "hits": 100 * row["hit_rate"]} for row in data["tiny"]]
+    names = {0: "device only", 1: "with a host tier"}
+    ticks = [f"{row['gib']:,} GiB" for row in rows]
+    panels = [
+        ("Mooncake, Llama-3.1-8B on 4 H100", "SIMULATED", bars(hits, ticks, "hits, % of prompt tokens", texts)),
+        ("Tiny model, CPU", "12 system prompts, room for 4", by_way(tiny, "gib", names, "hits")),
+    ]
+    subtitle = "Blocks that leave the device's prefix cache go to the host and come back with hits"
+    return pictured(plot, "KV blocks in host memory", subtitle, panels if rows else panels[1:], 2.9)
 
 
 CLAIM = Claim(

@@ -5,10 +5,9 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import WAYS, bars, pictured
 from experiments.claims.lab import BACKLOG, TINY_TRAFFIC, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 _MODES = ("recompute", "partial", "swap", "auto")
 _SIZES = (16, 64, 256)
@@ -57,28 +56,17 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "Preemption under pressure",
+    speeds = {mode: [row["tokens_per_s"] for row in data["h100"] if row["mode"] == mode] for mode in _MODES}
+    tiny = {mode: [row["tokens_per_s"] for row in data["tiny"] if row["mode"] == mode] for mode in _MODES[:3]}
+    subtitle = (
         "Output tokens/s of a backlog of ShareGPT lengths in a pool of 40,960 tokens (Qwen3-8B on "
-        "H100, SIMULATED), and of a tiny model on a CPU",
-        2,
-        plot,
-        3,
+        "H100, SIMULATED), and of a tiny model on a CPU"
     )
-    for index, mode in enumerate(_MODES):
-        rows = [row for row in data["h100"] if row["mode"] == mode]
-        places = [place + 0.2 * index for place in range(len(rows))]
-        panels[0].bar(places, [row["tokens_per_s"] for row in rows], 0.19, color=COLORS[index], label=mode)
-        tiny = [row["tokens_per_s"] for row in data["tiny"] if row["mode"] == mode]
-        if tiny:
-            panels[1].bar([0.25 * index, 1 + 0.25 * index], tiny, 0.24, color=COLORS[index])
-    panels[0].set_xticks([place + 0.3 for place in range(len(_SIZES))], [f"blocks of {size}" for size in _SIZES])
-    panels[0].set_ylabel("output tokens/s")
-    legend_above(panels[0])
-    panels[1].set_xticks([0.25, 1.25], ["SIMULATED", "MEASURED"])
-    head(panels[0], "H100", "SIMULATED")
-    head(panels[1], "Tiny model, CPU")
-    return figure
+    panels = [
+        ("H100", "SIMULATED", bars(speeds, [f"blocks of {size}" for size in _SIZES], "output tokens/s")),
+        ("Tiny model, CPU", "", bars(tiny, list(WAYS.values()), legend_columns=None)),
+    ]
+    return pictured(plot, "Preemption under pressure", subtitle, panels, 3)
 
 
 CLAIM = Claim(

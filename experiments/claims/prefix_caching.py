@@ -8,10 +8,9 @@ from typing import Any
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import bars, by_way, pictured
 from experiments.claims.lab import Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, fitting, head
 
 MOONCAKE = Path("../shared/traces/mooncake/conversation_trace.jsonl")
 _SHARED = (
@@ -62,29 +61,19 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "Prefix caching",
-        "Mean TTFT without and with it. H100: SIMULATED; tiny model on a CPU: SIMULATED and MEASURED",
-        3,
-        plot,
-        2.8,
-        per_row=3,
+    panels = [
+        (
+            title, f"SIMULATED, {rows[1]['hit_rate']:.0%} hits",
+            bars({"": times}, ["off", "on"], "mean TTFT, ms", [[f"{time:,.0f}" for time in times]]),
+        )
+        for rows, title in ((data["mooncake"], "Mooncake"), (data["shared"], "System prompts"))
+        if (times := [row["ttft_ms"] for row in rows])
+    ]  # fmt: skip
+    tiny = by_way(data["tiny"], "cached", {False: "off", True: "on"}, "ttft_ms")
+    subtitle = "Mean TTFT without and with it. H100: SIMULATED; tiny model on a CPU: SIMULATED and MEASURED"
+    return pictured(
+        plot, "Prefix caching", subtitle, [*panels, ("Tiny model, CPU", "4 system prompts", tiny)], per_row=3
     )
-    for axes, key, title in zip(panels, ("mooncake", "shared"), ("Mooncake", "System prompts"), strict=False):
-        rows = data[key]
-        if rows:
-            bars = axes.bar([0, 1], [row["ttft_ms"] for row in rows], 0.6, color=COLORS[:2])
-            axes.bar_label(bars, [f"{row['ttft_ms']:,.0f}" for row in rows], fontsize=8)
-            axes.set_xticks([0, 1], ["off", "on"])
-            head(axes, title, f"SIMULATED, {rows[1]['hit_rate']:.0%} hits")
-    panels[0].set_ylabel("mean TTFT, ms")
-    for index, cached in enumerate((False, True)):
-        times = [row["ttft_ms"] for row in data["tiny"] if row["cached"] == cached]
-        panels[2].bar([0.4 * index, 1 + 0.4 * index], times, 0.38, color=COLORS[index], label="on" if cached else "off")
-    panels[2].set_xticks([0.2, 1.2], ["SIMULATED", "MEASURED"])
-    legend_above(panels[2])
-    head(panels[2], "Tiny model, CPU", "4 system prompts")
-    return figure
 
 
 CLAIM = Claim(

@@ -5,10 +5,10 @@ from __future__ import annotations
 from matplotlib.figure import Figure
 
 from experiments.claims.claim import Claim, Data, Verdict
-from experiments.claims.drawing import legend_above
+from experiments.claims.drawing import bars, curves, legend_above, pictured
 from experiments.claims.lab import TINY_TRAFFIC, Lab
 from harness.config.schema.tasks.plotting import PlotConfig
-from harness.figures.style import COLORS, GREY, fitting, head
+from harness.figures.style import GREY
 
 _BATCHES = (1, 4, 16, 64, 256)
 _RATES = (0.4, 0.7)
@@ -58,31 +58,22 @@ def judge(data: Data) -> Verdict:
 
 
 def draw(data: Data, plot: PlotConfig) -> Figure:
-    figure, panels = fitting(
-        "Speculative decoding by load",
+    gains = {f"{rate:.0%} of drafts accepted": [row for row in data["h100"] if row["rate"] == rate] for rate in _RATES}
+    tiny = data["tiny"]
+    ticks = [f"{row['seats']} seat{'s' * (row['seats'] > 1)}" for row in tiny]
+    texts = [[f"{row['accepted']:.0%} accepted" for row in tiny]]
+    x, y = ("batch", "requests at a time"), ("gain", "times the tokens/s")
+    subtitle = (
         f"Throughput relative to plain decoding; {_DRAFTS} drafts per step. Qwen3-8B on H100, "
-        "SIMULATED; a tiny model on a CPU with n-gram drafts, MEASURED",
-        2,
-        plot,
-        3,
+        "SIMULATED; a tiny model on a CPU with n-gram drafts, MEASURED"
     )
-    for color, rate in zip(COLORS, _RATES, strict=False):
-        rows = [row for row in data["h100"] if row["rate"] == rate]
-        panels[0].plot([row["batch"] for row in rows], [row["gain"] for row in rows], "o-", color=color,
-                        markerfacecolor="white", label=f"{rate:.0%} of drafts accepted")  # fmt: skip
-    panels[0].set_xscale("log", base=2)
-    panels[0].set_xticks(_BATCHES, map(str, _BATCHES))
-    panels[0].set_xlabel("requests at a time")
-    panels[0].set_ylabel("times the tokens/s")
-    legend_above(panels[0], columns=1)
-    head(panels[0], "H100", "SIMULATED")
-    bars = panels[1].bar(range(len(data["tiny"])), [row["gain"] for row in data["tiny"]], 0.6, color=COLORS[0])
-    panels[1].bar_label(bars, [f"{row['accepted']:.0%} accepted" for row in data["tiny"]], fontsize=7.5)
-    panels[1].set_xticks(
-        range(len(data["tiny"])), [f"{row['seats']} seat{'s' * (row['seats'] > 1)}" for row in data["tiny"]]
-    )
-    head(panels[1], "Tiny model, CPU", "MEASURED")
-    for axes in panels:
+    panels = [
+        ("H100", "SIMULATED", curves(gains, x, y, _BATCHES)),
+        ("Tiny model, CPU", "MEASURED", bars({"": [row["gain"] for row in tiny]}, ticks, "", texts)),
+    ]
+    figure = pictured(plot, "Speculative decoding by load", subtitle, panels, 3)
+    legend_above(figure.axes[0], columns=1)
+    for axes in figure.axes:
         axes.axhline(1, color=GREY, linewidth=0.8)
     return figure
 

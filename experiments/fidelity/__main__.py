@@ -8,10 +8,10 @@
     python -m experiments.fidelity gpu --quick --device laptop-cpu           the same flow in tiny sizes, without a GPU
 
 Constants are fitted where the table says so; task=validate scores all simulations. The cpu case profiles the tiny
-model, measures workloads with the real engine and executes the steps of the first measurements again, all in turns, so
-that a slow phase of a shared machine affects all of them alike. Tables go to experiments/results/fidelity_<case>.json,
+model and measures workloads with the real engine, all in turns, so that a slow phase of a shared machine affects all of
+them alike. Tables go to experiments/results/fidelity_<case>.json,
 fitted constants and figures to docs/fidelity/<case>/, profiles to simulator/profiles/. The cpu and gpu cases have the
-processor in their names; --resume continues them. The cpu case takes nearly three hours for 20 turns and 1,400 s of
+processor in their names; --resume continues them. The cpu case takes two hours for 5 turns and 1,400 s of
 profiling; the gpu case is meant to take 20 minutes. Measurements of both stay in outputs/fidelity, from which --resume
 predicts on any machine.
 """
@@ -38,7 +38,7 @@ def main() -> None:
     parser.add_argument("--profile", default="aiconfigurator:rtx_pro_6000_server", help="database: as cost.profile")
     parser.add_argument("--traces", type=Path, default=Path("../shared/traces"))
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--requests", type=int, default=80)
     parser.add_argument("--profiling", type=float, help="seconds, in all: 1400 for cpu, 200 a model for gpu")
     parser.add_argument("--device", help="gpu: which it is, of conf/device")

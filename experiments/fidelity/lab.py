@@ -17,7 +17,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from experiments import FIDELITY, RESULTS, provenance
+from experiments import FIDELITY, RESULTS, provenance, write_result
 from harness.results.stored.files import CALIBRATION
 from simulator.profile.profile_folder import load_profile
 
@@ -102,16 +102,6 @@ class Lab:
         path.write_text(yaml.safe_dump(document))
         return path
 
-    def scaled_profile(self, profile: Path, factor: float) -> Path:
-        """A profile with all times of `profile` times `factor`."""
-        folder = self.scratch / f"profile_{factor}"
-        shutil.copytree(profile, folder, dirs_exist_ok=True)
-        for path in folder.glob("*.csv"):
-            table = pd.read_csv(path)
-            times = table.columns[table.columns.str.endswith("_us")]
-            table.assign(**{name: factor * table[name] for name in times}).to_csv(path, index=False)
-        return folder
-
     def publish(self, profile: Path) -> None:
         """Put `profile` among those of the repository."""
         from harness.studies.machine_profiling import published_folder  # imported late, as it brings torch
@@ -134,8 +124,7 @@ class Lab:
     def write(self, **more: Any) -> None:
         record = {**provenance("experiments.fidelity"), **more}
         record["validations"] = {scored.name: {key: scored.document[key] for key in _KEPT} for scored in self.scored}
-        path = RESULTS / f"fidelity_{self.case}.json"
-        path.write_text(json.dumps(record, indent=1) + "\n")
+        write_result(RESULTS / f"fidelity_{self.case}.json", record)
 
 
 def print_errors(title: str, columns: dict[str, Scored], published: dict[str, dict[str, float]] | None = None) -> None:
@@ -160,14 +149,10 @@ def print_noise(title: str, columns: dict[str, Scored]) -> None:
 
 
 def print_steps(title: str, columns: dict[str, Scored]) -> None:
-    """The errors and the noise of single steps in percent."""
+    """The errors of single steps in percent."""
     table = Table("", *columns, box=None, title=title)
-    figures = {
-        "MAPE": "mape_pct", "bias": "bias_pct", "a single execution from that of all": "single_mape_pct",
-        "half of the executions from the others": "halves_mape_pct",
-    }  # fmt: skip
     for kind in ("decode", "mixed"):
-        for name, figure in figures.items():
+        for name, figure in (("MAPE", "mape_pct"), ("bias", "bias_pct")):
             errors = [scored.document["steps"]["errors"].get(kind, {}) for scored in columns.values()]
             sign = "+" if name == "bias" else ""
             table.add_row(f"{kind} steps, {name}", *(f"{each.get(figure, math.nan):{sign}.1f} %" for each in errors))

@@ -7,16 +7,14 @@ from itertools import product
 from pathlib import Path
 
 from experiments.fidelity.lab import Lab, Scored, print_decisions, print_errors, print_noise, print_steps
-from harness.results.stored.files import RETIMED, SUMMARY
+from harness.results.stored.files import SUMMARY
 from simulator.profile.profile import META
 
 CPU_CONTEXT = 8192  # tokens; longer requests of the Mooncake trace are refused, measured and simulated
-RUN_EVERY = 5  # a workload is run anew in every fifth turn; the steps of its first run are executed in every turn
 MOONCAKE, STARVED, STARVED_LONGER = "mooncake, 0.5/s", "KV-starved, 6/s", "KV-starved, 3 times as long"
 LONG = (MOONCAKE,)  # takes part in every second turn only
 TIMES_LONGER = 3
 START_UP_S = 8.0  # start-up time of the profiler, roughly
-OTHER_PACES = (0.98, 0.99, 1.01, 1.02)  # factors on all predicted step times: how sensitive latencies are to them
 
 GPU_RATES = {"qwen3-0.6b": (5, 20, 60), "qwen3-8b": (3, 10, 30)}  # requests/s: a light load, a heavier one, a heavy one
 QUICK_RATES = {"tiny": (20,)}
@@ -25,11 +23,11 @@ QUICK = ["engine.num_threads=1", "max_model_len=1024", "max_num_batched_tokens=5
 GPU_CONTEXT = 8192  # tokens; whole steps are profiled at contexts in proportion to it
 SERVED_S = 12  # seconds of requests at each rate
 LEAST_REQUESTS = 60
-GPU_RUNS = 2  # runs of each workload, for the noise floor, and further executions of the first run's steps
+GPU_RUNS = 2  # runs of each workload, for the noise floor
 
 
 def cpu(lab: Lab, args: argparse.Namespace) -> None:
-    """The tiny model: profile it, measure the workloads and their steps in turns, then predict them."""
+    """The tiny model: profile it and measure the workloads in turns, then predict them."""
     chats = ["trace=sharegpt", f"trace.num_requests={args.requests}"]
     more_chats = ["trace=sharegpt", f"trace.num_requests={TIMES_LONGER * args.requests}"]
     mooncake = ["trace=mooncake", f"trace.path={args.traces / 'mooncake' / 'conversation_trace.jsonl'}"]
@@ -44,61 +42,40 @@ def cpu(lab: Lab, args: argparse.Namespace) -> None:
         "engine=cpu", "model=tiny", f"model.max_position_embeddings={CPU_CONTEXT}",
         f"engine.num_threads={args.threads}", "max_num_seqs=64", "max_num_batched_tokens=1024",
     ]  # fmt: skip
-    profile, runs, retimed = measure(lab, args, engine, workloads)
-
-    def predicted(name: str, *, profile: Path = profile) -> list[str]:
-        return _predicted("laptop-cpu", profile, runs[name], retimed[name])
-
-    of_runs: dict[str, Scored] = {}
-    at_medians: dict[str, Scored] = {}
-    medians = "validation.step_times=median"
-    for i, (name, folders) in enumerate(runs.items()):
-        of_runs[name] = lab.validate(f"workload{i}", *predicted(name), _repeats(folders), figures=True)
-        at_medians[name] = lab.validate(f"workload{i}_median", *predicted(name), medians)
-    print_steps("step times, median of the executions of each", at_medians)
-    print_errors("latencies, each step at the median of its executions", at_medians)
-    print_noise("how far apart they are with half of the executions", at_medians)
-    print_errors("latencies, median of the runs", of_runs)
-    print_noise("largest difference of a run from the median of all", of_runs)
-    print_decisions(of_runs)
-    for i, name in enumerate((STARVED, STARVED_LONGER)):
-        paces = {"as profiled": at_medians[name]}
-        for pace in OTHER_PACES:
-            settings = predicted(name, profile=lab.scaled_profile(profile, pace))
-            paces[f"{pace} times"] = lab.validate(f"starved{i}_{pace}", *settings, medians)
-        print_errors(f"{name}, at the median step times, all of the simulation's steps shorter or longer", paces)
+    profile, runs = measure(lab, args, engine, workloads)
+    scored = {
+        name: lab.validate(f"workload{i}", *_predicted("laptop-cpu", profile, folders), figures=True)
+        for i, (name, folders) in enumerate(runs.items())
+    }
+    _print(scored)
     lab.publish(profile)
     lab.write(engine=engine, workloads=workloads)
 
 
 def measure(
     lab: Lab, args: argparse.Namespace, engine: list[str], workloads: dict[str, list[str]]
-) -> tuple[Path, dict[str, list[Path]], dict[str, list[Path]]]:
-    """Profile, run and execute steps again, in turns; finished jobs of an earlier call are kept.
+) -> tuple[Path, dict[str, list[Path]]]:
+    """Profile and run, in turns; finished jobs of an earlier call are kept.
 
-    Each turn continues the profile before every other workload and executes the steps of each workload's first run.
+    Each turn continues the profile before every other workload.
 
-    Returns: folders of the profile and, by workload, of its runs and of the executions of its first run's steps.
+    Returns: folders of the profile and, by workload, of its runs.
     """
     profile = lab.scratch / "profile"
     profiling = [*engine, "num_blocks=32768", f"profile.time_budget_s={args.profiling}"]
     slice_s = START_UP_S + args.profiling / (args.turns * (len(workloads) // 2))
     runs: dict[str, list[Path]] = {name: [] for name in workloads}
-    retimed: dict[str, list[Path]] = {name: [] for name in workloads}
     for turn, (i, name) in product(range(args.turns), enumerate(workloads)):
-        is_profiled = (profile / META).exists() or (lab.scratch / f"retimed{i + 1}_{turn}" / RETIMED).exists()
+        is_profiled = (profile / META).exists() or (lab.scratch / f"run{i + 1}_{turn}" / SUMMARY).exists()
         if i % 2 == 0 and i + 1 < len(workloads) and not is_profiled:
             lab.profile(profile, slice_s, *profiling)
         if name in LONG and turn % 2:
             continue
-        if turn % RUN_EVERY == 0:
-            settings = [*engine, "num_blocks=32768", *workloads[name], "plots=false"]
-            runs[name].append(lab.run_once(f"run{i}_{turn}", SUMMARY, *settings))
-        again = ["task=retime", f"validation.measured=run:{runs[name][0]}", "retiming.repeats=1"]
-        retimed[name].append(lab.run_once(f"retimed{i}_{turn}", RETIMED, *again))
+        settings = [*engine, "num_blocks=32768", *workloads[name], "plots=false"]
+        runs[name].append(lab.run_once(f"run{i}_{turn}", SUMMARY, *settings))
     if not (profile / META).exists():
         lab.profile(profile, None, *profiling)
-    return profile, runs, retimed
+    return profile, runs
 
 
 def gpu(lab: Lab, args: argparse.Namespace) -> None:
@@ -107,7 +84,7 @@ def gpu(lab: Lab, args: argparse.Namespace) -> None:
     kind, models = (
         ("cpu", QUICK_RATES) if args.quick else ("gpu", {name: args.rates or GPU_RATES[name] for name in args.models})
     )
-    measured: dict[str, dict[int, tuple[list[Path], list[Path]]]] = {}
+    measured: dict[str, dict[int, list[Path]]] = {}
     for model, rates in models.items():
         engine = [f"engine={kind}", f"model={model}", *(QUICK if args.quick else [f"max_model_len={GPU_CONTEXT}"])]
         if not (_profile_of(lab, model) / META).exists():
@@ -115,13 +92,10 @@ def gpu(lab: Lab, args: argparse.Namespace) -> None:
         measured[model] = {rate: _served(lab, args, engine, f"{model}_{rate}", rate) for rate in rates}
     for model, by_rate in measured.items():
         scored = {}
-        for rate, (runs, retimed) in by_rate.items():
-            predicted = _predicted(args.device, _profile_of(lab, model), runs, retimed)
-            scored[f"{rate}/s"] = lab.validate(f"{model}_{rate}", *predicted, _repeats(runs), figures=True)
-        print_steps(f"{model}: step times, median of the executions of each", scored)
-        print_errors(f"{model}: latencies, median of the runs", scored)
-        print_noise("largest difference of a run from the median of all", scored)
-        print_decisions(scored)
+        for rate, runs in by_rate.items():
+            predicted = _predicted(args.device, _profile_of(lab, model), runs)
+            scored[f"{rate}/s"] = lab.validate(f"{model}_{rate}", *predicted, figures=True)
+        _print(scored)
         if not args.quick:
             lab.publish(_profile_of(lab, model))
     lab.write(rates=models)
@@ -131,26 +105,24 @@ def _profile_of(lab: Lab, model: str) -> Path:
     return lab.scratch / f"profile_{model}"
 
 
-def _served(
-    lab: Lab, args: argparse.Namespace, engine: list[str], name: str, rate: int
-) -> tuple[list[Path], list[Path]]:
-    """Folders of runs at a rate, and of further executions of the first run's steps."""
+def _served(lab: Lab, args: argparse.Namespace, engine: list[str], name: str, rate: int) -> list[Path]:
+    """Folders of runs at a rate."""
     count = QUICK_REQUESTS if args.quick else max(LEAST_REQUESTS, SERVED_S * rate)
     settings = [*engine, "trace=sharegpt", f"trace.num_requests={count}", f"arrival.rate={rate}", "plots=false"]
-    runs = [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
-    again = ["task=retime", f"validation.measured=run:{runs[0]}", "retiming.repeats=1"]
-    return runs, [lab.run_once(f"{name}_retimed{i}", RETIMED, *again) for i in range(GPU_RUNS)]
+    return [lab.run_once(f"{name}_run{i}", SUMMARY, *settings) for i in range(GPU_RUNS)]
 
 
-def _predicted(device: str, profile: Path, runs: list[Path], retimed: list[Path]) -> list[str]:
-    """Settings that predict the first of `runs` with a profile, and score its steps."""
-    more = ",".join(map(str, retimed))
+def _predicted(device: str, profile: Path, runs: list[Path]) -> list[str]:
+    """Settings that predict the first of `runs` with a profile, and compare with the median of all."""
+    repeats = ",".join(f"run:{folder}" for folder in runs[1:])
     return [
         "engine=sim", f"device={device}", "cost=profiled", f"cost.profile={profile}",
-        f"validation.measured=run:{runs[0]}", f"validation.retimed=[{more}]",
+        f"validation.measured=run:{runs[0]}", f"validation.repeats=[{repeats}]",
     ]  # fmt: skip
 
 
-def _repeats(runs: list[Path]) -> str:
-    """The setting that compares with the median of `runs`; the first of them is validated."""
-    return f"validation.repeats=[{','.join(f'run:{folder}' for folder in runs[1:])}]"
+def _print(scored: dict[str, Scored]) -> None:
+    print_steps("step times", scored)
+    print_errors("latencies, median of the runs", scored)
+    print_noise("largest difference of a run from the median of all", scored)
+    print_decisions(scored)

@@ -24,7 +24,7 @@ from typing import Any
 
 import pandas as pd
 
-from experiments import FIDELITY, RESULTS, ROOT, provenance
+from experiments import FIDELITY, RESULTS, ROOT, provenance, write_result
 from experiments.inferencex.cases import CASES, Case
 from experiments.inferencex.fit import fit
 from experiments.inferencex.scores import contradicted, scores
@@ -68,7 +68,7 @@ def main() -> None:
         **scores(table),
         "rows": json.loads(table.to_json(orient="records", double_precision=4)),
     }
-    (RESULTS / "inferencex.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(RESULTS / "inferencex.json", document)
     _print(document)
     sound = table[table["excluded"] == ""]
     folder = FIDELITY / "inferencex"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from experiments import FIDELITY, RESULTS, provenance
+from experiments import FIDELITY, RESULTS, provenance, write_result
 from experiments.kv_pool.lines import read_lines, with_predictions
 from harness.figures.style import COLORS, log_axis, panels, save
 from harness.results.metrics import json_ready
@@ -25,8 +24,7 @@ def main() -> None:
     for name, found in summary.items():
         print(f"{name}: {found}")
     document = {**provenance("experiments.kv_pool"), "summary": summary, "lines": lines.to_dict("records")}
-    RESULTS.mkdir(parents=True, exist_ok=True)
-    (RESULTS / "kv_pool.json").write_text(json.dumps(json_ready(document), indent=2) + "\n")
+    write_result(RESULTS / "kv_pool.json", json_ready(document))
     draw(lines, FIDELITY / "kv_pool.png")
 
 

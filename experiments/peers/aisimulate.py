@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 import yaml
 
-from experiments import RESULTS, ROOT, provenance
+from experiments import RESULTS, ROOT, provenance, write_result
 
 _SIZES = (2_000, 20_000)
 _BLOCK = 512
@@ -50,7 +50,7 @@ def main() -> None:
         "peer_over_ours": added["peer"] / added["ours"],
         "peer_over_ours_whole_process": fastest[f"peer_{_SIZES[1]}"] / fastest[f"ours_{_SIZES[1]}"],
     }
-    (RESULTS / "peer_aisimulate.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    write_result(RESULTS / "peer_aisimulate.json", document)
     print(json.dumps({key: value for key, value in document.items() if key != "environment"}, indent=1))
 
 

@@ -135,7 +135,6 @@ def _data(run: MeasuredRun, part: Part, latency_from: LatencyFrom, num_steps: in
         "num_requests": len(run.requests.iloc[part_of(len(run.requests), part)]),
         "latency_from": latency_from,
         "num_steps": num_steps,
-        "step_executions": len(run.own.executions()) if run.own else None,
     }
 
 

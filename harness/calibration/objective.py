@@ -2,8 +2,7 @@
 
 statistics  root mean square of the relative errors of TTFT, TPOT and E2EL x mean, median, p90, p95, p99
 steps       for runs of our own engine, whose step times are known: root mean square of the relative errors of
-            single steps, weighted by measured time. The measured plans are priced one by one, at medians, and
-            compared with the median of the executions of each step (`validation.retimed`)
+            single steps, weighted by measured time. The measured plans are priced one by one, at medians
 """
 
 from __future__ import annotations
@@ -61,8 +60,6 @@ def make_objective(config: RunConfig, system: System, run: MeasuredRun) -> Objec
     name = config.calibration.objective or ("statistics" if run.own is None else "steps")
     if name == "steps":
         return _of_steps(resolve(priced_at_medians(config)), run, config.calibration.part)
-    if config.validation.retimed:
-        raise ConfigError(f"validation.retimed: has no effect with calibration.objective={name}")
     errors = _errors_of_latencies(config, system, run)
 
     def misfit(constants: Mapping[str, float]) -> float:

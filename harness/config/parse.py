@@ -16,7 +16,7 @@ from harness.config.schema.reader import describe, item_keys, item_type, models_
 from harness.config.targets import import_targets
 from harness.errors import ConfigError
 
-_TASK_GROUPS = ("profile", "validation", "calibration", "retiming", "plot", "report", "capacity", "search")
+_TASK_GROUPS = ("profile", "validation", "calibration", "plot", "report", "capacity", "search")
 
 
 def parse(cfg: DictConfig) -> RunConfig:

@@ -26,7 +26,7 @@ from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.config.schema.tasks.needs import Task, check_measured, check_profile, check_searches
 from harness.config.schema.tasks.plotting import PlotConfig, ReportConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
-from harness.config.schema.tasks.validation import CalibrationConfig, RetimingConfig, ValidationConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 from harness.config.schema.tiers import TiersConfig
 from harness.config.schema.workload import TraceConfig
 
@@ -74,7 +74,6 @@ class RunConfig(ConfigModel):
     profile: ProfileConfig = ProfileConfig()
     validation: ValidationConfig = ValidationConfig()
     calibration: CalibrationConfig = CalibrationConfig()
-    retiming: RetimingConfig = RetimingConfig()
     capacity: CapacityConfig = CapacityConfig()
     search: SearchConfig = SearchConfig()
 
@@ -272,7 +271,7 @@ class RunConfig(ConfigModel):
     @model_validator(mode="after")
     def _check_tasks(self) -> Self:
         check_profile(self.task, self.profile, self.engine, self.cost)
-        check_measured(self.task, self.engine, self.validation, self.calibration, self.retiming)
+        check_measured(self.task, self.engine, self.validation, self.calibration)
         check_searches(self.task, self.metrics.slo, self.capacity, self.search)
         reads = self.task in ("report", "plot")
         if reads and not self.results:

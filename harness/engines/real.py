@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -20,7 +20,7 @@ from engine.runner.executors.tensor_parallel import WorkerError, make_executor
 from engine.sampling_params import SamplingParams
 from harness.config import CpuEngine, GpuEngine, RunConfig
 from harness.config import ModelConfig as ConfiguredModel
-from harness.engines.real_replay import Intake, Replay, replay_paced
+from harness.engines.real_replay import Intake, Replay
 from harness.engines.resolving.shapes import contiguous_rule, model_shape
 from harness.errors import ConfigError, EngineError
 from harness.record.record import Record
@@ -83,7 +83,6 @@ class RealEngine:
             return SamplingParams(max_tokens=max_tokens, temperature=setup.temperature, ignore_eos=True)
 
         prompts = PromptSource(trace, setup.model.vocab_size, setup.engine.seed, setup.engine.max_model_len)
-        self._arrivals = arrivals
         self._intake = Intake(self._engine, prompts, recorder, params)
         self._replay = Replay(self._intake, arrivals)
 
@@ -114,11 +113,6 @@ class RealEngine:
         """Serve the trace in real time, to its end or until `stop` is called; raises EngineError."""
         with self._failures():
             self._replay.run()
-
-    def run_paced(self, durations_ns: Iterable[int]) -> list[int]:
-        """Serve the trace on the clock of an earlier run, as `replay_paced` does; raises EngineError."""
-        with self._failures():
-            return replay_paced(self._intake, self._arrivals, durations_ns)
 
     def stop(self) -> None:
         self._replay.stop()

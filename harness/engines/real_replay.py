@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Protocol
 
 from engine.api.llm_engine import LLMEngine
@@ -173,37 +172,3 @@ class Replay:
                 continue
             for request in intake.commit(executed, now):
                 issuer.on_finish(request.request_id, now)
-
-
-def replay_paced(intake: Intake, arrivals: Arrivals, durations_ns: Iterable[int]) -> list[int]:
-    """Drive an engine on the clock of an earlier run, to the end of that run.
-
-    Nothing is waited for: the first step after an idle time follows the last one before it.
-
-    Args:
-        arrivals: when each request reached the engine in that run.
-        durations_ns: what its steps took, in order.
-
-    Returns: the time of each step now, in ns, from the same events as in `Replay`; the steps of a plan share its time.
-    """
-    measured_ns: list[int] = []
-    left = iter(durations_ns)
-    now, started = arrivals.next_ns, time.perf_counter_ns()
-    while True:
-        for arrival, row in arrivals.pop_due(now):
-            intake.hand_over(Issued(row, arrival, arrival), now)
-        executed = intake.engine.execute(now)
-        ended = time.perf_counter_ns()
-        if executed is None:
-            if arrivals.next_ns == NEVER:
-                return measured_ns
-            now, started = arrivals.next_ns, ended
-            continue
-        num_steps = executed.plan.num_steps
-        paced = list(islice(left, num_steps))
-        if len(paced) < num_steps:
-            return measured_ns
-        measured_ns += [(ended - started) // num_steps] * num_steps
-        started = ended
-        now += sum(paced)
-        intake.commit(executed, now)

@@ -88,23 +88,11 @@ class OwnRun:
         config: its configuration.
         result: its tables.
         rows: int64[n], the row of `result.requests` for each row of `MeasuredRun.trace`.
-        retimed: float64[k, steps], the time in s of each step in k later executions; None without any.
     """
 
     config: RunConfig
     result: RunResult
     rows: npt.NDArray[np.int64]
-    retimed: Floats | None = None
-
-    def executions(self) -> Floats:
-        """float64[1 + k, steps]: the time in s of each step, in the run itself and in its later executions."""
-        measured = self.result.steps["duration"].to_numpy(dtype=np.float64)[None]
-        return measured if self.retimed is None else np.concatenate([measured, self.retimed])
-
-
-def halves_of(executions: Floats) -> tuple[Floats, Floats]:
-    """Split executions [executions, steps] into the even-numbered and the odd-numbered ones."""
-    return executions[::2], executions[1::2]
 
 
 def requests_table(columns: Mapping[str, npt.ArrayLike]) -> pd.DataFrame:

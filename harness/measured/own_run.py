@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,18 +14,14 @@ from harness.config.schema.workload import MAX_TOKENS
 from harness.errors import MeasuredRunError
 from harness.measured.measured_run import (
     MAX_SPAN_S,
-    TIMES,
     MeasuredRun,
     OwnRun,
     check_order,
-    halves_of,
     requests_table,
     seen_times,
     series_table,
-    whole_ns,
-    with_latencies,
 )
-from harness.measured.records import check_lengths, read_json
+from harness.measured.records import check_lengths
 from harness.results.stored import files as results
 from harness.results.tables import DECISIONS, Floats, RunResult
 from harness.workload.readers import load_trace
@@ -106,87 +101,6 @@ def sample_steps(steps: pd.DataFrame, num_blocks: float, times: Floats) -> pd.Da
     levels = {name: np.where(busy, steps[name].to_numpy()[step], 0) for name in ("num_running", "num_waiting")}
     usage = np.where(busy, steps["num_used_blocks"].to_numpy()[step] / num_blocks, 0.0)
     return series_table({"time": times, **levels, "kv_cache_usage": usage})
-
-
-def with_retimed(run: MeasuredRun, folders: Sequence[Path]) -> MeasuredRun:
-    """`run` with the step times that task=retime wrote to `folders`.
-
-    Raises:
-        MeasuredRunError: a folder holds no step times, or the step times of another run.
-    """
-    if run.own is None:
-        raise MeasuredRunError(f"validation.retimed: {run.source} is not a run of this project's own engine")
-    times, data_sha256 = [], run.data_sha256()
-    if len(set(folders)) < len(folders):
-        raise MeasuredRunError("validation.retimed: names a folder twice")
-    for folder in folders:
-        document = read_json(folder / results.RETIMED)
-        measured = document.get("measured") if isinstance(document, dict) else None
-        measured = measured if isinstance(measured, dict) else {}
-        source = measured.get("source")
-        if source is None or measured.get("data_sha256") != data_sha256:
-            raise MeasuredRunError(f"{folder}: step times of {source or 'no run'}, not of {run.source}")
-        times.append(_read_step_times(folder / results.STEP_TIMES, len(run.own.result.steps)))
-    return replace(run, own=replace(run.own, retimed=np.concatenate(times)))
-
-
-def _read_step_times(path: Path, num_steps: int) -> Floats:
-    """float64[repeats, steps], in s."""
-    table = results.read_table(path, ["repeat", "step", "duration"])
-    try:
-        times = table.pivot(index="repeat", columns="step", values="duration").to_numpy(dtype=np.float64)
-    except (ValueError, TypeError):  # a step is there twice, or a time is no number
-        times = np.empty((0, 0))
-    if not len(times) or times.shape[1] != num_steps or not ((times >= 0) & (times <= MAX_SPAN_S)).all():
-        raise MeasuredRunError(f"{path}: not one time in s for each of {num_steps} steps in each repeat")
-    return times
-
-
-def at_median_times(run: MeasuredRun) -> tuple[MeasuredRun, list[MeasuredRun]]:
-    """`run` as if each step had taken the median of its executions; the same with each half of the executions.
-
-    Raises:
-        MeasuredRunError: the steps were not executed again.
-    """
-    if run.own is None or run.own.retimed is None:
-        raise MeasuredRunError(
-            f"validation.step_times=median: needs more executions of the steps of {run.source} (validation.retimed)"
-        )
-    executions = run.own.executions()
-    whole, *halves = (
-        _with_durations(run, run.own, np.median(part, axis=0)) for part in (executions, *halves_of(executions))
-    )
-    return whole, halves
-
-
-def _with_durations(run: MeasuredRun, own: OwnRun, durations_s: Floats) -> MeasuredRun:
-    """`run` as if its steps had taken `durations_s`.
-
-    An event during a step, such as an arrival, moves to the same fraction of the step's new duration; idle times keep
-    their length. `own` keeps the measured tables.
-    """
-    steps = own.result.steps
-    starts, before = whole_ns(steps["start_time"]), whole_ns(steps["duration"])
-    now = whole_ns(durations_s)
-    later = np.cumsum(now - before)
-    new_starts = starts + np.concatenate([[0], later[:-1]])
-    knots = np.stack([starts, starts + before], axis=1).ravel()
-    images = np.stack([new_starts, new_starts + now], axis=1).ravel()
-    arrivals = own.result.requests["arrival_time"].to_numpy(dtype=np.float64)[own.rows]
-    origin_ns = whole_ns(arrivals.min())
-
-    def moved(times_s: pd.Series[float]) -> Floats:
-        times_ns = whole_ns(times_s) + origin_ns
-        return (np.rint(np.interp(times_ns, [0, *knots], [0, *images])) - origin_ns) * 1e-9
-
-    requests = with_latencies(run.requests.assign(**{name: moved(run.requests[name]) for name in TIMES}), "arrival")
-    steps = steps.assign(start_time=new_starts * 1e-9, duration=now * 1e-9)
-    return replace(
-        run,
-        trace=replace(run.trace, table=run.trace.table.assign(arrival_time=requests["arrival_time"].to_numpy())),
-        requests=requests,
-        series=_series(steps, own.result.pool_blocks, float(arrivals.min())),
-    )
 
 
 def _series(steps: pd.DataFrame, num_blocks: float, origin: float) -> pd.DataFrame:

@@ -50,13 +50,10 @@ def statistics(requests: pd.DataFrame) -> dict[tuple[str, str], float]:
     return out | _throughput(finished) | _decisions(finished)
 
 
-def comparison(
-    measured: Values, simulated: Values, repeats: Sequence[Values] = (), *, are_parts: bool = False
-) -> pd.DataFrame:
+def comparison(measured: Values, simulated: Values, repeats: Sequence[Values] = ()) -> pd.DataFrame:
     """One row per measured statistic: metric, statistic, unit, measured, simulated, error_pct, noise_floor_pct.
 
-    `measured` is the median over the run and its `repeats`. With `are_parts` the repeats are the run with a half of its
-    step executions each, and `measured` is the value of the run with all of them. error_pct is 100 (simulated -
+    `measured` is the median over the run and its `repeats`. error_pct is 100 (simulated -
     measured) / measured, NaN where that is undefined. noise_floor_pct is the largest deviation of a measured run from
     `measured`; NaN without repeats, and where `measured` is 0 and a repeat is not.
     """
@@ -66,7 +63,7 @@ def comparison(
             continue
         predicted = simulated.get((metric, statistic), math.nan)
         runs = np.array([value, *(each.get((metric, statistic), math.nan) for each in repeats)])
-        middle = value if are_parts else float(np.median(runs))
+        middle = float(np.median(runs))
         deviations = np.abs([_percent(run, middle) for run in runs.tolist()])
         rows.append(
             {

@@ -50,10 +50,8 @@ def write_validation(validation: Validation, folder: Path) -> dict[str, Any]:
             },
             "score": settings.score,
             "num_scored": len(validation.measured),
-            "step_times": settings.step_times,
             "latency_from": settings.latency_from,
             "repeats": settings.repeats,
-            "retimed": settings.retimed,
             "calibration": None if fitted is None else {"path": fitted.path, **fitted.fitted_on},
             "scored_on_fitted_data": validation.on_fitted_data,
             "errors": errors,
@@ -86,8 +84,6 @@ def _write_tables(validation: Validation, folder: Path) -> None:
 
 def _shown_in_grey(validation: Validation) -> str:
     """What the grey curves of the figure of latencies are; empty without any."""
-    if validation.config.validation.step_times == "median":
-        return "steps at the median of their executions, grey: of half of the executions"
     count = len(validation.repeats)
     return f"grey: {count} repeat{'s' if count > 1 else ''}, errors from the median of all" if count else ""
 
@@ -101,8 +97,6 @@ def print_validation(validation: Validation, console: Console) -> None:
     if validation.steps:
         summary, *others = (replay.summary() for replay in validation.steps)
         console.print(_step_table(summary))
-        if summary["num_executions"] > 1:
-            print_line(console, _executions(summary), "dim")
         print_line(console, _replayed(summary), "dim")
         for number, other in enumerate(others, 1):
             print_line(console, f"repeat {number} {_replayed(other)}", "dim")
@@ -124,8 +118,6 @@ def _headline(validation: Validation) -> Text:
     config = validation.config
     text.append(f" {config.model.name} on {config.device.name} · cost {config.cost.kind}")
     runs = f" · measured: median of {1 + len(settings.repeats)} runs" if settings.repeats else ""
-    if settings.step_times == "median":
-        runs = " · measured: each step at the median of its executions, noise: with half of the executions"
     text.append(f"\n{scored}{part} · latencies from {settings.latency_from} time{runs}\n")
     return text
 
@@ -154,23 +146,13 @@ def _level_table(levels: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 def _step_table(summary: Mapping[str, Any]) -> Table:
-    repeated = summary["num_executions"] > 1 and "all" in summary["errors"]
-    heads = ["steps", "MAPE %", "bias %", "total %", *(["one run %", "halves %"] if repeated else [])]
-    table = _plain_table("Step times alone", *heads)
+    table = _plain_table("Step times alone", "steps", "MAPE %", "bias %", "total %")
     for kind, found in summary["errors"].items():
-        known = [_unsigned(found[f"{name}_mape_pct"]) for name in ("single", "halves")] if repeated else []
         table.add_row(
             kind, f"{found['count']:,}", _unsigned(found["mape_pct"]),
-            _error(found["bias_pct"]), _error(found["total_error_pct"]), *known,
+            _error(found["bias_pct"]), _error(found["total_error_pct"]),
         )  # fmt: skip
     return table
-
-
-def _executions(summary: Mapping[str, Any]) -> str:
-    return (
-        f"measured: median of {summary['num_executions']} executions of each step; one run: distance of a single "
-        "execution from it; halves: distance between the medians of both halves of the executions"
-    )
 
 
 def _replayed(summary: Mapping[str, Any]) -> str:

@@ -27,8 +27,7 @@ class Validation:
         config: the configuration of the simulation.
         run: the measured run.
         measured, simulated: requests tables as `MeasuredRun.requests`, of the scored part.
-        repeats: such tables of the repeats of the measured run; with `validation.step_times=median` of the run at the
-            median step times of each half of its executions.
+        repeats: such tables of the repeats of the measured run.
         errors: as of `comparison`.
         measured_levels, simulated_levels: as `MeasuredRun.series` with num_unfinished, during the scored part.
         levels: as of `align`.
@@ -82,8 +81,7 @@ def compare(
     )
     measured, scored = tables[0], simulated.iloc[rows]
     others = [statistics(table) for table in tables[1:]]
-    are_parts = settings.step_times == "median"
-    errors = comparison(statistics(measured), statistics(scored), others, are_parts=are_parts)
+    errors = comparison(statistics(measured), statistics(scored), others)
     errors = with_request_errors(errors, measured, scored, tables[1:])
     measured_levels = _levels(run)
     if settings.score != "all":

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 
@@ -13,13 +11,12 @@ from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError, MeasuredRunError
 from harness.measured import MeasuredRun, load_measured
 from harness.measured.measured_run import queued_times, seen_times, with_latencies
-from harness.measured.own_run import with_retimed
 
 _POOL_TOLERANCE_PCT = 1.0
 
 
 def load_run(settings: ValidationConfig) -> MeasuredRun:
-    """The measured run that `settings` name, with its retimed steps.
+    """The measured run that `settings` name.
 
     Raises:
         TwinServeError: the run cannot be used, or latencies are to start at queue times that it does not record.
@@ -28,7 +25,7 @@ def load_run(settings: ValidationConfig) -> MeasuredRun:
     run = load_measured(settings.measured, settings.workload)
     if settings.latency_from == "queued" and run.requests["queued_time"].isna().any():
         raise MeasuredRunError(f"validation.latency_from=queued: {run.source} does not tell when requests were queued")
-    return with_retimed(run, [Path(folder) for folder in settings.retimed]) if settings.retimed else run
+    return run
 
 
 def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:

@@ -2,8 +2,8 @@
 
 With measured step times the scheduler sees the same requests at the same times as in the run, so it must make the same
 plans, preemptions and cache hits. The error of the cost model on a step is then free of the effects of earlier errors.
-Cost models predict medians. If task=retime executed the steps again, the prediction is compared with the median of all
-executions; else with the single measured time, whose total is higher than that of the medians on a noisy machine.
+Cost models predict medians here; a single measured time of each step is compared, whose total is higher than that of
+the medians on a noisy machine.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import pandas as pd
 from engine.core.work import StepWork
 from harness.config.schema.tasks.validation import Part
 from harness.engines.simulated import SimulatedEngine
-from harness.measured.measured_run import MeasuredRun, halves_of, handover_steps, whole_ns
+from harness.measured.measured_run import MeasuredRun, handover_steps, whole_ns
 from harness.results.tables import DECISIONS, Floats
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
@@ -34,9 +34,7 @@ class StepReplay:
     """A replay with measured step times.
 
     Attributes:
-        steps: columns kind, start_time, measured, predicted (s), and single, halves as of `deviations`, NaN for steps
-            that were executed once. A row per step of the part, up to `first_difference`.
-        num_executions: executions of each step; `measured` is their median.
+        steps: columns kind, start_time, measured, predicted (s). A row per step of the part, up to `first_difference`.
         num_steps: number of measured steps.
         first_difference: the first step whose plan differs from the measured one; None if all plans are equal.
         same_preemptions, same_cache_hits: whether the replay equals the run in the preemptions and cached tokens of
@@ -44,7 +42,6 @@ class StepReplay:
     """
 
     steps: pd.DataFrame
-    num_executions: int
     num_steps: int
     first_difference: int | None
     same_preemptions: bool
@@ -52,11 +49,10 @@ class StepReplay:
 
     def summary(self) -> dict[str, Any]:
         """What validation.json holds: for each kind of step the count, MAPE, bias (mean signed error) and error of the
-        total time, in %, and for steps that were executed more than once the means of `deviations`."""
+        total time, in %."""
         errors = {kind: _errors(self.steps[self.steps["kind"] == kind]) for kind in KINDS}
         return {
             "num_steps": self.num_steps,
-            "num_executions": self.num_executions,
             "plans_identical": self.first_difference is None,
             "first_difference": self.first_difference,
             "preemptions_identical": self.same_preemptions,
@@ -104,35 +100,17 @@ def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part
     def same(name: str) -> bool:
         return bool(np.array_equal(in_order[name].to_numpy(), run.requests[name].to_numpy()))
 
-    executions = run.own.executions()
-    single, halves = deviations(executions)
     steps = pd.DataFrame(
         {
             "kind": cost.kinds[:num_same],
             "start_time": measured["start_time"].to_numpy()[:num_same],
-            "measured": np.median(executions, axis=0)[:num_same],
+            "measured": measured["duration"].to_numpy(dtype=np.float64)[:num_same],
             "predicted": np.array(cost.predicted_ns[:num_same]) * 1e-9,
-            "single": single[:num_same],
-            "halves": halves[:num_same],
         }
     )
     steps = steps[_in_part(run, steps["start_time"].to_numpy(), part)]
     same_preemptions, same_cache_hits = same("num_preemptions"), same("num_cached_tokens")
-    return StepReplay(steps, len(executions), len(measured), different, same_preemptions, same_cache_hits)
-
-
-def deviations(executions: Floats) -> tuple[Floats, Floats]:
-    """Relative noise of the time of each step, from `executions` [executions, steps]; NaN for a single execution.
-
-    Returns: the mean distance of one execution from the median of all, and the distance between the medians of both
-    halves of the executions. The latter is about twice the distance of the median of all from the true median.
-    """
-    count, num_steps = executions.shape
-    if count < 2:
-        return np.full(num_steps, np.nan), np.full(num_steps, np.nan)
-    single = np.abs(executions / np.median(executions, axis=0) - 1).mean(axis=0)
-    one, other = (np.median(half, axis=0) for half in halves_of(executions))
-    return single, np.abs(one / other - 1)
+    return StepReplay(steps, len(measured), different, same_preemptions, same_cache_hits)
 
 
 def as_delivered(run: MeasuredRun) -> tuple[Trace, npt.NDArray[np.int64]]:
@@ -176,12 +154,7 @@ def first_difference(measured: pd.DataFrame, replayed: pd.DataFrame) -> int | No
 def _errors(steps: pd.DataFrame) -> dict[str, float]:
     if steps.empty:
         return {}
-    known = {name: float(100 * steps[name].mean()) for name in ("single", "halves") if steps[name].notna().any()}
-    return {
-        "count": len(steps),
-        **relative_errors(steps),
-        **{f"{name}_mape_pct": value for name, value in known.items()},
-    }
+    return {"count": len(steps), **relative_errors(steps)}
 
 
 def relative_errors(steps: pd.DataFrame) -> dict[str, float]:

@@ -14,7 +14,6 @@ from harness.engines.resolving.system import resolve
 from harness.errors import ConfigError
 from harness.figures import write_validation_charts
 from harness.measured import MeasuredRun, load_measured
-from harness.measured.own_run import at_median_times
 from harness.record.progress_bar import Terminal
 from harness.results.tables import RunResult
 from harness.studies.run import serve
@@ -49,22 +48,17 @@ def validate(config: RunConfig, output_dir: Path) -> dict[str, Any]:
         _check_repeat(run, repeat)
     pool_warnings = different_pool(config, run)
     config = simulation_config(config, run)
-    priced_config = priced_at_medians(config)
-    compared, others = run, repeats
-    if settings.step_times == "median":
-        config = priced_config
-        compared, others = at_median_times(run)
     fitted = resolve(config).calibration
-    arrivals = make_arrivals(compared.trace, config.arrival, np.random.default_rng(config.seed))
-    served = serve(config, compared.trace, arrivals, Terminal(config, console), lambda run: run.write(output_dir))
+    arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
+    served = serve(config, run.trace, arrivals, Terminal(config, console), lambda run: run.write(output_dir))
     served.check(output_dir)
-    priced = resolve(priced_config).cost_model() if run.own else None
+    priced = resolve(priced_at_medians(config)).cost_model() if run.own else None
     steps = [] if priced is None else _replays(config, [run, *repeats], priced)
     warnings = [*run.notes, *served.result.meta["notes"], *different_settings(run.settings, config), *pool_warnings]
     warnings += _profile_warnings(run, priced)
     warnings += _service_warnings(run, served.result)
     warnings += _fit_warnings(run, fitted, settings.score)
-    validation = compare(config, compared, others, served.result, steps, fitted, warnings)
+    validation = compare(config, run, repeats, served.result, steps, fitted, warnings)
     document = write_validation(validation, output_dir)
     if config.plots:
         write_validation_charts(output_dir, output_dir, config.plot)

@@ -13,7 +13,7 @@ from kernels.attention.torch_flash_backend import TorchFlashBackend, torch_flash
 from kernels.attention.triton_backend import TritonBackend
 from kernels.cache.kv_integers import LARGEST
 from kernels.cache.kv_store import FP8_DTYPE
-from kernels.cache.layer_kv import LayerKV, NewKV
+from kernels.cache.layer_kv import LayerKV
 from kernels.runtime import HAS_TRITON
 
 __all__ = [
@@ -22,7 +22,6 @@ __all__ = [
     "BackendName",
     "BackendUnavailableError",
     "LayerKV",
-    "NewKV",
     "available_backends",
     "select_backend",
 ]

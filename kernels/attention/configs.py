@@ -1,13 +1,11 @@
 """Compile-time choices of the attention kernels for each GPU architecture, in one table.
 
 The choices are made from what the compiler reports, since no GPU was at hand: no spills, two and more programs on a
-multiprocessor (`experiments/results/kernel_occupancy.csv`). Candidates for a sweep on a GPU are listed here too.
+multiprocessor (`experiments/results/kernel_occupancy.csv`).
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal
@@ -83,29 +81,9 @@ _PREFILL: dict[int, dict[Elements, PrefillConfig]] = {
 }
 
 
-@dataclass
-class _Override:
-    decode: DecodeConfig | None = None
-    prefill: PrefillConfig | None = None
-
-
-_override = _Override()
-
-
-@contextlib.contextmanager
-def use_configs(decode: DecodeConfig | None = None, prefill: PrefillConfig | None = None) -> Iterator[None]:
-    """Launch the attention kernels with these choices in place of the table's; None keeps the table's."""
-    before = _override.decode, _override.prefill
-    _override.decode, _override.prefill = decode, prefill
-    try:
-        yield
-    finally:
-        _override.decode, _override.prefill = before
-
-
 def decode_config(capability: int, head_dim: int, element_size: int, cache_dtype: torch.dtype) -> DecodeConfig:
     """The choices for a compute capability such as 90, a head_dim (1..256), bytes of an element of q, and the cache."""
-    return _override.decode or _decode_config(capability, head_dim, elements_of(element_size, cache_dtype))
+    return _decode_config(capability, head_dim, elements_of(element_size, cache_dtype))
 
 
 def prefill_config(
@@ -113,43 +91,13 @@ def prefill_config(
 ) -> PrefillConfig:
     """As `decode_config`; rows: tokens of the longest chunk times the query heads of a KV head."""
     elements = elements_of(element_size, cache_dtype)
-    chosen = _override.prefill or _prefill_config(capability, head_dim, elements)
+    chosen = _prefill_config(capability, head_dim, elements)
     largest = chosen.block_m // 2 if elements == "half" else 0  # small tiles of other elements may spill registers
     if elements == "integers" and chosen.block_m == 128:
         largest = 16
     if rows > largest:
         return chosen
     return replace(chosen, block_m=max(16, next_power_of_2(rows)), num_warps=4)
-
-
-def decode_candidates(
-    capability: int, head_dim: int, element_size: int, cache_dtype: torch.dtype
-) -> list[DecodeConfig]:
-    """The table's choice, then others to try on a GPU; one that does not fit raises OutOfResources at its launch."""
-    first = _decode_config(capability, head_dim, elements_of(element_size, cache_dtype))
-    others = [
-        replace(first, block_n=block_n, num_stages=stages, programs_per_sm=max(1, programs))
-        for block_n, programs in (
-            (first.block_n, first.programs_per_sm),
-            (2 * first.block_n, first.programs_per_sm // 2),
-        )
-        for stages in (3, 4, 5)
-    ]
-    others += [replace(first, num_warps=8), replace(first, programs_per_sm=2 * first.programs_per_sm)]
-    return list(dict.fromkeys([first, *others]))
-
-
-def prefill_candidates(
-    capability: int, head_dim: int, element_size: int, cache_dtype: torch.dtype
-) -> list[PrefillConfig]:
-    """As `decode_candidates`, for long chunks."""
-    first = _prefill_config(capability, head_dim, elements_of(element_size, cache_dtype))
-    others = [
-        PrefillConfig(block_m, block_n, warps, stages, 1)
-        for block_m, block_n, warps in ((128, 64, 8), (128, 32, 8), (128, 32, 4), (64, 64, 4), (64, 32, 4), (64, 16, 4))
-        for stages in (2, 3)
-    ]
-    return list(dict.fromkeys([first, *others]))
 
 
 @lru_cache(maxsize=64)

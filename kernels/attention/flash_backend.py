@@ -15,8 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.attention.metadata import AttentionMetadata
-from kernels.cache.kv_store import store_kv
-from kernels.cache.layer_kv import LayerKV, NewKV
+from kernels.cache.layer_kv import LayerKV
 from kernels.runtime import ceil_div
 
 PAGE_MULTIPLE = 256
@@ -71,7 +70,6 @@ class FlashBackend:
 
     name = "flash"
     is_capturable = True
-    takes_stored = True
 
     def __init__(self) -> None:
         self._library: Any = importlib.import_module("flash_attn")
@@ -79,12 +77,10 @@ class FlashBackend:
         self._cu_seqlens_k: Tensor | None = None
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward; `kv` has no scales."""
         assert kv.scales is None, "flash-attn 2 reads no float8 cache"
-        if new is not None:
-            store_kv(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from kernels.cache.layer_kv import LayerKV, NewKV
+from kernels.cache.layer_kv import LayerKV
 
 
 @dataclass(frozen=True)
@@ -48,20 +48,18 @@ class AttentionMetadata:
 
 
 class AttentionBackend(Protocol):
-    """Stores a step's keys and values in the paged cache, then attends causally over it."""
+    """Attends causally over the paged cache, which has the keys and values of the step's tokens already."""
 
     name: str
     is_capturable: bool
-    """Whether a step without prefill can be captured in a CUDA graph."""
-    takes_stored: bool
-    """Whether `new` may be None."""
+    """Whether a step without prefill can be captured in a CUDA graph; then kernels of Triton store keys and values."""
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """Attention of one layer in one step -> [T, heads, head_dim], which is `out` if given, else a new tensor.
 
-        q: [T, heads, head_dim], last two dimensions contiguous. `new` is stored in `kv`, in place.
+        q: [T, heads, head_dim], last two dimensions contiguous.
         scale: factor of the scores before the softmax.
         """
         ...

@@ -8,8 +8,7 @@ from torch import Tensor
 from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.prefill import prefill_attention_reference
 from kernels.attention.torch_decode import DecodePlan, Scratch, plan_decode, torch_decode_attention
-from kernels.cache.kv_store import store_kv_reference
-from kernels.cache.layer_kv import LayerKV, NewKV
+from kernels.cache.layer_kv import LayerKV
 
 
 class TorchBackend:
@@ -17,7 +16,6 @@ class TorchBackend:
 
     name = "torch"
     is_capturable = False
-    takes_stored = False
 
     def __init__(self) -> None:
         self._scratch = Scratch()
@@ -25,11 +23,9 @@ class TorchBackend:
         self._plan: DecodePlan | None = None
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        assert new is not None, "stores them itself"
-        store_kv_reference(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         if first:

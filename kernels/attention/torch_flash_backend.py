@@ -14,8 +14,7 @@ from torch import Tensor
 from kernels.attention.flash_backend import flash_needs
 from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.triton_backend import TritonBackend
-from kernels.cache.kv_store import store_kv_triton
-from kernels.cache.layer_kv import LayerKV, NewKV
+from kernels.cache.layer_kv import LayerKV
 
 _flash_attention = torch.ops.aten._flash_attention_forward
 _ARGUMENTS = (
@@ -49,7 +48,6 @@ class TorchFlashBackend:
 
     name = "torch_flash"
     is_capturable = True
-    takes_stored = True
 
     def __init__(self) -> None:
         self._triton = TritonBackend()
@@ -57,15 +55,13 @@ class TorchFlashBackend:
         self._decodes: AttentionMetadata | None = None
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward; `kv` has no scales."""
         assert kv.scales is None, "torch's FlashAttention reads no float8 cache"
         first = metadata.num_prefill_tokens
         if not first or not metadata.begins_prompts:
-            return self._triton.forward(q, new, kv, metadata, scale, out)
-        if new is not None:
-            store_kv_triton(*new, kv, metadata.slot_mapping)
+            return self._triton.forward(q, kv, metadata, scale, out)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         slots, bounds, longest = metadata.slot_mapping[:first], metadata.cu_seqlens_q, metadata.max_seqlen_q
         keys, values = (cache.flatten(0, 1).index_select(0, slots) for cache in (kv.keys, kv.values))
@@ -73,7 +69,7 @@ class TorchFlashBackend:
             q[:first], keys, values, bounds, bounds, longest, longest, 0.0, True, False, scale=scale
         )[0]
         if first < q.shape[0]:
-            self._triton.forward(q[first:], None, kv, self._after(metadata), scale, out[first:])
+            self._triton.forward(q[first:], kv, self._after(metadata), scale, out[first:])
         return out
 
     def _after(self, metadata: AttentionMetadata) -> AttentionMetadata:

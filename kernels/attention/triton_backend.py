@@ -8,8 +8,7 @@ from torch import Tensor
 from kernels.attention.decode import decode_attention
 from kernels.attention.metadata import AttentionMetadata
 from kernels.attention.prefill import prefill_attention
-from kernels.cache.kv_store import store_kv_triton
-from kernels.cache.layer_kv import LayerKV, NewKV
+from kernels.cache.layer_kv import LayerKV
 
 
 class TritonBackend:
@@ -17,14 +16,11 @@ class TritonBackend:
 
     name = "triton"
     is_capturable = True
-    takes_stored = True
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        if new is not None:
-            store_kv_triton(*new, kv, metadata.slot_mapping)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         first = metadata.num_prefill_tokens
         last = first + metadata.decode_context_lens.shape[0]

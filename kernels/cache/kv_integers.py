@@ -20,9 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cache.layer_kv import LayerKV
-from kernels.launch import Launcher
-from kernels.runtime import Value, constexpr, next_power_of_2, tl, triton
+from kernels.runtime import Value, constexpr, tl, triton
 
 INT8_DTYPE = torch.int8
 INT4_DTYPE = torch.uint8
@@ -168,90 +166,3 @@ def find_row(
     block_ptr = cache_ptr + slot // block_size * (rows * (num_bytes + 2))
     scale_ptr = (block_ptr + rows * num_bytes).to(tl.pointer_type(tl.float16)) + kv_head * block_size + place
     return block_ptr + (place * kv_heads + kv_head) * num_bytes, scale_ptr
-
-
-@triton.jit
-def store_row(
-    x_ptr: Value,
-    row_ptr: Value,
-    scale_ptr: Value,
-    head_dim: constexpr,
-    bits: constexpr,
-    block: constexpr,
-    largest: constexpr,
-    smallest_scale: constexpr,
-    largest_scale: constexpr,
-) -> None:
-    """Quantise one row of head_dim elements."""
-    num_bytes: constexpr = head_dim * bits // 8
-    places = tl.arange(0, block)
-    mask = places < num_bytes
-    low = tl.load(x_ptr + places, mask=mask, other=0.0).to(tl.float32)
-    top = tl.max(tl.abs(low), axis=0)
-    if bits == 4:
-        high = tl.load(x_ptr + num_bytes + places, mask=mask, other=0.0).to(tl.float32)
-        top = tl.maximum(top, tl.max(tl.abs(high), axis=0))
-    rounded = tl.minimum(tl.maximum(top / largest, smallest_scale), largest_scale).to(tl.float16)
-    scale = rounded.to(tl.float32)
-    codes = round_to_integers(low, scale, largest)
-    if bits == 4:
-        codes = (codes + 8) | ((round_to_integers(high, scale, largest) + 8) << 4)
-    tl.store(row_ptr + places, codes.to(row_ptr.dtype.element_ty), mask=mask)
-    tl.store(scale_ptr, rounded)
-
-
-@triton.jit
-def store_integers_kernel(
-    k_ptr: Value,
-    v_ptr: Value,
-    k_cache_ptr: Value,
-    v_cache_ptr: Value,
-    slots_ptr: Value,
-    k_stride: Value,
-    v_stride: Value,
-    head_dim: constexpr,
-    block_size: constexpr,
-    bits: constexpr,
-    block: constexpr,
-    largest: constexpr,
-    smallest_scale: constexpr,
-    largest_scale: constexpr,
-) -> None:
-    """One program stores k and v of one token in one KV head."""
-    token, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    slot = tl.load(slots_ptr + token)
-    if slot >= 0:
-        num_bytes: constexpr = head_dim * bits // 8
-        k_row, k_scale = find_row(k_cache_ptr, slot, head, tl.num_programs(1), num_bytes, block_size)
-        v_row, v_scale = find_row(v_cache_ptr, slot, head, tl.num_programs(1), num_bytes, block_size)
-        k_ptr += token * k_stride + head * head_dim
-        v_ptr += token * v_stride + head * head_dim
-        store_row(k_ptr, k_row, k_scale, head_dim, bits, block, largest, smallest_scale, largest_scale)
-        store_row(v_ptr, v_row, v_scale, head_dim, bits, block, largest, smallest_scale, largest_scale)
-
-
-launch_store_integers = Launcher(store_integers_kernel)
-
-
-def store_integers_triton(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-    """`kernels.cache.kv_store.store_kv` for a cache of integers; head_dim must be a multiple of 4."""
-    tokens, kv_heads, head_dim = k.shape
-    bits = BITS[kv.keys.dtype]
-    launch_store_integers(
-        (tokens, kv_heads),
-        k,
-        v,
-        kv.keys,
-        kv.values,
-        slot_mapping,
-        k.stride(0),
-        v.stride(0),
-        head_dim=head_dim,
-        block_size=kv.keys.shape[1],
-        bits=bits,
-        block=next_power_of_2(head_dim * bits // 8),
-        largest=float(LARGEST[kv.keys.dtype]),
-        smallest_scale=SMALLEST_SCALE,
-        largest_scale=LARGEST_SCALE,
-        num_warps=1,
-    )

@@ -13,30 +13,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from kernels.cache.kv_integers import LARGEST, dequantize_blocks, store_integers_reference, store_integers_triton
+from kernels.cache.kv_integers import LARGEST, dequantize_blocks, store_integers_reference
 from kernels.cache.layer_kv import LayerKV
-from kernels.launch import Launcher
-from kernels.runtime import Value, constexpr, next_power_of_2, runs_triton, tl, triton
 
 FP8_DTYPE = torch.float8_e4m3fn
 FP8_MAX = 448.0
 
 
-def store_kv(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
+def store_kv_reference(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
     """Store row t of `k` and `v` in slot `slot_mapping[t]` of a cache, in place.
 
     k, v: [T, kv_heads, head_dim], last two dimensions contiguous; any dtype, cast to the cache's. Of a float8 cache,
     scaled values beyond ±448 are clamped.
     slot_mapping: int64[T], each slot at most once; -1 marks padding, which is not stored.
+    It reads the slots on the host, so on a GPU it would synchronise. The kernel is `kernels.cache.rotary_store`.
     """
-    if runs_triton(k):
-        store_kv_triton(k, v, kv, slot_mapping)
-    else:
-        store_kv_reference(k, v, kv, slot_mapping)
-
-
-def store_kv_reference(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-    """PyTorch version of `store_kv`; reads the slots on the host, so on a GPU it would synchronise."""
     if slot_mapping.numel() == 0:
         return
     if int(slot_mapping.min()) < 0:
@@ -70,68 +61,3 @@ def read_blocks(blocks: Tensor, scales: Tensor | None, dtype: torch.dtype) -> Te
     if blocks.dtype in LARGEST:
         return dequantize_blocks(blocks, dtype)
     return blocks if scales is None else dequantize(blocks, scales, dtype)
-
-
-@triton.jit
-def store_kv_kernel(
-    k_ptr: Value,
-    v_ptr: Value,
-    k_cache_ptr: Value,
-    v_cache_ptr: Value,
-    slots_ptr: Value,
-    k_stride: Value,
-    v_stride: Value,
-    kv_scales_ptr: Value,
-    width: constexpr,
-    head_dim: constexpr,
-    block: constexpr,
-    quantized: constexpr,
-    fp8_max: constexpr,
-) -> None:
-    """One program stores the `width` = kv_heads * head_dim elements of k and of v of one token."""
-    token = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots_ptr + token)
-    if slot >= 0:
-        offsets = tl.arange(0, block)
-        mask = offsets < width
-        k = tl.load(k_ptr + token * k_stride + offsets, mask=mask)
-        v = tl.load(v_ptr + token * v_stride + offsets, mask=mask)
-        if quantized:
-            scale_ptrs = kv_scales_ptr + offsets // head_dim
-            k = k.to(tl.float32) / tl.load(scale_ptrs, mask=mask, other=1.0)
-            v = v.to(tl.float32) / tl.load(scale_ptrs + width // head_dim, mask=mask, other=1.0)
-            k = tl.minimum(tl.maximum(k, -fp8_max), fp8_max)
-            v = tl.minimum(tl.maximum(v, -fp8_max), fp8_max)
-        tl.store(k_cache_ptr + slot * width + offsets, k.to(k_cache_ptr.dtype.element_ty), mask=mask)
-        tl.store(v_cache_ptr + slot * width + offsets, v.to(v_cache_ptr.dtype.element_ty), mask=mask)
-
-
-launch_store_kv = Launcher(store_kv_kernel)
-
-
-def store_kv_triton(k: Tensor, v: Tensor, kv: LayerKV, slot_mapping: Tensor) -> None:
-    """Triton version of `store_kv`."""
-    if slot_mapping.shape[0] == 0:
-        return
-    if kv.keys.dtype in LARGEST:
-        store_integers_triton(k, v, kv, slot_mapping)
-        return
-    width = k.shape[1] * k.shape[2]
-    block = next_power_of_2(width)
-    launch_store_kv(
-        (slot_mapping.shape[0],),
-        k,
-        v,
-        kv.keys,
-        kv.values,
-        slot_mapping,
-        k.stride(0),
-        v.stride(0),
-        slot_mapping if kv.scales is None else kv.scales,
-        width=width,
-        head_dim=k.shape[2],
-        block=block,
-        quantized=kv.scales is not None,
-        fp8_max=FP8_MAX,
-        num_warps=1 if block <= 512 else 4,
-    )

@@ -1,14 +1,10 @@
-"""Keys and values as kernels take them: those of a layer's cache, and those of a step that are to be stored."""
+"""Keys and values of a layer as kernels take them."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 from torch import Tensor
-
-NewKV = tuple[Tensor, Tensor] | None
-"""Keys and values of a step's tokens, [T, kv_heads, head_dim] each, last two dimensions contiguous; None for keys and
-values that `kernels.cache.rotary_store` has stored already."""
 
 
 class LayerKV(NamedTuple):

@@ -3,8 +3,7 @@
     qkv [T, heads + 2 * kv_heads, head_dim] -> q, normalised and rotated      -> returned
                                                k, normalised and rotated, v   -> stored in the paged cache
 
-The kernel rounds to the dtype of qkv wherever the separate kernels (`norm`, `rotary`, `kv_store`) do, so that both ways
-give the same numbers.
+The kernel rounds to the dtype of qkv wherever the references (`norm`, `rotary`, `kv_store`) do.
 """
 
 from __future__ import annotations
@@ -32,7 +31,13 @@ class HeadNorms(NamedTuple):
 
 
 def rotary_store_reference(
-    qkv: Tensor, norms: HeadNorms | None, cos_sin: Tensor, positions: Tensor, kv: LayerKV, slot_mapping: Tensor
+    qkv: Tensor,
+    norms: HeadNorms | None,
+    cos_sin: Tensor,
+    positions: Tensor,
+    kv: LayerKV,
+    slot_mapping: Tensor,
+    out: Tensor | None = None,
 ) -> Tensor:
     """PyTorch version of `rotary_store`."""
     kv_heads = kv.keys.shape[2]
@@ -41,7 +46,7 @@ def rotary_store_reference(
         q, k = rms_norm_reference(q, norms.q, norms.eps), rms_norm_reference(k, norms.k, norms.eps)
     q, k = rotary_reference(q, k, cos_sin, positions)
     store_kv_reference(k, v, kv, slot_mapping)
-    return q
+    return q if out is None else out.copy_(q)
 
 
 @triton.jit
@@ -205,8 +210,8 @@ def rotary_store(
     """Normalise and rotate q and k, store k and v; returns q, [T, heads, head_dim], contiguous, as `out` if given.
 
     qkv: [T, heads + 2 * kv_heads, head_dim], biases added; last two dimensions contiguous, any stride between tokens.
-    norms: None for models without norms of q and k. cos_sin, positions: as in `kernels.rotary.rotary`.
-    kv, slot_mapping: as in `kernels.cache.kv_store.store_kv`, with a cache of any dtype.
+    norms: None for models without norms of q and k. cos_sin, positions: as in `kernels.rotary.rotary_reference`.
+    kv, slot_mapping: as in `kernels.cache.kv_store.store_kv_reference`, with a cache of any dtype.
     """
     (num_tokens, all_heads, head_dim), kv_heads = qkv.shape, kv.keys.shape[2]
     heads, half = all_heads - 2 * kv_heads, head_dim // 2

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from kernels.activation import silu_and_mul, silu_and_mul_reference
 from kernels.experts.expert_choice import choose_experts
-from kernels.experts.fp8_experts import Fp8Stack, fp8_grouped_product
-from kernels.experts.moe_routing import Routing, route_triton
+from kernels.experts.expert_products import ExpertWeights, Fp8Stack, grouped_product
+from kernels.experts.moe_routing import route_triton
 from kernels.launch import Launcher
-from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
-
-ExpertWeights: TypeAlias = Tensor | Fp8Stack
+from kernels.runtime import Value, ceil_div, constexpr, next_power_of_2, runs_triton, tl, triton
 
 
 def fused_moe(
@@ -59,59 +55,6 @@ def _product_of_one(x: Tensor, weights: ExpertWeights, expert: int) -> Tensor:
     return functional.linear(x, weights[expert])
 
 
-@triton.jit
-def grouped_gemm_kernel(
-    x_ptr: Value,
-    weight_ptr: Value,
-    out_ptr: Value,
-    order_ptr: Value,
-    tile_experts_ptr: Value,
-    tile_starts_ptr: Value,
-    expert_ends_ptr: Value,
-    pair_weights_ptr: Value,
-    x_divisor: constexpr,
-    num_experts: constexpr,
-    n_size: constexpr,
-    k_size: constexpr,
-    weighted: constexpr,
-    block_m: constexpr,
-    block_n: constexpr,
-    block_k: constexpr,
-    interpreted: constexpr,
-) -> None:
-    """One program computes out[pair] = x[pair // x_divisor] @ weight[expert].T for one tile and block_n columns.
-
-    `weighted` multiplies each row by the router's weight of its pair.
-    """
-    tile = tl.program_id(1)
-    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
-    if expert >= num_experts:
-        return
-    places = tl.load(tile_starts_ptr + tile) + tl.arange(0, block_m)
-    row_mask = places < tl.load(expert_ends_ptr + expert)
-    pairs = tl.load(order_ptr + places, mask=row_mask, other=0).to(tl.int64)
-    columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
-    column_mask = columns < n_size
-    inner = tl.arange(0, block_k)
-    x_ptrs = x_ptr + (pairs // x_divisor)[:, None] * k_size + inner[None, :]
-    w_ptrs = weight_ptr + expert * n_size * k_size + columns[None, :] * k_size + inner[:, None]
-    acc = tl.zeros([block_m, block_n], tl.float32)
-    for first in range(0, k_size, block_k):
-        k_mask = inner < k_size - first
-        x = tl.load(x_ptrs + first, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
-        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & column_mask[None, :], other=0.0)
-        if interpreted:
-            x, w = x.to(tl.float32), w.to(tl.float32)
-        acc = tl.dot(x, w, acc=acc, input_precision="tf32x3")
-    if weighted:
-        acc *= tl.load(pair_weights_ptr + pairs, mask=row_mask, other=0.0)[:, None]
-    mask = row_mask[:, None] & column_mask[None, :]
-    tl.store(out_ptr + pairs[:, None] * n_size + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
-
-
-launch_grouped_gemm = Launcher(grouped_gemm_kernel)
-
-
 def moe_block_m(num_pairs: int, num_experts: int) -> int:
     """Rows of a tile: the average number of pairs per expert, rounded up to a power of two, at least 16, at most 64."""
     return min(max(next_power_of_2(max(1, num_pairs // num_experts)), 16), 64)
@@ -144,42 +87,10 @@ def fused_moe_triton(
     block_m = moe_block_m(num_tokens * top_k, num_experts)
     routing = route_triton(router_logits, top_k, renormalize, block_m)
     gate_up = torch.empty(num_tokens * top_k, 2 * width, dtype=x.dtype, device=x.device)
-    _grouped_product(x.contiguous(), w13, gate_up, routing, top_k, False, block_m)
+    grouped_product(x.contiguous(), w13, gate_up, routing, top_k, False, block_m)
     down = torch.empty(num_tokens * top_k, hidden, dtype=torch.float32, device=x.device)
-    _grouped_product(silu_and_mul(gate_up), w2, down, routing, 1, True, block_m)
+    grouped_product(silu_and_mul(gate_up), w2, down, routing, 1, True, block_m)
     block = min(next_power_of_2(hidden), 1024)
     grid = num_tokens, ceil_div(hidden, block)
     launch_sum_choices(grid, down, out, top_k=top_k, hidden=hidden, block=block, num_warps=4)
     return out
-
-
-def _grouped_product(
-    x: Tensor, weight: ExpertWeights, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
-) -> None:
-    if isinstance(weight, Fp8Stack):
-        fp8_grouped_product(x, weight, out, routing, x_divisor, weighted, block_m)
-        return
-    num_experts, n_size, k_size = weight.shape
-    block_n, block_k = 64, 64 if x.element_size() <= 2 else 32
-    launch_grouped_gemm(
-        (ceil_div(n_size, block_n), routing.tile_experts.shape[0]),
-        x,
-        weight,
-        out,
-        routing.order,
-        routing.tile_experts,
-        routing.tile_starts,
-        routing.expert_ends,
-        routing.weights,
-        x_divisor=x_divisor,
-        num_experts=num_experts,
-        n_size=n_size,
-        k_size=k_size,
-        weighted=weighted,
-        block_m=block_m,
-        block_n=block_n,
-        block_k=block_k,
-        interpreted=INTERPRETED,
-        num_warps=4,
-        num_stages=3,
-    )

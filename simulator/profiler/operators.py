@@ -16,7 +16,6 @@ from engine.models.layers.parallel import TensorParallel
 from kernels.activation import silu_and_mul
 from kernels.attention.backends import AttentionMetadata, LayerKV
 from kernels.cache.kv_integers import LARGEST, head_dim_of, quantize_blocks
-from kernels.cache.kv_store import store_kv
 from kernels.sampling.sampler import sample
 from simulator.profiler.stopwatch import Call, MakeCalls
 
@@ -138,25 +137,14 @@ class Operators:
         layer, cache = self._model.layers[index], (self._cache[index, 0], self._cache[index, 1])
         attention: Attention = layer.attention
         x, residual = self._x[:num_tokens], self._residual[:num_tokens]
-        q, k, v = self._split(attention, num_tokens)
         attended = self._attended[:num_tokens].flatten(1)
         made = [
             Call("input_norm", lambda: layer.input_norm.add(x, residual if index else None)),
             Call("qkv_proj", lambda: attention.qkv_proj(x)),
         ]
         positions = self._positions[:num_tokens]
-        if attention.stores_itself(x):
-            qkv = self._qkv[:num_tokens].view(num_tokens, -1, attention.head_dim)
-            made.append(Call("rotary_store", lambda: attention.rotary_store(qkv, positions, cache, slots)))
-        else:
-            if attention.q_norm is not None and attention.k_norm is not None:
-                q_norm, k_norm = attention.q_norm, attention.k_norm
-                made.append(Call("qk_norm", lambda: (q_norm(q), k_norm(k))))
-            kv = LayerKV(*cache, attention.kv_scales)
-            made += [
-                Call("rotary", lambda: attention.rotary(q, k, positions)),
-                Call("kv_store", lambda: store_kv(k, v, kv, slots)),
-            ]
+        qkv = self._qkv[:num_tokens].view(num_tokens, -1, attention.head_dim)
+        made.append(Call("rotary_store", lambda: attention.rotary_store(qkv, positions, cache, slots)))
         made += [
             Call("o_proj", lambda: attention.o_proj(attended)),
             Call("post_norm", lambda: layer.post_norm.add(x, residual)),
@@ -188,19 +176,14 @@ class Operators:
         ]  # fmt: skip
 
     def _attention(self, metadata: AttentionMetadata, num_tokens: int) -> list[Call]:
-        """Attention of all layers, without the KV store: there are no new keys and values."""
+        """Attention of all layers, without the KV store."""
         step = replace(metadata)
         made = []
         for layer, cache in zip(self._model.layers, self._cache, strict=True):
             attention: Attention = layer.attention
-            q, k, v = self._split(attention, num_tokens)
-            made.append(Call("attention", _forward(attention, q, k[:0], v[:0], cache, step)))
+            q = self._qkv[:num_tokens].unflatten(-1, (-1, attention.head_dim))[:, : attention.heads[0]]
+            made.append(Call("attention", _forward(attention, q, cache, step)))
         return made
-
-    def _split(self, attention: Attention, num_tokens: int) -> Sequence[Tensor]:
-        heads: Tensor = self._qkv[:num_tokens].unflatten(-1, (-1, attention.head_dim))
-        parts: Sequence[Tensor] = heads.split(attention.heads, dim=1)
-        return parts
 
     def _nothing(self) -> AttentionMetadata:
         """A step of no tokens."""
@@ -252,8 +235,6 @@ def fill_randomly(kv_cache: Tensor, generator: torch.Generator) -> None:
         kv_cache[:, :, first : first + count] = pattern[:count]
 
 
-def _forward(
-    attention: Attention, q: Tensor, k: Tensor, v: Tensor, cache: Tensor, metadata: AttentionMetadata
-) -> Callable[[], object]:
+def _forward(attention: Attention, q: Tensor, cache: Tensor, metadata: AttentionMetadata) -> Callable[[], object]:
     kv = LayerKV(cache[0], cache[1], attention.kv_scales)
-    return lambda: attention.backend.forward(q, (k, v), kv, metadata, attention.scale)
+    return lambda: attention.backend.forward(q, kv, metadata, attention.scale)

@@ -120,7 +120,6 @@ def profile_machine(
             families.grids(bench.limits),
             families.others(bench.limits),
             samples,
-            bench.calls,
             folder / PARTIAL,
             progress,
             job.repeats,

@@ -79,10 +79,6 @@ class Samples:
         """Half the interquartile range of an operator's times."""
         return spread_of(self._times[point][operator])
 
-    def total(self, point: Point, calls: Mapping[str, int]) -> float:
-        """Time of all calls of a step at this point; operators that `calls` lacks are called once."""
-        return sum(calls.get(operator, 1) * self.median(point, operator) for operator in self.operators(point))
-
     def save(self, path: Path) -> None:
         """Write the file as a whole or not at all."""
         points = [

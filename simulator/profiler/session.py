@@ -1,17 +1,16 @@
 """Decides what to measure next, so that any time budget gives a usable profile.
 
-First every point of the coarse grids is visited once, smallest first. Then grids are refined where interpolation is
-worst, as long as the time suffices to visit all points a few times more. In the rest of the time all points are visited
-round after round, each round in a new random order, so that a slow phase of a shared machine hits all of them alike.
-Points with fewer visits come first, since an interrupted session may have left some behind. Whole steps are visited
-more often.
+First every point of the coarse grids is visited once, smallest first. Then the intervals of grids are halved, as long
+as the time suffices to visit all points a few times more. In the rest of the time all points are visited round after
+round, each round in a new random order, so that a slow phase of a shared machine hits all of them alike. Points with
+fewer visits come first, since an interrupted session may have left some behind. Whole steps are visited more often.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ import numpy as np
 from simulator.profiler.grid import Grid
 from simulator.profiler.samples import Clock, Point, Samples, Times
 
-_GOOD_ENOUGH = 0.02  # no line is added for a smaller error
 _SAVE_EVERY_S = 10.0
 _LEAST_VISITS = 20  # to every point, if there is time: fewer may all fall into slow phases of a shared machine
 _LARGEST_SHARE = 3.0  # the most time a point takes beyond its least visits, as a multiple of the average point's time
@@ -41,7 +39,6 @@ class Session:
         refined: grids to refine.
         fixed: grids that are not refined.
         samples: the samples of earlier sessions; the new ones are added to them.
-        calls: calls per step of the operators.
         path: file of the samples, written every few seconds and whenever `run` ends.
         repeats: visits to every point that refining leaves time for.
         clock: what the budget is counted by.
@@ -53,7 +50,6 @@ class Session:
         refined: list[Grid],
         fixed: list[Grid],
         samples: Samples,
-        calls: Mapping[str, int],
         path: Path,
         progress: Progress,
         repeats: int = 4,
@@ -63,7 +59,6 @@ class Session:
         self.refined = refined
         self.fixed = fixed
         self._samples = samples
-        self._calls = calls
         self._path = path
         self._progress = progress
         self._repeats = repeats
@@ -99,35 +94,21 @@ class Session:
                 )
 
     def _refine(self, budget_s: float) -> None:
-        while True:
-            best = max(
-                ((worst, grid) for grid in self.refined if (worst := grid.worst()) is not None),
-                key=lambda entry: entry[0][0],
-                default=None,
-            )
-            if best is None or best[0][0] < _GOOD_ENOUGH:
-                return
-            (_, axis, low, high), grid = best
-            round_s = sum(map(self._expected_s, self._points()))
-            line = grid.insert(axis, low, high)
-            line_s = sum(map(self._expected_s, line))
-            if self._samples.spent_s + (1 + self._repeats) * line_s + self._repeats * round_s > budget_s:
-                grid.remove(axis, low, high)
-                return
-            for point in line:
-                if not self._samples.visits(point):
-                    self._visit(point, f"refining {grid.family}")
-            grid.learn(axis, low, high, self._values())
+        while any([self._halve(grid, budget_s) for grid in self.refined]):
+            pass
 
-    def _values(self) -> Callable[[Point], float]:
-        """The time at a point, plus the least time that the rest of a layer takes.
-
-        So the relative error of an operator that is a small part of its layer is small.
-        """
-        samples, calls = self._samples, self._calls
-        others = min((samples.total(point, calls) for point in samples.points("tokens")), default=0.0)
-        besides = others / max(calls.values())
-        return lambda point: samples.total(point, calls) + (0.0 if point.family == "tokens" else besides)
+    def _halve(self, grid: Grid, budget_s: float) -> bool:
+        """Halve the intervals of a grid and visit the new points, if there is time for them; returns whether it did."""
+        before, round_s = list(grid.axes), sum(map(self._expected_s, self._points()))
+        grid.halve()
+        new = [point for point in grid.points() if not self._samples.visits(point)]
+        new_s = sum(map(self._expected_s, new))
+        if self._samples.spent_s + (1 + self._repeats) * new_s + self._repeats * round_s > budget_s:
+            grid.axes = before
+            return False
+        for point in new:
+            self._visit(point, f"refining {grid.family}")
+        return bool(new)
 
     def _repeat(self, budget_s: float) -> None:
         points = self._points()

@@ -42,7 +42,7 @@ NOT_RUN = {
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
 }
 SMALL = {
-    "trace.num_requests": "20", "plots": "false", "progress": "false", "retiming.repeats": "1",
+    "trace.num_requests": "20", "plots": "false", "progress": "false",
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
     "capacity.confirm": "0", "calibration.max_evaluations": "3", "metrics.interval.max_requests": "1000",
 }  # fmt: skip
@@ -61,7 +61,7 @@ def small(arguments: list[str]) -> list[str]:
     words = " ".join(arguments)
     keys = {"plots", "progress"} if "figures=" not in words and "task=plot" not in words else {"progress"}
     keys |= {key for key in SMALL if any(word.startswith(f"{key}=") for word in arguments)} - {"figures"}
-    if not re.search(r"task=(report|plot|validate|calibrate|retime)|trace=(mooncake|azure|csv|custom)|my_log", words):
+    if not re.search(r"task=(report|plot|validate|calibrate)|trace=(mooncake|azure|csv|custom)|my_log", words):
         keys.add("trace.num_requests")
     if re.search(r"task=(capacity|search)|capacity_study", words):
         keys |= {key for key in SMALL if key.startswith("capacity.")}

@@ -25,7 +25,7 @@ from engine.api.llm import LLM
 from engine.models.model_config import ModelConfig
 from engine.runner.graphs.cuda_graphs import Step
 from engine.sampling_params import SamplingParams
-from kernels.attention.backends import AttentionMetadata, LayerKV, NewKV
+from kernels.attention.backends import AttentionMetadata, LayerKV
 from kernels.sampling.sampler import keep_threshold, log_exponential
 from tests.cuda_standin import DispatchMode
 
@@ -99,18 +99,12 @@ class DenseBackend:
 
     name = "dense"
     is_capturable = True
-    takes_stored = False
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward; prefills are not for it."""
-        assert new is not None
-        blocks, size, kv_heads, head_dim = kv.keys.shape
-        # Padding goes to the slot past the last, which is no sequence's.
-        slots = torch.where(metadata.slot_mapping < 0, blocks * size - 1, metadata.slot_mapping)
-        for cache, rows in zip(kv, new, strict=False):
-            cache.view(-1, kv_heads, head_dim).index_copy_(0, slots, rows)
+        kv_heads, head_dim = kv.keys.shape[2:]
         tables = metadata.decode_block_tables.long()
         keys, values = (
             cache.index_select(0, tables.flatten()).view(len(q), -1, kv_heads, head_dim).transpose(1, 2)
@@ -123,6 +117,13 @@ class DenseBackend:
         return attended.reshape(q.shape)
 
 
+def store_unseen(k: Tensor, v: Tensor, kv: LayerKV, slots: Tensor) -> None:
+    """As `store_kv_reference`, looking at no value: padding goes to the last slot, which is no sequence's."""
+    for cache, rows in zip(kv, (k, v), strict=False):
+        places = cache.flatten(0, 1)
+        places.index_copy_(0, torch.where(slots < 0, len(places) - 1, slots), rows)
+
+
 class DecodeDenseBackend(DenseBackend):
     """Dense for steps that are all decodes, another backend for the others."""
 
@@ -131,7 +132,7 @@ class DecodeDenseBackend(DenseBackend):
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """See AttentionBackend.forward."""
-        if args[3].num_prefill_tokens:
+        if args[2].num_prefill_tokens:
             out: Tensor = self._other.forward(*args, **kwargs)
             return out
         return super().forward(*args, **kwargs)

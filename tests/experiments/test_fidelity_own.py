@@ -14,10 +14,9 @@ from experiments import RESULTS
 from experiments.fidelity import own_engine
 from experiments.fidelity.lab import LATENCIES, STATISTICS, Lab
 from harness.config import RunConfig
-from harness.results.stored.files import RETIMED, SUMMARY
+from harness.results.stored.files import SUMMARY
 from simulator.profile.profile import META
-from simulator.profile.profile_folder import load_profile
-from tests.harness.builders import CONF, config
+from tests.harness.builders import config
 
 SAME = ("plans_identical", "preemptions_identical", "cache_hits_identical")
 ERRORS = [(metric, statistic, 1.0, 2.0) for metric in LATENCIES for statistic in STATISTICS]
@@ -40,7 +39,7 @@ class FakeLab(Lab):
         document = {"errors": {}, **dict.fromkeys(SAME, True)}
         kept: dict[str, Any] = {"errors": {}, "levels": {}, "calibration": None}
         validation = json.dumps({"steps": document, "steps_of_repeats": [document], **kept})
-        for path, text in ((SUMMARY, "{}"), (RETIMED, "{}"), ("validation.json", validation)):
+        for path, text in ((SUMMARY, "{}"), ("validation.json", validation)):
             (folder / path).write_text(text)
         errors = pd.DataFrame(ERRORS, columns=["metric", "statistic", "error_pct", "noise_floor_pct"])
         errors.to_csv(folder / "errors.csv")
@@ -62,7 +61,6 @@ class FakeLab(Lab):
 def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Namespace:
     monkeypatch.chdir(tmp_path)
     RESULTS.mkdir(parents=True)
-    monkeypatch.setattr(own_engine, "RUN_EVERY", 2)
     return argparse.Namespace(
         traces=Path("traces"),
         requests=8,
@@ -79,11 +77,9 @@ def arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> argparse.Names
 def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: argparse.Namespace) -> None:
     lab = FakeLab(keep=False)
     own_engine.cpu(lab, arguments)
-    measured = [name for name in lab.jobs if name.startswith(("run", "retimed"))]
+    measured = [name for name in lab.jobs if name.startswith("run")]
     turns_of = {i: (0, 2) if i == 2 else (0, 1, 2) for i in range(5)}
-    expected = [f"run{i}_{turn}" for i in range(5) for turn in (0, 2)]
-    expected += [f"retimed{i}_{turn}" for i, turns in turns_of.items() for turn in turns]
-    assert sorted(measured) == sorted(expected)
+    assert sorted(measured) == sorted(f"run{i}_{turn}" for i, turns in turns_of.items() for turn in turns)
     order = [name.partition("_")[2] for name in measured]
     assert order == sorted(order)
     assert len(lab.patience) == 2 * 3 + 1 and lab.patience[-1] is None
@@ -91,16 +87,14 @@ def test_the_cpu_is_profiled_and_measured_in_turns_and_nothing_twice(arguments: 
     assert lengths == [8, 24] and {lab.jobs[f"run{i}_0"].num_blocks for i in (3, 4)} == {300}
     assert lab.published == ["profile"]
     for i, turns in turns_of.items():
-        for name, step_times in (("", "measured"), ("_median", "median")):
-            settings = lab.jobs[f"workload{i}{name}"].validation
-            assert settings.measured == f"run:{lab.scratch}/run{i}_0" and settings.step_times == step_times
-            assert len(settings.retimed) == len(turns)
-            assert settings.repeats == ((f"run:{lab.scratch}/run{i}_2",) if name == "" else ())
+        settings = lab.jobs[f"workload{i}"].validation
+        assert settings.measured == f"run:{lab.scratch}/run{i}_0"
+        assert settings.repeats == tuple(f"run:{lab.scratch}/run{i}_{turn}" for turn in turns[1:])
     longer = FakeLab(keep=True)
     arguments.turns = 4
     own_engine.cpu(longer, arguments)
     more = [name for name, job in longer.jobs.items() if job.task != "validate"]
-    assert more == ["retimed0_3", "retimed1_3", "retimed3_3", "retimed4_3"] and longer.patience == []
+    assert more == ["run0_3", "run1_3", "run3_3", "run4_3"] and longer.patience == []
 
 
 def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -> None:
@@ -109,7 +103,7 @@ def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -
     assert lab.patience == [None] * 2 and lab.published == ["profile_qwen3-0.6b", "profile_qwen3-8b"]
     predicted = [job for job in lab.jobs.values() if job.task == "validate"]
     assert len(predicted) == 6 and {job.device.name for job in predicted} == {"NVIDIA H200"}
-    assert all(len(job.validation.repeats) == 1 and len(job.validation.retimed) == 2 for job in predicted)
+    assert all(len(job.validation.repeats) == 1 for job in predicted)
     served = [job for job in lab.jobs.values() if job.task == "run"]
     assert len({(job.model.name, str(job.arrival)) for job in served}) == 6
     assert len({job.model.name for job in served}) == 2
@@ -121,16 +115,3 @@ def test_a_gpu_serves_three_rates_of_each_model(arguments: argparse.Namespace) -
     own_engine.gpu(again, arguments)
     assert [name for name, job in again.jobs.items() if job.task != "validate"] == [interrupted.name]
     assert again.patience == [] and len(again.jobs) == 1 + 3
-
-
-def test_a_scaled_profile_has_all_its_times_scaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    committed = next((CONF.parent / "simulator" / "profiles").glob("*/tiny/tp1"))
-    one, other = load_profile(committed), load_profile(Lab("fake", keep=False).scaled_profile(committed, 1.5))
-    assert one.tables.keys() == other.tables.keys()
-    for name, table in one.tables.items():
-        scaled = table.copy()
-        for column in set(table) & {"time_us", "spread_us"}:
-            scaled[column] *= 1.5
-        assert not scaled.equals(table)
-        pd.testing.assert_frame_equal(scaled, other.tables[name])

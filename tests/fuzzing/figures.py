@@ -122,7 +122,6 @@ _CHECKS = {
     "steps.parquet": _steps,
     "gaps.parquet": _gaps,
     "validation.json": _document,
-    "retimed.json": _document,
     "calibration.yaml": _calibration,
     "comparison.csv": _comparison,
 }

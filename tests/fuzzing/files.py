@@ -125,7 +125,6 @@ def _measured(inputs: Inputs) -> Iterator[Target]:
             reads = [*validate, f"validation.measured={measured}", f"validation.workload={PLACE}"]
             yield Target(workload, "", tuple(reads))
     own = [*validate, f"validation.measured={inputs.measured[0][0]}"]
-    yield from _folder(inputs.retimed, [*own, f"validation.retimed=[{PLACE}]"])
     yield from _folder(inputs.own, [*own, f"validation.repeats=[run:{PLACE}]"])
 
 

@@ -10,14 +10,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.results.stored.files import STEPS, read_table
 from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.measured.builders import (
     fitted_on,
     made_up,
     pretend_measured,
     write_distserve,
-    write_executions,
     write_lines,
     write_llmservingsim,
 )
@@ -66,7 +64,6 @@ class Inputs:
         measured: as `validation.measured` takes them, the workload after a space.
         runs: complete simulated runs, for task=report.
         own: a run that passes for one of the real engine; the first of `measured`.
-        retimed: step times of further executions of `own`.
         calibration: for cost=roofline.
         profiles: what stands before the folder in `cost.profile`, the folder, what stands behind it, overrides of the
             model that was profiled. The first is of ours, for model=tiny and device=laptop-cpu.
@@ -78,7 +75,6 @@ class Inputs:
     measured: list[tuple[str, Path | None]]
     runs: list[Path]
     own: Path
-    retimed: Path
     calibration: Path
     profiles: list[tuple[str, Path, str, list[str]]]
     real: Path | None
@@ -104,8 +100,6 @@ def _write(folder: Path, real_engine: bool) -> Inputs:
         execute_in(path, config(*SMALL, f"seed={seed}"))
     own = folder / "own"
     pretend_measured(own, *SMALL)
-    times = read_table(own / STEPS)["duration"].to_numpy()
-    retimed = write_executions(own, folder / "retimed", times, 1.1 * times)
     real = model = None
     measured = _measured(folder, own)
     if real_engine:
@@ -116,7 +110,7 @@ def _write(folder: Path, real_engine: bool) -> Inputs:
         measured.append((f"run:{real}", None))
     calibration = fitted_on(folder / "calibration.yaml")
     traces, profiles = _traces(folder / "traces"), _profiles(folder / "profiles")
-    return Inputs(traces, measured, runs, own, retimed, calibration, profiles, real, model)
+    return Inputs(traces, measured, runs, own, calibration, profiles, real, model)
 
 
 def _measured(folder: Path, own: Path) -> list[tuple[str, Path | None]]:

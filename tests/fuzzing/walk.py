@@ -47,10 +47,10 @@ _LONG_WORK = (200, 1e10)
 # Groups that only these tasks read.
 _READ_BY = {
     "task": set[str](), "results": {"report"}, "profile": {"profile"}, "calibration": {"calibrate"},
-    "retiming": {"retime"}, "capacity": {"capacity", "search"}, "search": {"search"},
-    "validation": {"validate", "calibrate", "retime"},
+    "capacity": {"capacity", "search"}, "search": {"search"},
+    "validation": {"validate", "calibrate"},
 }  # fmt: skip
-_REPEATED = ("retiming.repeats", "profile.repeats", "profile.time_budget_s")
+_REPEATED = ("profile.repeats", "profile.time_budget_s")
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,8 @@ def _odd_override(rng: random.Random) -> str:
 def _draw_base(rng: random.Random, inputs: Inputs) -> tuple[list[str], dict[str, str]]:
     """Overrides that make a small valid run of a random task, and the kind of each group with variants."""
     task = rng.choices(
-        ["run", "report", "validate", "calibrate", "profile", "retime", "capacity", "search"],
-        [80, 3, 7, 4, 3, 1 if inputs.real else 0, 3, 2],
+        ["run", "report", "validate", "calibrate", "profile", "capacity", "search"],
+        [80, 3, 7, 4, 3, 3, 2],
     )[0]
     if task == "run" and rng.random() < (0.06 if inputs.real else 0.0):
         return ["task=run", *REAL], _REAL_KINDS
@@ -195,8 +195,6 @@ def _of_task(rng: random.Random, task: str, inputs: Inputs) -> list[str]:
         return [f"results=[{','.join(map(str, rng.sample(inputs.runs, rng.choice([1, 2]))))}]"]
     if task == "profile":
         return ["profile.time_budget_s=0.001", "model=llama-3.1-70b"]  # too large to be measured: ends in an error
-    if task == "retime":
-        return [f"validation.measured=run:{inputs.real}", "retiming.repeats=1"]
     if task in ("capacity", "search"):
         short = ["capacity.num_requests=100", "capacity.max_probes=6", "capacity.workers=1"]
         space = ["search.space={block_size:[8,16]}", "search.trials=2"] if task == "search" else []

@@ -15,7 +15,7 @@ from kernels.cache.kv_integers import (
     quantize_blocks,
     quantize_integers,
 )
-from kernels.cache.kv_store import dequantize, quantize
+from kernels.cache.kv_store import dequantize, quantize, store_kv_reference
 
 
 @dataclass(frozen=True)
@@ -48,12 +48,14 @@ class Case:
         return float(self.shape.head_dim**-0.5)
 
     @property
-    def new(self) -> tuple[Tensor, Tensor]:
-        return self.k, self.v
-
-    @property
     def kv(self) -> LayerKV:
         return LayerKV(self.k_cache, self.v_cache)
+
+    def stored(self, scales: Tensor | None = None) -> LayerKV:
+        """The cache, in which the step's own keys and values are stored now."""
+        kv = LayerKV(self.k_cache, self.v_cache, scales)
+        store_kv_reference(self.k, self.v, kv, self.metadata.slot_mapping)
+        return kv
 
 
 def make_case(

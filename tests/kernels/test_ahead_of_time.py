@@ -15,21 +15,21 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
-from experiments.acceptance.occupancy import (  # noqa: E402
+from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
+from kernels.experts.moe_routing import route_triton  # noqa: E402
+from tests.kernels.occupancy import (  # noqa: E402
     CUOBJDUMP,
     LIMITS,
     after_attention,
     around_decode,
     compile_launch,
     experts_in_float8,
-    norms_and_rotary,
+    norms,
     product_in_float8,
     recorded,
     store,
     thresholds,
 )
-from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
-from kernels.experts.moe_routing import route_triton  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)
@@ -55,7 +55,7 @@ def route(tokens: int, experts: int, top_k: int, dtype: torch.dtype = HALF) -> N
 
 # (call, architectures from this one on, the one in the first round)
 CALLS: list[tuple[Callable[[], None], int, int]] = [
-    (norms_and_rotary, 80, 80), (after_attention, 80, 90), (around_decode, 80, 100), (partial(thresholds, F32), 80, 89),
+    (norms, 80, 80), (after_attention, 80, 90), (around_decode, 80, 100), (partial(thresholds, F32), 80, 89),
     (partial(store, HALF), 80, 80), (partial(store, HALF, 256, 16, False), 80, 89), (partial(store, I8), 80, 100),
     (partial(store, U8), 80, 120), (partial(store, FP8_DTYPE), 89, 90),
     (product_in_float8, 89, 89), (partial(product_in_float8, 1, (1, 4096)), 89, 90),

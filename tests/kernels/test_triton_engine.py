@@ -17,9 +17,9 @@ from engine.models.layers import attention  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner.executors import executor  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from kernels import activation, decode_step, norm, rotary  # noqa: E402
+from kernels import activation, decode_step, norm  # noqa: E402
 from kernels.attention.triton_backend import TritonBackend  # noqa: E402
-from kernels.experts import fp8_experts, moe  # noqa: E402
+from kernels.experts import expert_products, moe  # noqa: E402
 from kernels.linear import fp8_linear  # noqa: E402
 from kernels.sampling import sampler  # noqa: E402
 
@@ -61,7 +61,7 @@ def test_tokens_are_those_of_the_reference(
     assert len({token for tokens in expected for token in tokens}) > 6
     if triton_device == "cpu":  # in the interpreter
         monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
-        for module in (activation, attention, decode_step, moe, norm, rotary, sampler):
+        for module in (activation, attention, decode_step, moe, norm, sampler):
             monkeypatch.setattr(module, "runs_triton", lambda _: True)
     assert generate(triton_device, params, shape, cuda_graphs=True, max_lookahead_steps=4) == expected
 
@@ -74,13 +74,13 @@ def test_tokens_of_experts_in_float8_are_those_of_the_reference(
     """Without quantised inputs, as on GPUs that do not multiply float8: only the order of sums differs then."""
     shape = SHAPE | EXPERTS | {"num_layers": 1, "hidden_size": 128, "num_attention_heads": 8, "num_kv_heads": 8}
     shape |= {"moe_intermediate_size": 128}
-    for module in (fp8_experts, fp8_linear):
+    for module in (expert_products, fp8_linear):
         monkeypatch.setattr(module, "multiplies_float8", lambda _: False)
     expected = generate(triton_device, GREEDY, shape, attention_backend="torch", cuda_graphs=False, quantization=name)
     if triton_device == "cpu":  # in the interpreter
         monkeypatch.setattr(executor, "dequantize_for_cpu", lambda _: None)
         monkeypatch.setattr(executor, "select_backend", lambda *_: TritonBackend())
-        for module in (activation, attention, decode_step, fp8_linear, moe, norm, rotary, sampler):
+        for module in (activation, attention, decode_step, fp8_linear, moe, norm, sampler):
             monkeypatch.setattr(module, "runs_triton", lambda _: True)
     assert generate(triton_device, GREEDY, shape, cuda_graphs=True, quantization=name) == expected
     assert len({token for tokens in expected for token in tokens}) > 6

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -11,9 +10,8 @@ from torch import Tensor, nn
 from engine.models.layers.linear import ColumnParallelLinear, RMSNorm, RowParallelLinear, Rows, kv_head_rows
 from engine.models.layers.parallel import TensorParallel
 from engine.models.model_config import Llama3RopeScaling, ModelConfig
-from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV, NewKV
-from kernels.cache.rotary_store import HeadNorms, rotary_store
-from kernels.rotary import rotary
+from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV
+from kernels.cache.rotary_store import HeadNorms, rotary_store, rotary_store_reference
 from kernels.runtime import runs_triton
 
 
@@ -28,9 +26,6 @@ class Rotary(nn.Module):
         positions = torch.arange(config.max_position_embeddings, dtype=torch.float32)
         angles = torch.outer(positions, frequencies)
         self.register_buffer("cos_sin", torch.cat((angles.cos(), angles.sin()), dim=-1), persistent=False)
-
-    def forward(self, q: Tensor, k: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        return rotary(q, k, self.cos_sin, positions)
 
 
 def rotary_frequencies(head_dim: int, theta: float, scaling: Llama3RopeScaling | None) -> Tensor:
@@ -50,13 +45,6 @@ def rotary_frequencies(head_dim: int, theta: float, scaling: Llama3RopeScaling |
 
 LayerCache = tuple[Tensor, Tensor]
 """Keys and values of one layer, each `[num_blocks, block_size, kv_heads, head_dim]`."""
-
-
-class Projected(NamedTuple):
-    """What attention reads of a step's tokens."""
-
-    q: Tensor
-    new: NewKV
 
 
 class Attention(nn.Module):
@@ -100,34 +88,18 @@ class Attention(nn.Module):
 
     def project(
         self, x: Tensor, positions: Tensor, cache: LayerCache, slots: Tensor, out: Tensor | None = None
-    ) -> Projected:
-        """What attention reads of the tokens `x [T, H]`; it stores keys and values if `stores_itself`.
-
-        q then lies in `out [T, heads, head_dim]`, contiguous; None makes a new tensor.
-        """
-        qkv = self.qkv_proj(x).view(x.shape[0], -1, self.head_dim)
-        if self.stores_itself(qkv):
-            return Projected(self.rotary_store(qkv, positions, cache, slots, out), None)
-        q, k, v = qkv.split(self.heads, dim=1)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        q, k = self.rotary(q, k, positions)
-        return Projected(q, (k, v))
-
-    def attend(
-        self, projected: Projected, cache: LayerCache, metadata: AttentionMetadata, out: Tensor | None = None
     ) -> Tensor:
+        """q of the tokens `x [T, H]`, [T, heads, head_dim], which is `out` if given; stores keys and values."""
+        return self.rotary_store(self.qkv_proj(x).view(x.shape[0], -1, self.head_dim), positions, cache, slots, out)
+
+    def attend(self, q: Tensor, cache: LayerCache, metadata: AttentionMetadata, out: Tensor | None = None) -> Tensor:
         """`[T, heads, head_dim]`, which is `out` if given."""
-        return self.backend.forward(*projected, LayerKV(*cache, self.kv_scales), metadata, self.scale, out)
+        return self.backend.forward(q, LayerKV(*cache, self.kv_scales), metadata, self.scale, out)
 
     def output(self, attended: Tensor) -> Tensor:
         """`[T, heads, head_dim] -> [T, H]`"""
         projected: Tensor = self.o_proj(attended.flatten(1))
         return projected
-
-    def stores_itself(self, x: Tensor) -> bool:
-        """Whether `rotary_store` stores keys and values on the device of x; otherwise the attention backend does."""
-        return runs_triton(x) and self.backend.takes_stored
 
     def rotary_store(
         self, qkv: Tensor, positions: Tensor, cache: LayerCache, slots: Tensor, out: Tensor | None = None
@@ -137,4 +109,5 @@ class Attention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, self.q_norm.eps)
         kv = LayerKV(*cache, self.kv_scales)
-        return rotary_store(qkv, norms, self.rotary.cos_sin, positions, kv, slots, out)
+        store = rotary_store if runs_triton(qkv) and self.backend.is_capturable else rotary_store_reference
+        return store(qkv, norms, self.rotary.cos_sin, positions, kv, slots, out)

@@ -12,7 +12,7 @@ from engine.json_file import ModelError
 from engine.models.layers.checkpoint import FLOAT8, CheckpointTensor
 from engine.models.quantization import Fp8Weights
 from kernels.cache.kv_store import FP8_DTYPE
-from kernels.experts.fp8_experts import Fp8Stack
+from kernels.experts.expert_products import Fp8Stack
 from kernels.linear.fp8_linear import dequantize_weight, fp8_linear
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from engine.models.blocks import CausalLM
 from engine.models.layers.attention import Attention
-from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV, NewKV
+from kernels.attention.backends import AttentionBackend, AttentionMetadata, LayerKV
 from kernels.cache.kv_store import FP8_MAX
 
 _HEADROOM = 2.0
@@ -25,19 +25,17 @@ class _MeasuringBackend:
 
     name = "measuring"
     is_capturable = False
-    takes_stored = False
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
         self.largest: Tensor | None = None
 
     def forward(
-        self, q: Tensor, new: NewKV, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
+        self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        assert new is not None, "stores them itself"
-        self.largest = torch.stack([x.float().abs().amax(dim=(0, 2)) for x in new])
-        return self._backend.forward(q, new, kv, metadata, scale, out)
+        self.largest = torch.stack([x.float().abs().amax(dim=(0, 1, 3)) for x in (kv.keys, kv.values)])
+        return self._backend.forward(q, kv, metadata, scale, out)
 
 
 @torch.no_grad()

@@ -18,13 +18,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from engine.models.blocks import CausalLM, DecoderLayer, layer_caches
-from engine.models.layers.attention import Projected
 from engine.runner.graphs.cuda_graphs import Capture, Step, bucket_for, estimate_bytes
 from kernels.attention.backends import AttentionMetadata
 
@@ -35,22 +33,15 @@ def token_sizes(max_tokens: int) -> list[int]:
     return sorted(size for size in sizes if size <= max_tokens)
 
 
-class _Passed(NamedTuple):
-    """What a piece passes on: to attention, and to the next piece; `projected` is None if it is in `_queries` only."""
-
-    projected: Projected | None
-    residual: Tensor | None
-
-
 @dataclass
 class _Pieces:
     """The pieces of all steps of one size; piece i ends before the attention of layer i, the last piece with `hidden`.
 
-    `passed[i]` is what piece i passes on. A captured piece passes the same tensors in every replay.
+    `residuals[i]` is what piece i passes on beside q. A captured piece passes the same tensor in every replay.
     """
 
     replays: list[Step]
-    passed: list[_Passed]
+    residuals: list[Tensor | None]
     hidden: Tensor
 
 
@@ -95,7 +86,7 @@ class PieceGraphs:
             made.replays.append(replay)
             replay()  # the next piece is captured with what this one passes on
             if index:  # nobody needs this residual any more: later pieces may have its memory
-                made.passed[index - 1] = made.passed[index - 1]._replace(residual=None)
+                made.residuals[index - 1] = None
 
     def capture_bytes(self, free_bytes: Callable[[], int]) -> int:
         """Estimate the device memory that all graphs will take, in bytes; see `estimate_bytes`."""
@@ -118,21 +109,17 @@ class PieceGraphs:
     def run(self, num_tokens: int, metadata: AttentionMetadata) -> Tensor:
         """Hidden states, [num_tokens, hidden_size], of the tokens that were placed; valid until the next call."""
         made = self._by_size[bucket_for(num_tokens, self.sizes)]
-        queries, attended = Projected(self._queries[:num_tokens], None), self._attended[:num_tokens]
+        queries, attended = self._queries[:num_tokens], self._attended[:num_tokens]
         for index, (layer, cache) in enumerate(zip(self._layers, self._caches, strict=True)):
             made.replays[index]()
-            projected = made.passed[index].projected
-            if projected is not None and projected.new is not None:
-                q, k, v = (part[:num_tokens] for part in (projected.q, *projected.new))
-                projected = Projected(q, (k, v))
-            layer.attention.attend(projected or queries, cache, metadata, attended)
+            layer.attention.attend(queries, cache, metadata, attended)
         made.replays[-1]()
         return made.hidden[:num_tokens]
 
     def _run_piece(self, made: _Pieces, index: int, size: int) -> None:
         """Run what lies between the attentions of the layers `index - 1` and `index`."""
         if index:
-            residual = made.passed[index - 1].residual
+            residual = made.residuals[index - 1]
             assert residual is not None
             x, residual = self._layers[index - 1].end(self._attended[:size], residual)
         else:
@@ -141,7 +128,5 @@ class PieceGraphs:
             made.hidden = self._model.norm.add(x, residual)[0]
             return
         queries, layer = self._queries[:size], self._layers[index]
-        projected, residual = layer.begin(
-            x, residual, self._positions[:size], self._caches[index], self._slots[:size], queries
-        )
-        made.passed[index : index + 1] = [_Passed(None if projected.new is None else projected, residual)]
+        _, residual = layer.begin(x, residual, self._positions[:size], self._caches[index], self._slots[:size], queries)
+        made.residuals[index : index + 1] = [residual]

@@ -75,8 +75,7 @@ def validation_charts(
     return {
         "validation_latency": latencies_chart(latencies, errors, of_latencies, plot),
         "validation_levels": levels_chart(levels[MEASURED], levels[SIMULATED], shown, subtitle),
-        "validation_steps": steps
-        and steps_chart(read_table(folder / VALIDATED_STEPS), steps["errors"], steps["num_executions"], subtitle),
+        "validation_steps": steps and steps_chart(read_table(folder / VALIDATED_STEPS), steps["errors"], subtitle),
     }
 
 
@@ -125,9 +124,7 @@ def levels_chart(
     return Chart(title, subtitle, panels, columns=1, over_time=True, legend="")
 
 
-def steps_chart(
-    steps: pd.DataFrame, errors: Mapping[str, Mapping[str, float]], num_executions: int, subtitle: str
-) -> Chart | None:
+def steps_chart(steps: pd.DataFrame, errors: Mapping[str, Mapping[str, float]], subtitle: str) -> Chart | None:
     """Predicted over measured step times, a panel per kind of step; None without steps.
 
     `steps` has columns kind, measured, predicted (s); `errors` has count, mape_pct and bias_pct by kind.
@@ -141,11 +138,7 @@ def steps_chart(
         own = own.iloc[:: max(1, -(-len(own) // _MAX_POINTS))]
         measured, predicted = (own[name].to_numpy() * 1e3 for name in ("measured", "predicted"))
         low, high = min(measured.min(), predicted.min()) / 1.15, max(measured.max(), predicted.max()) * 1.15
-        more = f", median of {num_executions}" if num_executions > 1 else ""
-        x, y = (
-            Axis(label, log=True, start=low, end=high, num_ticks=7)
-            for label in (f"measured{more}, ms", "predicted, ms")
-        )
+        x, y = (Axis(label, log=True, start=low, end=high, num_ticks=7) for label in ("measured, ms", "predicted, ms"))
         series = [
             Series("", "line", [low, high], [low, high], "grey", width=0.8),
             Series("", "points", measured, predicted, 0, marker="o"),

@@ -34,7 +34,6 @@ VALIDATED_STEPS = "validation_steps.parquet"
 VALIDATED = (VALIDATED_LATENCIES, VALIDATED_LEVELS, VALIDATED_STEPS)  # what the figures of a validation show
 MEASURED, SIMULATED = "measured", "simulated"  # runs of a validation, in its tables; repeats follow
 CAPACITY, SEARCH = "capacity.json", "search.json"
-RETIMED, STEP_TIMES = "retimed.json", "step_times.parquet"
 _ALWAYS = {"block_size", "complete", "num_blocks"}
 _FLAGS, _COUNTS = {"complete", "simulated", "open_loop"}, {"block_size", "num_blocks"}
 _SIGNED = {"queue_growth"}  # all other numbers are >= 0

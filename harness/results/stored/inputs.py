@@ -30,7 +30,6 @@ def input_digests(config: RunConfig) -> dict[str, str]:
         "speculation.acceptance_lengths": getattr(config.speculation, "acceptance_lengths", None),
         "validation.workload": validation.workload,
         **{f"validation.measured.{i}": name for i, name in enumerate(measured)},
-        **{f"validation.retimed.{i}": name for i, name in enumerate(validation.retimed)},
     }
     paths = {key: _path(name) for key, name in named.items() if name}
     digests = {key: _digest(path, _content) for key, path in paths.items() if path.exists()}

@@ -11,7 +11,6 @@ torch = pytest.importorskip("torch")
 
 from engine.api.llm import LLM  # noqa: E402
 from engine.core.sequence import Request  # noqa: E402
-from engine.models.layers import attention  # noqa: E402
 from engine.models.model_config import ModelConfig, ModelError  # noqa: E402
 from engine.prompt_lookup import NgramOptions  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
@@ -19,9 +18,8 @@ from engine.runner.executors import executor  # noqa: E402
 from engine.runner.graphs.cuda_graphs import Step, bucket_for, buckets, capture_nothing, uses_graphs  # noqa: E402
 from engine.runner.graphs.piece_graphs import PieceGraphs, token_sizes  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
-from kernels.attention.backends import LayerKV  # noqa: E402
 from kernels.attention.torch_backend import TorchBackend  # noqa: E402
-from kernels.cache.rotary_store import rotary_store_reference  # noqa: E402
+from kernels.cache import rotary_store  # noqa: E402
 from tests.engine.builders import (  # noqa: E402
     GREEDY,
     MODEL,
@@ -32,6 +30,7 @@ from tests.engine.builders import (  # noqa: E402
     one_by_one,
     record,
     sample_unseen,
+    store_unseen,
 )
 
 SAMPLED = SamplingParams(max_tokens=30, temperature=0.8, seed=5)
@@ -68,6 +67,7 @@ def test_a_decode_step_hangs_on_nothing_that_a_graph_freezes(
     monkeypatch.setattr(executor, "select_backend", lambda *_: DecodeDenseBackend(TorchBackend()))
     monkeypatch.setattr(executor, "make_capture", lambda _: record)
     monkeypatch.setattr(model_runner, "sample", sample_unseen)
+    monkeypatch.setattr(rotary_store, "store_kv_reference", store_unseen)
     monkeypatch.setattr(executor, "pack_for_cpu", lambda _: None)
     # One block more than is planned with takes what padding stores.
     allocate = executor.kv_cache.allocate
@@ -167,31 +167,6 @@ def test_pieces_give_the_tokens_of_the_whole_step(
         tokens.append([output["token_ids"] for output in llm.generate(make_prompts(), replace(GREEDY, max_tokens=12))])
         assert bool(counts) == bool(most)
     assert tokens[0] == tokens[1] and not set(counts) <= {16, 32, 64}, "some are padded"
-
-
-class StoredBackend(TorchBackend):
-    """Finds keys and values in the cache already, as on a GPU."""
-
-    takes_stored = True
-
-    def forward(self, q: Any, new: Any, kv: LayerKV, metadata: Any, *rest: Any) -> Any:
-        """See AttentionBackend.forward."""
-        assert new is None
-        nothing = kv.keys[:0, 0]
-        metadata = replace(metadata, slot_mapping=metadata.slot_mapping[:0])
-        return super().forward(q, (nothing, nothing), kv, metadata, *rest)
-
-
-def test_pieces_store_keys_and_values_and_nothing_of_padding(monkeypatch: pytest.MonkeyPatch) -> None:
-    def store(*arguments: Any) -> Any:
-        q = rotary_store_reference(*arguments[:-1])
-        return q if arguments[-1] is None else arguments[-1].copy_(q)
-
-    monkeypatch.setattr(attention, "runs_triton", lambda _: True)
-    monkeypatch.setattr(attention, "rotary_store", store)
-    monkeypatch.setattr(executor, "select_backend", lambda *_: StoredBackend())
-    monkeypatch.setattr(model_runner, "DecodeGraphs", lambda *_: None)
-    assert generate(cuda_graphs=True, num_blocks=64) == one_by_one()
 
 
 def test_when_graphs_are_used() -> None:

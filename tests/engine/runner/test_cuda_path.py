@@ -24,7 +24,7 @@ from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa:
 
 ON_GPU: dict[str, Any] = {**SETTINGS, "device": "cuda", "dtype": "bfloat16"}
 BEGIN = ["rms_norm_kernel", "mm", "rotary_store_kernel"]
-BETWEEN = ["mm", "add_rms_norm_kernel", "mm", "silu_and_mul_kernel", "mm", "add_rms_norm_kernel"]
+BETWEEN = ["mm", "rms_norm_kernel", "mm", "silu_and_mul_kernel", "mm", "rms_norm_kernel"]
 PIECES = [["embedding", *BEGIN], [*BETWEEN, *BEGIN[1:]], BETWEEN]  # of a model of two layers
 PREFILL, DECODE, SPLIT = "prefill_kernel", "decode_kernel", "join_splits_kernel"
 DRAW = ["sample_block_kernel", "sample_join_kernel"]
@@ -81,7 +81,7 @@ def test_what_is_captured_and_what_memory_it_is_counted_with(gpu: Gpu) -> None:
     assert [line for line in log if line.startswith("replay")] == [f"replay {i}" for i in range(4, 13)]
     assert not [line for line in log[captured:] if "copy to" in line or "host waits" in line]
     pieces = llm.engine._executor._runner._pieces._by_size.values()  # type: ignore[attr-defined]
-    assert not any(passed.residual is not None for made in pieces for passed in made.passed), "memory of the pool"
+    assert not any(each is not None for made in pieces for each in made.residuals), "memory of the pool"
     llm.close()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ from engine.prompt_lookup import NgramOptions
 from engine.runner.cache.kv_cache import GIB
 from engine.runner.executors.executor import LocalExecutor
 from engine.sampling_params import SamplingParams
-from harness.engines.real_replay import Intake, Replay, replay_paced
+from harness.engines.real_replay import Intake, Replay
 from harness.record.issued import Issued
 from harness.record.record import Record, RecordedRun
 from harness.record.recorder import Recorder
@@ -168,8 +169,19 @@ def run_real(trace: Trace, options: SchedulerOptions, num_blocks: int, *settings
 
 
 def run_paced(intake: Intake, recorder: LoggingRecorder, times: NDArray[np.int64], durations: list[int]) -> None:
-    """Serve a trace whose requests come at `times` by a clock on which plans last so long."""
-    replay_paced(intake, OpenLoop(times), durations)
+    """Serve a trace whose requests come at `times` by a clock on which steps last so long; nothing is waited for."""
+    arrivals, left = OpenLoop(times), iter(durations)
+    now = arrivals.next_ns
+    while True:
+        for arrival, row in arrivals.pop_due(now):
+            intake.hand_over(Issued(row, arrival, arrival), now)
+        if (executed := intake.engine.execute(now)) is not None:
+            now += sum(islice(left, executed.plan.num_steps))
+            intake.commit(executed, now)
+        elif arrivals.next_ns != NEVER:
+            now = arrivals.next_ns
+        else:
+            break
     check_ended(intake)
 
 

@@ -17,7 +17,6 @@ from harness.errors import MeasuredRunError
 from harness.measured import load_measured
 from harness.measured.measured_run import requests_table
 from harness.results.stored.files import CALIBRATION, VALIDATION
-from harness.results.tables import Floats
 from simulator.calibration import Calibration
 from tests.harness.builders import GROUND_TRUTH, config, execute_in
 
@@ -120,17 +119,6 @@ def fitted_on(path: Path, **on: Any) -> Path:
     known = {"measured": "x", "data_sha256": "0", "part": "all", "num_requests": 2}
     calibration_files.write(path, {"constants": {"flops_efficiency": 0.5}, "cost": "roofline", "fitted_on": known | on})
     return path
-
-
-def write_executions(run: Path, folder: Path, *durations_s: Floats) -> Path:
-    """Write step times of further executions of `run`, as task=retime does."""
-    folder.mkdir()
-    repeat, step = np.indices((len(durations_s), len(durations_s[0])))
-    table = pd.DataFrame({"repeat": repeat.ravel(), "step": step.ravel(), "duration": np.concatenate(durations_s)})
-    table.to_parquet(folder / "step_times.parquet", index=False)
-    measured = {"source": str(run), "data_sha256": load_measured(f"run:{run}").data_sha256()}
-    (folder / "retimed.json").write_text(json.dumps({"measured": measured}))
-    return folder
 
 
 def refusal(name: str, workload: Path | None = None) -> str:

@@ -10,7 +10,6 @@ import pandas as pd
 import pytest
 
 from harness.validation.error_statistics import align, comparison, part_of, statistics, with_request_errors
-from harness.validation.step_errors import deviations
 from tests.harness.measured.builders import made_up
 
 
@@ -66,14 +65,6 @@ def test_with_repeats_the_simulation_is_compared_to_the_median_run() -> None:
     key = ("ttft", "mean")
     table = comparison({key: 110.0}, {key: 101.0}, [{key: 100.0}, {key: 80.0}])
     assert table["measured"].item() == 100 and table["error_pct"].item() == pytest.approx(1)
-
-
-def test_the_noise_of_steps_is_their_distance_from_the_median_of_their_executions() -> None:
-    executions = np.array([[8.0, 1.0], [10.0, 1.0], [12.0, 1.0], [20.0, 1.0], [10.0, 1.0]])
-    single, halves = deviations(executions)
-    assert single.tolist() == pytest.approx([(0.2 + 0 + 0.2 + 1.0 + 0) / 5, 0])
-    assert halves.tolist() == pytest.approx([abs(10 / 15 - 1), 0])  # 8, 12, 10 and 10, 20
-    assert all(np.isnan(each).all() for each in deviations(executions[:1]))
 
 
 def test_levels_are_compared_where_they_were_measured() -> None:

@@ -16,9 +16,9 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 import torch  # noqa: E402
 
-from experiments.acceptance.occupancy import CUOBJDUMP, LIMITS, compile_launch, decode, prefill, recorded  # noqa: E402
 from kernels.attention.configs import decode_config, prefill_config  # noqa: E402
 from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
+from tests.kernels.occupancy import CUOBJDUMP, LIMITS, compile_launch, decode, prefill, recorded  # noqa: E402
 
 if not CUOBJDUMP.exists():
     pytest.skip("this triton comes without cuobjdump", allow_module_level=True)

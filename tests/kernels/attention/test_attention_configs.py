@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 from hypothesis import given  # noqa: E402
 from hypothesis import strategies as st  # noqa: E402
 
-from kernels.attention.configs import decode_candidates, decode_config, prefill_candidates, prefill_config, use_configs  # noqa: E402
+from kernels.attention.configs import decode_config, prefill_config  # noqa: E402
 from kernels.attention.splits import MAX_SPLITS, MIN_SPLIT_TOKENS, decode_splits, prefill_splits  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -42,13 +42,3 @@ def test_few_tokens_take_a_small_tile() -> None:
 def test_unknown_architectures_take_the_one_before() -> None:
     assert decode_config(103, 128, 2, BF16) == decode_config(100, 128, 2, BF16)
     assert decode_config(121, 128, 2, BF16) == decode_config(86, 128, 2, BF16) == decode_config(89, 128, 2, BF16)
-
-
-def test_candidates_begin_with_the_choice_and_can_be_used() -> None:
-    decodes, prefills = decode_candidates(90, 128, 2, BF16), prefill_candidates(90, 128, 2, BF16)
-    assert decodes[0] == decode_config(90, 128, 2, BF16) and prefills[0] == prefill_config(90, 128, 4096, 2, BF16)
-    assert len(set(decodes)) == len(decodes) > 4 and len(set(prefills)) == len(prefills) > 4
-    with use_configs(decodes[1], prefills[1]):
-        assert decode_config(90, 128, 2, BF16) == decodes[1]
-        assert prefill_config(90, 128, 4096, 2, BF16) == prefills[1]
-    assert decode_config(90, 128, 2, BF16) == decodes[0]

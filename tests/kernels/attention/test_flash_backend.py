@@ -15,10 +15,8 @@ import torch  # noqa: E402
 
 from engine.engine_config import EngineConfig, override  # noqa: E402
 from kernels.attention import torch_flash_backend  # noqa: E402
-from kernels.attention.backends import LayerKV  # noqa: E402
 from kernels.attention.flash_backend import FlashBackend, _other_signature  # noqa: E402
 from kernels.attention.torch_backend import TorchBackend  # noqa: E402
-from kernels.cache.kv_store import store_kv_reference  # noqa: E402
 from tests.kernels.builders import Shape, make_case, naive_attention  # noqa: E402
 
 
@@ -82,7 +80,7 @@ def test_step_of_chunks_and_decodes(monkeypatch: pytest.MonkeyPatch) -> None:
     for seed in range(2):
         case = make_case(Shape(256, 4, 2, 64), [(5, 5), (270, 9), (256 + seed, 1)], [0, 1, 257], seed=seed)
         out = torch.full_like(case.q, torch.nan)
-        backend.forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
+        backend.forward(case.q, case.stored(), case.metadata, case.scale, out)
         torch.testing.assert_close(out, naive_attention(case), atol=2e-5, rtol=0)
 
 
@@ -93,7 +91,7 @@ def test_flash_attn_itself() -> None:
     pytest.importorskip("flash_attn")
     case = make_case(Shape(256, 4, 2, 64, torch.bfloat16), [(5, 5), (270, 9)], [0, 1, 257], device="cuda")
     expected = naive_attention(case)
-    out = FlashBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale)
+    out = FlashBackend().forward(case.q, case.stored(), case.metadata, case.scale)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-2, rtol=0)
 
 
@@ -109,22 +107,14 @@ def test_torch_flash_takes_the_chunks_that_begin_their_prompts(monkeypatch: pyte
 
     backend = torch_flash_backend.TorchFlashBackend()
     monkeypatch.setattr(torch_flash_backend, "_flash_attention", kernel)
-    monkeypatch.setattr(backend, "_triton", Rest())
+    monkeypatch.setattr(backend, "_triton", TorchBackend())
     case = make_case(Shape(16, 4, 2, 64), [(5, 5), (37, 37), (1, 1)], [1, 20], seed=1)
-    store_kv_reference(*case.new, case.kv, case.metadata.slot_mapping)
+    kv = case.stored()
     out = torch.full_like(case.q, torch.nan)
     for begins in (True, False):  # without being told so, it leaves all to Triton
         metadata = replace(case.metadata, begins_prompts=begins)
-        backend.forward(case.q, None, case.kv, metadata, case.scale, out)
+        backend.forward(case.q, kv, metadata, case.scale, out)
         torch.testing.assert_close(out, naive_attention(case), atol=2e-5, rtol=0)
-
-
-class Rest(TorchBackend):
-    def forward(self, q: Any, new: Any, kv: LayerKV, metadata: Any, *others: Any) -> Any:
-        """See AttentionBackend.forward; keys and values are stored already."""
-        nothing = kv.keys[:0, 0]
-        metadata = replace(metadata, slot_mapping=metadata.slot_mapping[:0])
-        return super().forward(q, (nothing, nothing), kv, metadata, *others)
 
 
 def test_another_signature_is_named_in_one_line() -> None:

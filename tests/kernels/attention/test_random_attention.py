@@ -11,11 +11,11 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels.attention.configs import prefill_config, use_configs  # noqa: E402
+from kernels.attention import prefill  # noqa: E402
 from kernels.attention.decode import decode_attention  # noqa: E402
 from kernels.attention.prefill import prefill_attention  # noqa: E402
 from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE  # noqa: E402
-from kernels.cache.kv_store import FP8_DTYPE, store_kv_reference  # noqa: E402
+from kernels.cache.kv_store import FP8_DTYPE  # noqa: E402
 from tests.kernels.builders import Case, Shape, in_float8, in_integers, make_case, naive_attention, tolerance  # noqa: E402
 
 CASES_PER_SEED = 10
@@ -42,7 +42,7 @@ def stored(case: Case, cache: torch.dtype) -> tuple[Case, torch.Tensor | None, t
         case, expected = in_integers(case, cache)
     else:
         expected = naive_attention(case)
-    store_kv_reference(*case.new, case.kv._replace(scales=scales), case.metadata.slot_mapping)
+    case.stored(scales)
     return case, scales, expected
 
 
@@ -71,7 +71,7 @@ def test_decode(triton_device: str, seed: int, cache: torch.dtype) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("cache", CACHES, ids=str)
 @pytest.mark.parametrize("seed", range(6))
-def test_prefill(triton_device: str, seed: int, cache: torch.dtype) -> None:
+def test_prefill(triton_device: str, monkeypatch: pytest.MonkeyPatch, seed: int, cache: torch.dtype) -> None:
     for number in range(CASES_PER_SEED):
         rng = random.Random(f"prefill {seed} {number} {cache}")
         contexts = [random_context(rng) for _ in range(rng.randint(1, 3))]
@@ -80,15 +80,14 @@ def test_prefill(triton_device: str, seed: int, cache: torch.dtype) -> None:
         case, scales, expected = stored(case, cache)
         meta, splits = case.metadata, rng.choice([None, 1, 2, 3, rng.randint(4, 12)])
         out = torch.full_like(case.q, torch.nan)
-        capability, config = rng.choice([80, 89, 90, 100]), None
+        capability = rng.choice([80, 89, 90, 100])
         if triton_device == "cpu":  # the interpreter runs what is chosen for any architecture
-            config = prefill_config(capability, case.shape.head_dim, 4096, case.q.element_size(), cache)
-        with use_configs(prefill=config):
-            prefill_attention(
-                case.q, case.kv._replace(scales=scales), meta.cu_seqlens_q, meta.prefill_context_lens,
-                meta.prefill_block_tables, case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits,
-            )  # fmt: skip
-        label = f"case {number}: {case.shape}, chunks {chunks}, {splits} splits, {config}"
+            monkeypatch.setattr(prefill, "device_limits", lambda _, chosen=capability: (chosen, 1))
+        prefill_attention(
+            case.q, case.kv._replace(scales=scales), meta.cu_seqlens_q, meta.prefill_context_lens,
+            meta.prefill_block_tables, case.scale, meta.max_seqlen_q, meta.max_prefill_context, out, splits,
+        )  # fmt: skip
+        label = f"case {number}: {case.shape}, chunks {chunks}, {splits} splits, sm_{capability}"
         torch.testing.assert_close(
             out.cpu().float(), expected, atol=tolerance(cache), rtol=0, msg=lambda text, label=label: label + text
         )

@@ -29,7 +29,7 @@ SHAPES = [
 
 def run(backend: TorchBackend, case: Case) -> torch.Tensor:
     out = torch.full_like(case.q, torch.nan)
-    backend.forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
+    backend.forward(case.q, case.stored(), case.metadata, case.scale, out)
     return out.float()
 
 
@@ -69,7 +69,7 @@ def test_one_backend_over_steps_and_layers() -> None:
 @pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 96)], ids=str)
 def test_float8_cache(shape: Shape) -> None:
     case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129, 16]))
-    out = TorchBackend().forward(case.q, case.new, case.kv._replace(scales=scales), case.metadata, case.scale)
+    out = TorchBackend().forward(case.q, case.stored(scales), case.metadata, case.scale)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=0)
 
 

@@ -13,7 +13,6 @@ from kernels.attention.decode import decode_attention  # noqa: E402
 from kernels.attention.prefill import prefill_attention  # noqa: E402
 from kernels.attention.triton_backend import TritonBackend  # noqa: E402
 from kernels.cache.kv_integers import INT4_DTYPE, INT8_DTYPE
-from kernels.cache.kv_store import store_kv_reference  # noqa: E402
 from tests.kernels.builders import Case, Shape, in_float8, in_integers, make_case, naive_attention, tolerance  # noqa: E402
 
 BF16 = torch.bfloat16
@@ -29,7 +28,7 @@ SHAPES = [
 
 def decode(case: Case, splits: int | None) -> torch.Tensor:
     meta = case.metadata
-    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
+    case.stored()
     out = torch.full_like(case.q, torch.nan)
     tables, bound = meta.decode_block_tables, meta.max_decode_context
     decode_attention(case.q, case.kv, meta.decode_context_lens, tables, case.scale, bound, out, splits)
@@ -72,7 +71,7 @@ def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
     case = make_case(shape, prefills, [edge, 0], triton_device)
     expected = naive_attention(case)
     out = torch.full_like(case.q, torch.nan)
-    TritonBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
+    TritonBackend().forward(case.q, case.stored(), case.metadata, case.scale, out)
     torch.testing.assert_close(out.cpu().float(), expected, atol=tolerance(shape.dtype), rtol=0)
 
 
@@ -81,7 +80,7 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
     expected = naive_attention(case)
     q = torch.cat((case.q, case.q), dim=1)[:, :2]
     assert not q.is_contiguous()
-    out = TritonBackend().forward(q, case.new, case.kv, case.metadata, case.scale)
+    out = TritonBackend().forward(q, case.stored(), case.metadata, case.scale)
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-5, rtol=0)
 
 
@@ -89,8 +88,7 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
 def test_float8_cache(triton_device: str, shape: Shape) -> None:
     """Chunks and decodes over a float8 cache that the reference has filled; every head has another scale."""
     case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
-    meta, kv = case.metadata, case.kv._replace(scales=scales)
-    store_kv_reference(*case.new, kv, meta.slot_mapping)
+    meta, kv = case.metadata, case.stored(scales)
     out, first = torch.full_like(case.q, torch.nan), meta.num_prefill_tokens
     prefill_attention(
         case.q[:first], kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,
@@ -107,10 +105,9 @@ def test_float8_cache(triton_device: str, shape: Shape) -> None:
 @pytest.mark.parametrize("dtype", [INT8_DTYPE, INT4_DTYPE], ids=str)
 @pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 12)], ids=str)
 def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype) -> None:
-    """Chunks and decodes over keys and values of which the step's own are stored by the kernel too."""
     case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device), dtype)
     out = torch.full_like(case.q, torch.nan)
-    TritonBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale, out)
+    TritonBackend().forward(case.q, case.stored(), case.metadata, case.scale, out)
     torch.testing.assert_close(out.cpu(), expected, atol=2e-4, rtol=0)
 
 
@@ -119,7 +116,7 @@ def test_short_chunks_after_long_prefixes(triton_device: str, group: int, splits
     """Tiles of (token, query head) pairs; some queries see no key of a split, and some splits have no keys."""
     case = make_case(Shape(16, group, 1, 16), [(300, 3), (257, 9), (5, 2)], [], triton_device)
     meta = case.metadata
-    store_kv_reference(*case.new, case.kv, meta.slot_mapping)
+    case.stored()
     out = torch.full_like(case.q, torch.nan)
     prefill_attention(
         case.q, case.kv, meta.cu_seqlens_q, meta.prefill_context_lens, meta.prefill_block_tables, case.scale,

@@ -80,7 +80,7 @@ def test_integers_and_zeros_are_exact(dtype: torch.dtype) -> None:
 def test_attention_over_a_cache_of_integers(shape: Shape, dtype: torch.dtype) -> None:
     torch.set_num_threads(1)
     case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129, 16, 1]), dtype)
-    out = TorchBackend().forward(case.q, case.new, case.kv, case.metadata, case.scale)
+    out = TorchBackend().forward(case.q, case.stored(), case.metadata, case.scale)
     torch.testing.assert_close(out, expected, atol=2e-5, rtol=0)
 
 

@@ -9,7 +9,7 @@ pytest.importorskip("triton")
 
 import torch  # noqa: E402
 
-from kernels import rotary, runtime  # noqa: E402
+from kernels import runtime  # noqa: E402
 from kernels.cache import kv_integers, kv_store, rotary_store  # noqa: E402
 from kernels.cache.layer_kv import LayerKV  # noqa: E402
 from kernels.cache.rotary_store import HeadNorms  # noqa: E402
@@ -116,18 +116,6 @@ def test_a_cache_of_integers(
         assert bool(((numbers - wanted).abs() <= step * 1.01).all())
         assert (mine != reference).float().mean() <= 0.01
     assert torch.equal(ours[1], theirs[1]), "values are quantised as they are"
-
-
-def test_numbers_are_those_of_the_separate_kernels(triton_device: str) -> None:
-    """The roundings are the same too, so the results are equal to the last bit where addition has the same order."""
-    inputs = Inputs((4, 2, 64), torch.bfloat16, False, triton_device)
-    caches = torch.zeros(2, 3, 7, 2, 64, device=triton_device, dtype=torch.bfloat16)
-    q = inputs.run(rotary_store.rotary_store, list(caches))
-    q_split, k, v = inputs.qkv.split([4, 2, 2], dim=1)
-    expected, k = rotary.rotary_triton(q_split, k, inputs.cos_sin, inputs.positions)
-    stored = torch.zeros_like(caches)
-    kv_store.store_kv_triton(k, v, LayerKV(stored[0], stored[1]), inputs.slots)
-    assert torch.equal(q, expected) and torch.equal(caches, stored)
 
 
 def test_no_tokens(triton_device: str) -> None:

@@ -13,8 +13,8 @@ import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 from kernels import activation  # noqa: E402
-from kernels.experts import fp8_experts, moe  # noqa: E402
-from kernels.experts.fp8_experts import Fp8Stack, fp8_grouped_product  # noqa: E402
+from kernels.experts import expert_products, moe  # noqa: E402
+from kernels.experts.expert_products import Fp8Stack, grouped_product  # noqa: E402
 from kernels.experts.moe_routing import route_reference  # noqa: E402
 from kernels.linear.fp8_linear import dequantize_weight, quantize_tokens_reference, quantize_weight  # noqa: E402
 
@@ -54,8 +54,8 @@ def is_quantized(request: pytest.FixtureRequest, triton_device: str, monkeypatch
     """Quantised inputs are those of the reference: the interpreter's own rounding to e4m3 loses carries."""
     if request.param and triton_device == "cuda" and torch.cuda.get_device_capability() < (8, 9):
         pytest.skip("no arithmetic in float8 there")
-    monkeypatch.setattr(fp8_experts, "multiplies_float8", lambda _: request.param)
-    monkeypatch.setattr(fp8_experts, "quantize_tokens", quantize_tokens_reference)
+    monkeypatch.setattr(expert_products, "multiplies_float8", lambda _: request.param)
+    monkeypatch.setattr(expert_products, "quantize_tokens", quantize_tokens_reference)
     return bool(request.param)
 
 
@@ -113,7 +113,7 @@ def test_grouped_product(
         rows = tokens * top_k // x_divisor
         x = (torch.randn(rows, k, device=triton_device) * torch.logspace(-1, 1, k, device=triton_device)).to(dtype)
         out = torch.empty(tokens * top_k, n, dtype=dtype, device=triton_device)
-        fp8_grouped_product(x, stack, out, route, x_divisor, weighted, block_m)
+        grouped_product(x, stack, out, route, x_divisor, weighted, block_m)
         expected = product(x.repeat_interleave(x_divisor, dim=0), stack, choices, is_quantized)
         assert_close(out, expected * route.weights.flatten().unsqueeze(1) if weighted else expected)
 

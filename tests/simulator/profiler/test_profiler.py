@@ -111,7 +111,7 @@ def test_an_interrupted_profile_is_finished_by_the_same_job_and_whole(tmp_path: 
     assert set(profile.tables) == {"tokens", "sequences", "attention", "deviations", "copies", "steps"}
     assert profile.meta.device == "test CPU" and profile.meta.calls["qkv_proj"] == 2 and profile.meta.num_layers == 2
     tokens, attention, steps = (profile.tables[name] for name in ("tokens", "attention", "steps"))
-    assert {"embedding", "qk_norm", "kv_store", "down_proj", "final_norm"} <= set(tokens["operator"])
+    assert {"embedding", "rotary_store", "down_proj", "final_norm"} <= set(tokens["operator"])
     for _, group in tokens.groupby("operator"):
         assert group["num_tokens"].is_monotonic_increasing and group["num_tokens"].iloc[[0, -1]].tolist() == [1, 16]
     assert (tokens["time_us"] > 0).all() and (attention["time_us"] > 0).all()
@@ -204,7 +204,7 @@ def test_decode_attention_is_profiled_as_the_engine_launches_it(
     seen, forward = set[tuple[object, ...]](), TorchBackend.forward
 
     def see(*args: Any, **kwargs: Any) -> Any:
-        _, q, _, _, step, *_ = args
+        _, q, _, step, *_ = args
         assert (step.decode_context_lens > 0).sum() == 3
         seen.add((len(q), step.max_decode_context, tuple(step.decode_block_tables.shape)))
         return forward(*args, **kwargs)

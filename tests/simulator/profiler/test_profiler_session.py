@@ -41,7 +41,7 @@ def line(size: int) -> float:
 
 def session(made_up: MadeUp, grids: list[Grid], samples: Samples, path: Path) -> Session:
     return Session(
-        made_up.measure, grids, [], samples, {"op": 1}, path, lambda spent_s, doing: None, repeats=2,
+        made_up.measure, grids, [], samples, path, lambda spent_s, doing: None, repeats=2,
         clock=made_up.clock,
     )  # fmt: skip
 
@@ -53,34 +53,14 @@ def test_log_spaced_numbers_are_ascending_and_about_a_factor_apart(first: int, l
     assert all(high <= 5.4 * low for low, high in zip(values, values[1:], strict=False))
 
 
-def test_a_grid_has_the_points_that_fit_and_grows_by_lines() -> None:
+def test_a_grid_has_the_points_that_fit_and_its_intervals_are_halved() -> None:
     grid = Grid("g", [[1, 16], [0, 64, 256]], lambda sizes: sizes[0] * sizes[1] <= 1024)
     assert [point.sizes for point in grid.points()] == [(1, 0), (1, 64), (1, 256), (16, 0), (16, 64)]
-    new = grid.insert(0, 1, 16)
-    assert [point.sizes for point in new] == [(4, 0), (4, 64), (4, 256)]
-    assert grid.axes == [[1, 4, 16], [0, 64, 256]]
-    grid.remove(0, 1, 16)
-    assert grid.axes == [[1, 16], [0, 64, 256]]
-
-
-def test_a_grid_is_refined_where_lines_are_worst() -> None:
-    """Of a time that is flat up to 100 and then grows, the interval with the bend is halved again and again."""
-
-    def time_us(point: Point) -> float:
-        return max(100.0, point.sizes[0])
-
-    grid = Grid("g", [[1, 4, 16, 64, 256, 1024]])
+    grid.halve()
+    assert grid.axes == [[1, 4, 16], [0, 16, 64, 128, 256]]
     for _ in range(9):
-        worst = grid.worst()
-        assert worst is not None
-        _, axis, low, high = worst
-        grid.insert(axis, low, high)
-        grid.learn(axis, low, high, time_us)
-    around = [value for value in grid.axes[0] if 64 < value < 256]
-    assert len(around) >= 3
-    below = max(value for value in grid.axes[0] if value <= 100)
-    above = min(value for value in grid.axes[0] if value > 100)
-    assert above / below < 2
+        grid.halve()
+    assert grid.axes[0] == [1, 2, 3, 4, 5, 6, 8, 11, 13, 16], "not beyond what is too close"
 
 
 def test_a_generous_budget_refines_and_repeats(tmp_path: Path) -> None:
@@ -92,21 +72,12 @@ def test_a_generous_budget_refines_and_repeats(tmp_path: Path) -> None:
     assert min(visits) >= 2 and samples.spent_s == pytest.approx(100, abs=1)
 
 
-def test_straight_lines_are_not_refined_for_long(tmp_path: Path) -> None:
+def test_a_grid_is_halved_as_far_as_the_time_allows(tmp_path: Path) -> None:
+    """Of 9, 17 and 33 points each is to be visited three times in 80 s."""
     made_up, samples = MadeUp(line), Samples({})
-    grid = Grid("g", [[1, 16, 256]])
-    session(made_up, [grid], samples, tmp_path / "partial.json").run(200)
-    assert grid.axes[0] == [1, 4, 16, 64, 256]  # each interval halved once, and found straight
-
-
-def test_errors_are_relative_to_what_a_layer_takes_at_least(tmp_path: Path) -> None:
-    samples, calls = Samples({}), {"qkv_proj": 4, "lm_head": 1}
-    for size, time_us in ((1, 10.0), (64, 90.0)):
-        samples.add(Point("tokens", (size,)), {"qkv_proj": [time_us], "lm_head": [8.0]}, 1.0)
-    samples.add(Point("decode", (1, 64)), {"attention": [3.0]}, 1.0)
-    values = Session(MadeUp(line).measure, [], [], samples, calls, tmp_path, lambda spent_s, doing: None)._values()
-    assert values(Point("decode", (1, 64))) == 3.0 + (4 * 10.0 + 8.0) / 4
-    assert values(Point("tokens", (64,))) == 4 * 90.0 + 8.0
+    grid = Grid("g", [[4**i for i in range(9)]])
+    session(made_up, [grid], samples, tmp_path / "partial.json").run(80)
+    assert grid.axes[0] == [2**i for i in range(17)]
 
 
 def test_a_budget_below_the_coarse_grid_is_refused_with_what_is_needed(tmp_path: Path) -> None:

@@ -6,9 +6,9 @@ from harness.config.schema.metrics import SloConfig
 from harness.config.schema.system import CostConfig, EngineConfig
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
 from harness.config.schema.tasks.profiling import ProfileConfig
-from harness.config.schema.tasks.validation import CalibrationConfig, RetimingConfig, ValidationConfig
+from harness.config.schema.tasks.validation import CalibrationConfig, ValidationConfig
 
-Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "retime", "plot", "capacity", "search"]
+Task = Literal["run", "report", "profile", "import", "validate", "calibrate", "plot", "capacity", "search"]
 
 
 def check_profile(task: Task, profile: ProfileConfig, engine: EngineConfig, cost: CostConfig) -> None:
@@ -30,23 +30,17 @@ def check_measured(
     engine: EngineConfig,
     validation: ValidationConfig,
     calibration: CalibrationConfig,
-    retiming: RetimingConfig,
 ) -> None:
     """Raise ValueError where the task lacks a measured run, or keys are given that it does not read."""
     simulates = task in ("validate", "calibrate")
-    measures = simulates or task == "retime"
-    if measures and validation.measured is None:
+    if simulates and validation.measured is None:
         raise ValueError(
             f"validation.measured: task={task} needs a measured run, such as validation.measured=run:outputs/a"
         )
-    if not simulates and (key := validation.changed("measured" if measures else None)):
+    if not simulates and (key := validation.changed()):
         raise ValueError(f"validation.{key}: task={task} does not read it, task=validate does")
-    if validation.step_times == "median" and (task != "validate" or validation.repeats):
-        raise ValueError("validation.step_times=median: only task=validate reads it, and only of a single run")
     if task != "calibrate" and (key := calibration.changed()):
         raise ValueError(f"calibration.{key}: read by task=calibrate only")
-    if task != "retime" and (key := retiming.changed()):
-        raise ValueError(f"retiming.{key}: read by task=retime only")
     if simulates and engine.kind != "sim":
         raise ValueError(f"engine={engine.kind}: task={task} simulates; use engine=sim")
 

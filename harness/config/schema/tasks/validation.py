@@ -15,10 +15,9 @@ class ValidationConfig(ConfigModel):
     """The measured run to compare with, as `<kind>:<path>`; `harness.measured` has the kinds.
 
     `workload` is the file of replayed requests, for formats whose log lacks the prompts. `repeats` are more measured
-    runs of the same configuration. `retimed` are folders of task=retime with more executions of the run's steps.
-    `score` selects the requests to compare, by order of arrival. `step_times=median` computes the run's latencies as if
-    each step had taken the median of its executions. `latency_from` is where TTFT and E2EL start: at the arrival, or
-    when the scheduler first saw the request.
+    runs of the same configuration.
+    `score` selects the requests to compare, by order of arrival. `latency_from` is where TTFT and E2EL start: at the
+    arrival, or when the scheduler first saw the request.
 
     For public measurements (`inferencex:`): `select` has the values that columns of the file must have; each client
     sends `requests_per_client` requests, with lengths drawn from `length_ratio` times the stated length to that length.
@@ -27,19 +26,11 @@ class ValidationConfig(ConfigModel):
     measured: Text | None = None
     workload: Text | None = None
     repeats: Annotated[tuple[Text, ...], Field(strict=False)] = ()
-    retimed: Annotated[tuple[Text, ...], Field(strict=False)] = ()
     score: Part = "all"
-    step_times: Literal["measured", "median"] = "measured"
     latency_from: LatencyFrom = "arrival"
     select: dict[str, str] = {}
     length_ratio: Fraction = 0.8
     requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
-
-
-class RetimingConfig(ConfigModel):
-    """How often task=retime executes the steps of `validation.measured`."""
-
-    repeats: Annotated[int, within("repeats")] = 5
 
 
 class CalibrationConfig(ConfigModel):

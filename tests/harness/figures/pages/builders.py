@@ -146,7 +146,7 @@ def validation_document() -> dict[str, Any]:
         "num_scored": 3,
         "errors": errors,
         "levels": {"num_running": {"mean_measured": 3.0, "mean_simulated": 3.1, "mean_abs_difference": 0.2}},
-        "steps": {"errors": {"decode": {"count": 2, "mape_pct": 1.0, "bias_pct": -0.5}}, "num_executions": 1},
+        "steps": {"errors": {"decode": {"count": 2, "mape_pct": 1.0, "bias_pct": -0.5}}},
         "warnings": [HOSTILE],
         "subtitle": HOSTILE,
         "shown_in_grey": "",

@@ -1,6 +1,6 @@
-"""Resources of the Triton kernels as the compiler reports them: of this GPU in the acceptance, of five without a GPU.
+"""Resources of the Triton kernels on five GPUs, as the compiler reports them; no GPU is needed.
 
-    python -m experiments.acceptance.occupancy
+    python -m tests.kernels.occupancy
 
 Kernels are compiled as the wrappers of `kernels` launch them, in bfloat16, for a cache of each dtype. The command
 writes `experiments/results/kernel_occupancy.csv` in 4 minutes: registers and spilled bytes of a thread, shared memory
@@ -29,15 +29,13 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from experiments import RESULTS, ROOT
-from experiments.acceptance.common import Context, SkippedError
-from kernels import activation, decode_step, norm, rotary
+from kernels import activation, decode_step, norm
 from kernels.attention import decode as decode_attention
 from kernels.attention import prefill as prefill_attention
 from kernels.attention.backends import LayerKV
-from kernels.cache import kv_store
 from kernels.cache.kv_store import FP8_DTYPE
 from kernels.cache.rotary_store import HeadNorms, rotary_store
-from kernels.experts import fp8_experts, moe
+from kernels.experts import expert_products, moe
 from kernels.launch import Launcher
 from kernels.linear import fp8_linear
 from kernels.sampling import keep_threshold, sampler
@@ -87,9 +85,9 @@ def recorded(capability: int, num_sms: int = 132) -> Iterator[list[Launch]]:
     def record(self: Launcher, _grid: tuple[int, ...], *arguments: Any, **constants: Any) -> None:
         launches.append(Launch(self._kernel, arguments, constants))
 
-    call, limits, has_float8 = Launcher.__call__, decode_attention.device_limits, fp8_experts.multiplies_float8
+    call, limits, has_float8 = Launcher.__call__, decode_attention.device_limits, expert_products.multiplies_float8
     modules: tuple[Any, ...] = (decode_attention, prefill_attention)
-    experts: Any = fp8_experts
+    experts: Any = expert_products
     Launcher.__call__ = record  # type: ignore[method-assign, assignment]
     for module in modules:
         module.device_limits = lambda _: (capability, num_sms)
@@ -184,24 +182,20 @@ def prefill(
     prefill_attention.prefill_attention(q, empty_kv(cache, head_dim), bounds, contexts, tables, 1.0, tokens, 8192)
 
 
-def norms_and_rotary() -> None:
-    """Norms and rotary embedding of 64 tokens of Qwen3-0.6B."""
+def norms() -> None:
+    """Norms of 64 tokens of Qwen3-0.6B."""
     x, weight = torch.zeros(64, 1024, dtype=torch.bfloat16), torch.ones(1024, dtype=torch.bfloat16)
     norm.rms_norm_triton(x, weight, 1e-6)
     norm.add_rms_norm_triton(x, x, weight, 1e-6)
-    qkv = torch.zeros(64, 24, 128, dtype=torch.bfloat16)
-    rotary.rotary_triton(qkv[:, :16], qkv[:, 16:], torch.zeros(1024, 128), torch.zeros(64, dtype=torch.int64))
 
 
 def store(cache: torch.dtype, head_dim: int = 128, group: int = 2, is_normed: bool = True) -> None:
-    """Both ways to store keys and values of 64 tokens and 8 KV heads, with norms and rotary embedding and alone."""
+    """Keys and values of 64 tokens and 8 KV heads, with norms and rotary embedding."""
     positions, slots = torch.zeros(2, 64, dtype=torch.int64)
     kv, qkv = empty_kv(cache, head_dim), torch.zeros(64, 8 * group + 16, head_dim, dtype=torch.bfloat16)
     weight = torch.ones(head_dim, dtype=torch.bfloat16)
-    norms = HeadNorms(weight, weight, 1e-6) if is_normed else None
-    rotary_store(qkv, norms, torch.zeros(1024, head_dim), positions, kv, slots)
-    k, v = qkv[:, 8 * group : -8], qkv[:, -8:]
-    kv_store.store_kv_triton(k, v, kv, slots)
+    head_norms = HeadNorms(weight, weight, 1e-6) if is_normed else None
+    rotary_store(qkv, head_norms, torch.zeros(1024, head_dim), positions, kv, slots)
 
 
 def after_attention() -> None:
@@ -240,7 +234,7 @@ def experts_in_float8(tokens: int = 64, block: tuple[int, int] = (128, 128)) -> 
     """Experts (Qwen3-30B-A3B) with weights in float8; inputs are quantised from 8.9 on."""
     x, weight = torch.zeros(tokens, 2048, dtype=torch.bfloat16), torch.zeros(1, 1, 1, dtype=FP8_DTYPE)
     w13, w2 = (
-        fp8_experts.Fp8Stack(weight.expand(128, n, k), torch.ones(1), block) for n, k in ((1536, 2048), (2048, 768))
+        expert_products.Fp8Stack(weight.expand(128, n, k), torch.ones(1), block) for n, k in ((1536, 2048), (2048, 768))
     )
     moe.fused_moe_triton(x, torch.zeros(tokens, 128, dtype=torch.bfloat16), w13, w2, 8, True)
 
@@ -255,7 +249,7 @@ def cases(capability: int) -> Iterator[tuple[str, Callable[[], None]]]:
     yield "", after_attention
     yield "fp8 weights", experts_in_float8
     yield "", around_decode
-    yield "", norms_and_rotary
+    yield "", norms
     for name, cache in caches.items():
         yield f"{name} cache", partial(store, cache)
         yield f"{name} cache", partial(decode, cache)
@@ -279,21 +273,6 @@ def occupancies(capability: int) -> Iterator[tuple[str, Occupancy]]:
             if found not in seen:
                 seen.add(found)
                 yield what, found
-
-
-def occupancy(context: Context) -> None:
-    """The kernels as the Triton of this machine compiles them for its GPU."""
-    capability = 90
-    if context.is_cuda:
-        major, minor = torch.cuda.get_device_capability(context.device)
-        capability = 10 * major + minor
-    if capability not in LIMITS or not CUOBJDUMP.exists():
-        raise SkippedError(f"no cuobjdump, or the sizes of sm_{capability} are not known")
-    for what, found in occupancies(capability):
-        value = f"{found.registers} registers, {found.shared_bytes // 1024} KB, {found.programs_per_sm} programs"
-        context.add(f"{found.kernel} {what}", value, "no spills", found.spilled_bytes == 0)
-        if context.rehearse:
-            break
 
 
 def main() -> None:

@@ -1,8 +1,7 @@
-"""What a section gets and how it times and reports: for all sections."""
+"""What a section gets, and how it times and reports."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import statistics
@@ -14,13 +13,11 @@ from typing import Any
 
 import torch
 
-from experiments import ROOT
-
 _QUEUEING_CYCLES = 2_000_000  # cycles of the device: about a millisecond
 
 
 class SkippedError(RuntimeError):
-    """The section cannot run here, for the reason in the message: a package or tool is missing."""
+    """The section cannot run here, for the reason in the message: a package is missing."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +36,12 @@ class Context:
 
     Attributes:
         rehearse: whether sizes are tiny, to see that it runs and not how fast.
-        deadline: end of the section's time, by `time.monotonic`.
         result: file that holds the results so far, so that a section that is killed leaves them.
         checks, record: rows for the terminal, and all data.
     """
 
     device: torch.device
     rehearse: bool
-    deadline: float
     result: Path
     checks: list[Check] = field(default_factory=list)
     record: dict[str, Any] = field(default_factory=dict)
@@ -58,10 +53,6 @@ class Context:
     @property
     def dtype(self) -> torch.dtype:
         return torch.bfloat16 if self.is_cuda else torch.float32
-
-    def seconds_left(self) -> float:
-        """Seconds until the time limit of the section."""
-        return self.deadline - time.monotonic()
 
     def judged(self, passed: bool) -> bool | None:
         """`passed` at full size on a GPU; else None, as speed has no goal there."""
@@ -84,14 +75,7 @@ class Context:
         os.replace(fresh, self.result)
 
 
-def shape_of(name: str) -> dict[str, Any]:
-    """The fields of `conf/model/<name>.yaml`."""
-    yaml: Any = importlib.import_module("yaml")
-    shape: dict[str, Any] = yaml.safe_load((ROOT / "conf" / "model" / f"{name}.yaml").read_text())
-    return shape
-
-
-def median_s(context: Context, run: Callable[[], object], repeats: int = 20, launches: int = 1) -> float:
+def median_s(context: Context, run: Callable[[], object], launches: int = 1) -> float:
     """Median time in s of one of the `launches` in `run`, by CUDA events or, on the CPU, by the clock.
 
     The device is kept busy until all launches are queued, so that the time of launching does not count.
@@ -100,7 +84,7 @@ def median_s(context: Context, run: Callable[[], object], repeats: int = 20, lau
         run()
     context.synchronize()
     times = []
-    for _ in range(2 if context.rehearse else repeats):
+    for _ in range(2 if context.rehearse else 20):
         if context.is_cuda:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             torch.cuda._sleep(_QUEUEING_CYCLES)
@@ -114,18 +98,3 @@ def median_s(context: Context, run: Callable[[], object], repeats: int = 20, lau
             run()
             times.append(time.perf_counter() - started)
     return statistics.median(times) / launches
-
-
-def captured(context: Context, run: Callable[[], object]) -> Callable[[], object]:
-    """`run` as a CUDA graph, which takes the host hardly any time to launch; `run` itself on the CPU."""
-    if not context.is_cuda:
-        return run
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        run()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        run()
-    return graph.replay

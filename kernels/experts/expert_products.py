@@ -1,0 +1,166 @@
+"""The product of each token with the matrices of its experts, in the tiles of `kernels.experts.moe_routing`.
+
+Scales and quantised inputs of weights in float8 (e4m3) are those of `kernels.linear.fp8_linear`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from kernels.experts.moe_routing import Routing
+from kernels.launch import Launcher
+from kernels.linear.fp8_linear import (
+    Block,
+    fp8_linear_reference,
+    inner_block,
+    multiplies_float8,
+    quantize_tokens,
+    scaled_product,
+)
+from kernels.runtime import INTERPRETED, Value, ceil_div, constexpr, tl, triton
+
+_BLOCK_N = 64
+
+
+@dataclass(frozen=True)
+class Fp8Stack:
+    """A matrix per expert, each quantised as `quantize_weight` does it."""
+
+    weight: Tensor
+    """e4m3[E, N, K]."""
+    scales: Tensor
+    """float32[E, ceil(N / rows), ceil(K / columns)]."""
+    block: Block
+    """Rows and columns that share a scale."""
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.weight.shape
+
+    def linear_reference(self, x: Tensor, expert: int) -> Tensor:
+        """The product of inputs `[T, K]` with the matrix of one expert, in PyTorch; quantises no inputs."""
+        return fp8_linear_reference(x, self.weight[expert], self.scales[expert], self.block)
+
+
+ExpertWeights: TypeAlias = Tensor | Fp8Stack
+
+
+@triton.jit
+def plain_product(
+    x_rows: Value,
+    weight_rows: Value,
+    row_mask: Value,
+    output_mask: Value,
+    k_size: constexpr,
+    block_m: constexpr,
+    block_n: constexpr,
+    block_k: constexpr,
+    interpreted: constexpr,
+) -> Value:
+    """As `scaled_product`, of rows of one dtype without scales."""
+    inner = tl.arange(0, block_k)
+    x_ptrs, w_ptrs = x_rows[:, None] + inner[None, :], weight_rows[None, :] + inner[:, None]
+    acc = tl.zeros([block_m, block_n], tl.float32)
+    for first in range(0, k_size, block_k):
+        k_mask = inner < k_size - first
+        x = tl.load(x_ptrs + first, mask=row_mask[:, None] & k_mask[None, :], other=0.0)
+        w = tl.load(w_ptrs + first, mask=k_mask[:, None] & output_mask[None, :], other=0.0)
+        if interpreted:
+            x, w = x.to(tl.float32), w.to(tl.float32)
+        acc = tl.dot(x, w, acc=acc, input_precision="tf32x3")
+    return acc
+
+
+@triton.jit
+def grouped_gemm_kernel(
+    x_ptr: Value,
+    x_scales_ptr: Value,
+    weight_ptr: Value,
+    scales_ptr: Value,
+    out_ptr: Value,
+    order_ptr: Value,
+    tile_experts_ptr: Value,
+    tile_starts_ptr: Value,
+    expert_ends_ptr: Value,
+    pair_weights_ptr: Value,
+    x_divisor: constexpr,
+    num_experts: constexpr,
+    n_size: constexpr,
+    k_size: constexpr,
+    scale_rows: constexpr,
+    scale_columns: constexpr,
+    quantized_x: constexpr,
+    weighted: constexpr,
+    block_m: constexpr,
+    block_n: constexpr,
+    block_k: constexpr,
+    interpreted: constexpr,
+) -> None:
+    """One program computes out[pair] = x[pair // x_divisor] @ weight[expert].T for one tile and block_n columns.
+
+    `weighted` multiplies each row by the router's weight of its pair. Weights and inputs with scales are as
+    `scaled_product` takes them; scale_columns is 0 for weights without scales.
+    """
+    tile = tl.program_id(1)
+    expert = tl.load(tile_experts_ptr + tile).to(tl.int64)
+    if expert >= num_experts:
+        return
+    places = tl.load(tile_starts_ptr + tile) + tl.arange(0, block_m)
+    row_mask = places < tl.load(expert_ends_ptr + expert)
+    pairs = tl.load(order_ptr + places, mask=row_mask, other=0).to(tl.int64)
+    rows = pairs // x_divisor
+    columns = tl.program_id(0) * block_n + tl.arange(0, block_n)
+    column_mask = columns < n_size
+    x_rows, weight_rows = x_ptr + rows * k_size, weight_ptr + (expert * n_size + columns) * k_size
+    if scale_columns == 0:
+        acc = plain_product(x_rows, weight_rows, row_mask, column_mask, k_size, block_m, block_n, block_k, interpreted)
+    else:
+        num_groups = (k_size + scale_columns - 1) // scale_columns
+        scales = scales_ptr + expert * ((n_size + scale_rows - 1) // scale_rows) * num_groups
+        acc = scaled_product(
+            x_rows, x_scales_ptr + rows * num_groups, weight_rows, scales + columns // scale_rows * num_groups,
+            row_mask, column_mask, k_size, scale_columns, quantized_x, block_m, block_n, block_k, interpreted,
+        )  # fmt: skip
+    if weighted:
+        acc *= tl.load(pair_weights_ptr + pairs, mask=row_mask, other=0.0)[:, None]
+    mask = row_mask[:, None] & column_mask[None, :]
+    tl.store(out_ptr + pairs[:, None] * n_size + columns[None, :], acc.to(out_ptr.dtype.element_ty), mask=mask)
+
+
+launch_grouped_gemm = Launcher(grouped_gemm_kernel)
+
+
+def grouped_product(
+    x: Tensor, experts: ExpertWeights, out: Tensor, routing: Routing, x_divisor: int, weighted: bool, block_m: int
+) -> None:
+    """Write the product of each pair of a token and its expert to `out`, [pairs, N]; Triton.
+
+    x: [pairs // x_divisor, K], contiguous. Where the experts are in float8 and the device multiplies float8, x is
+    quantised first, a scale per row and `experts.block[1]` columns. `weighted` multiplies each row by the router's
+    weight of its pair.
+    """
+    num_experts, n_size, k_size = experts.shape
+    scale_rows = scale_columns = 0
+    is_quantized = isinstance(experts, Fp8Stack) and multiplies_float8(x.device)
+    rows = x_scales = weight = scales = x
+    if isinstance(experts, Fp8Stack):
+        scale_rows, scale_columns = experts.block[0], min(experts.block[1], k_size)
+        scales = x_scales = experts.scales
+        if is_quantized:
+            rows, x_scales = quantize_tokens(x, scale_columns)
+        weight = experts.weight if is_quantized else experts.weight.view(torch.uint8)
+        block_k = inner_block(scale_columns, rows.element_size())
+    else:
+        weight, block_k = experts, 64 if x.element_size() <= 2 else 32
+    launch_grouped_gemm(
+        (ceil_div(n_size, _BLOCK_N), routing.tile_experts.shape[0]),
+        rows, x_scales, weight, scales, out, routing.order, routing.tile_experts, routing.tile_starts,
+        routing.expert_ends, routing.weights,
+        x_divisor=x_divisor, num_experts=num_experts, n_size=n_size, k_size=k_size, scale_rows=scale_rows,
+        scale_columns=scale_columns, quantized_x=is_quantized, weighted=weighted, block_m=block_m, block_n=_BLOCK_N,
+        block_k=block_k, interpreted=INTERPRETED, num_warps=4, num_stages=3,
+    )  # fmt: skip
