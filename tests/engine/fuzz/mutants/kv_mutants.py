@@ -41,8 +41,6 @@ KV_MUTANTS = [
     Mutant("a lookup ends with the first block of a run", "kv/prefix_index.py",
            "while blocks and (last := hashes[len(blocks) - 1]) in self._runs:", "while False:"),
     Mutant("a run hides what another adds", "kv/prefix_index.py", "            self.enter(hashes)\n", ""),
-    Mutant("a match goes on within a run", "kv/block_manager.py",
-           "self.index.enter(hashes[:num_kept])", "pass"),
     Mutant("a hash ignores the prefix", "hashing.py", "hashes[-1] if hashes else 0,", "0,"),
     # -- what a sequence gets from them -------------------------------------------------------------------------------
     Mutant("a full hit writes a shared block", "kv/block_manager.py",
