@@ -105,9 +105,9 @@ KV_MUTANTS = [
            ""),
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",
-           "        sequence.set_computed(num_kept * blocks.block_size)\n\n\ndef num_common", "\n\ndef num_common"),
-    Mutant("a cut block is kept", "kv/kept_blocks.py", "min(num_tokens, sequence.num_tokens - 1) // blocks.block_size)",
-           "-(-min(num_tokens, sequence.num_tokens - 1) // blocks.block_size))"),
+           "    sequence.set_computed(num_kept * blocks.block_size)\n", ""),
+    Mutant("a cut block is kept", "kv/kept_blocks.py", "(sequence, num_tokens // blocks.block_size)",
+           "(sequence, -(-num_tokens // blocks.block_size))"),
     Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
            "hashes"),
     Mutant("who is admitted stays a holder", "admission/waiting_queue.py",
