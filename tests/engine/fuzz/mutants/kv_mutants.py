@@ -41,8 +41,6 @@ KV_MUTANTS = [
     Mutant("a lookup ends with the first block of a run", "kv/prefix_index.py",
            "while blocks and (last := hashes[len(blocks) - 1]) in self._runs:", "while False:"),
     Mutant("a run hides what another adds", "kv/prefix_index.py", "            self.enter(hashes)\n", ""),
-    Mutant("a match goes on within a run", "kv/block_manager.py",
-           "self.index.enter(hashes[:num_kept])", "pass"),
     Mutant("a hash ignores the prefix", "hashing.py", "hashes[-1] if hashes else 0,", "0,"),
     # -- what a sequence gets from them -------------------------------------------------------------------------------
     Mutant("a full hit writes a shared block", "kv/block_manager.py",
@@ -107,9 +105,9 @@ KV_MUTANTS = [
            ""),
     # -- blocks that are kept in a preemption -------------------------------------------------------------------------
     Mutant("what was given up counts as computed", "kv/kept_blocks.py",
-           "        sequence.set_computed(num_kept * blocks.block_size)\n\n\ndef num_common", "\n\ndef num_common"),
-    Mutant("a cut block is kept", "kv/kept_blocks.py", "min(num_tokens, sequence.num_tokens - 1) // blocks.block_size)",
-           "-(-min(num_tokens, sequence.num_tokens - 1) // blocks.block_size))"),
+           "    sequence.set_computed(num_kept * blocks.block_size)\n", ""),
+    Mutant("a cut block is kept", "kv/kept_blocks.py", "(sequence, num_tokens // blocks.block_size)",
+           "(sequence, -(-num_tokens // blocks.block_size))"),
     Mutant("a match ignores what is kept", "kv/block_manager.py", "hashes[num_kept:] if num_kept else hashes",
            "hashes"),
     Mutant("who is admitted stays a holder", "admission/waiting_queue.py",
