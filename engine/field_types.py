@@ -23,7 +23,7 @@ def check_types(instance: Any) -> None:
     Raises:
         ValueError: a value is of another type; the message starts with the name of the field.
     """
-    hints = _hints(type(instance))
+    hints = _hints(instance.__class__)
     for field in dataclasses.fields(instance):
         value = getattr(instance, field.name)
         if field.init and not _is_of(value, hints[field.name]):
@@ -43,7 +43,7 @@ def _is_of(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in get_args(hint)
     kind = origin or hint
     if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and -_LARGEST < value < _LARGEST
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(abs(value) < _LARGEST)
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return not isinstance(kind, type) or isinstance(value, kind)

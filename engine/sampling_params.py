@@ -79,8 +79,8 @@ class SamplingParams:
             if getattr(self, name) is None:  # the default of vLLM
                 object.__setattr__(self, name, empty)
         for name in ("allowed_token_ids", "stop_token_ids"):
-            if isinstance(tolist := getattr(getattr(self, name), "tolist", None), abc.Callable):  # type: ignore[arg-type]
-                object.__setattr__(self, name, tolist())  # of an array or a tensor, whose truth is not its length
+            if hasattr(tokens := getattr(self, name), "tolist"):  # an array or a tensor, whose truth is not its length
+                object.__setattr__(self, name, tokens.tolist())
         self._check_types()
         checks = {
             "n": (self.n >= 1, "at least 1"),
