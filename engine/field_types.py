@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import numbers
 import reprlib
 import types
@@ -10,7 +11,6 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-_LARGEST = 1e300
 _WORDS: dict[Any, str] = {
     bool: "True or False", int: "an integer", float: "a number", str: "a text", type(None): "None", dict: "a dict",
     Mapping: "a dict",
@@ -43,10 +43,17 @@ def _is_of(value: Any, hint: Any) -> bool:
         return isinstance(value, str) and value in get_args(hint)
     kind = origin or hint
     if kind is float:
-        return isinstance(value, numbers.Real) and not isinstance(value, bool) and bool(abs(value) < _LARGEST)
+        return isinstance(value, numbers.Real) and not isinstance(value, bool) and _is_finite(value)
     if kind is int:
         return isinstance(value, numbers.Integral) and not isinstance(value, bool)
     return not isinstance(kind, type) or isinstance(value, kind)
+
+
+def _is_finite(value: numbers.Real) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # an integer beyond all floats
+        return False
 
 
 def _allowed(hint: Any) -> str:
