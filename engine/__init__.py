@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from engine.versions import check_versions
+
 if TYPE_CHECKING:
     from engine.api.beam_search import BeamSearchOutput, BeamSearchParams, BeamSearchSequence
     from engine.api.calls import EngineClosedError, RequestAbortedError
@@ -39,4 +41,6 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'engine' has no attribute {name!r}")
+    if name == "LLM":
+        check_versions()
     return getattr(importlib.import_module(_HOMES[name]), name)

@@ -15,6 +15,7 @@ from engine.core.scheduler_options import (
     conflict_with_drafts,
     conflict_with_reservations,
 )
+from engine.field_types import check_types
 from engine.prompt_lookup import NgramOptions
 
 Quantized = Literal["none", "fp8", "fp8_block"]
@@ -120,7 +121,8 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
     def __post_init__(self) -> None:
         object.__setattr__(self, "chooses_block_size", self.block_size is None)
         if self.block_size is None:
-            object.__setattr__(self, "block_size", default_block_size(self.attention_backend))
+            object.__setattr__(self, "block_size", default_block_size(str(self.attention_backend)))
+        check_types(self)
         SchedulerOptions.__post_init__(self)
         ExecutionOptions.__post_init__(self)
         if self.speculation is not None and (conflict := conflict_with_drafts(self)):
@@ -148,11 +150,11 @@ class EngineConfig(ExecutionOptions, SchedulerOptions):
         if self.dtype not in (None, *get_args(_Dtype)):
             raise ValueError(f"dtype={self.dtype!r}: choose one of {', '.join(get_args(_Dtype))}")
         for name in ("block_size", "max_num_seqs", "max_num_batched_tokens", "tensor_parallel_size"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
+            if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)!r}: must be an integer >= 1")
         for name in ("num_blocks", "max_model_len"):
             value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
+            if value is not None and value < 1:
                 raise ValueError(f"{name}={value!r}: must be an integer >= 1, or None")
 
         if conflict := conflict_with_pages(self.attention_backend, self.block_size):

@@ -78,6 +78,9 @@ class SamplingParams:
         for name, empty in _EMPTY.items():
             if getattr(self, name) is None:  # the default of vLLM
                 object.__setattr__(self, name, empty)
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            if hasattr(tokens := getattr(self, name), "tolist"):  # an array or a tensor, whose truth is not its length
+                object.__setattr__(self, name, tokens.tolist())
         self._check_types()
         checks = {
             "n": (self.n >= 1, "at least 1"),
@@ -133,7 +136,8 @@ def _is_number(value: object) -> bool:
 
 
 def _is_list(value: object) -> bool:
-    return isinstance(value, abc.Collection) and not isinstance(value, str | bytes | abc.Mapping)
+    is_collection = isinstance(value, abc.Collection) and not isinstance(value, str | bytes | abc.Mapping)
+    return is_collection and getattr(value, "ndim", 1) > 0  # a tensor of one number is a collection, and has no length
 
 
 def _are_texts(value: object) -> bool:

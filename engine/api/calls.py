@@ -15,6 +15,7 @@ from engine.api.llm_engine import LLMEngine
 from engine.api.outputs import RequestOutput
 from engine.api.request_state import RequestState
 from engine.api.step_report import StepReport
+from engine.api.turns import Turns
 from engine.core.sequence import Request, RequestRefusedError
 from engine.runner.executors.tensor_parallel import WorkerError
 
@@ -49,9 +50,11 @@ class _Call:
 
 
 class Calls:
-    """Runs the requests of all open streams; for one thread at a time."""
+    """Runs the requests of all open streams, which may be those of several threads: each change of the engine, and each
+    look at what it has brought, holds `turns`."""
 
     def __init__(self, engine: LLMEngine) -> None:
+        self.turns = Turns()
         self._engine = engine
         self._open: dict[_Call, None] = {}  # those with unfinished requests
         self._call_of: dict[Request, _Call] = {}  # of their unfinished requests
@@ -85,34 +88,37 @@ class Calls:
 
     def abort(self, call: _Call) -> None:
         """Drop the requests of a call. Garbage collection may ask for it in the middle of a step: then at its end."""
-        if self._is_changing:
-            self._abandoned.append(call)
-        elif call.unfinished:
-            with self._change():
-                self._abort(call)
+        with self.turns:
+            if self._is_changing:
+                self._abandoned.append(call)
+            elif call.unfinished:
+                with self._change():
+                    self._abort(call)
 
     def close(self, reason: str) -> None:
         """End all calls; later ones raise EngineClosedError."""
-        self._closed = self._closed or f"the engine is closed: {reason}"
-        self._forget_all(EngineClosedError(self._closed))
+        with self.turns:
+            self._closed = self._closed or f"the engine is closed: {reason}"
+            self._forget_all(EngineClosedError(self._closed))
 
     @contextmanager
     def _change(self) -> abc.Iterator[None]:
         """Wraps everything that changes the engine. If it does not end, all requests are aborted: at once, or, where
         that is interrupted too, before the next change."""
-        if self._closed is not None:
-            raise EngineClosedError(self._closed)
-        if self._is_changing:
-            self._recover(None)
-        self._is_changing = True
-        try:
-            yield
-            while self._abandoned:
-                self._abort(self._abandoned.pop())
-        except BaseException as error:
-            self._recover(error)
-            raise
-        self._is_changing = False
+        with self.turns:
+            if self._closed is not None:
+                raise EngineClosedError(self._closed)
+            if self._is_changing:
+                self._recover(None)
+            self._is_changing = True
+            try:
+                yield
+                while self._abandoned:
+                    self._abort(self._abandoned.pop())
+            except BaseException as error:
+                self._recover(error)
+                raise
+            self._is_changing = False
 
     def _recover(self, error: BaseException | None) -> None:
         if isinstance(error, WorkerError):
@@ -202,9 +208,14 @@ class Stream:
             EngineClosedError: the engine was closed.
             Exception: whatever a step raises.
         """
+        while True:
+            with self._calls.turns:  # given up after each step, in which other threads wait for tokens too
+                if self._call.changed or not self.num_unfinished:
+                    return self._changed_output()
+                self.run_step()
+
+    def _changed_output(self) -> RequestOutput:
         call = self._call
-        while not call.changed and self.num_unfinished:
-            self.run_step()
         if not call.changed and call.failure is not None:
             raise call.failure
         if not call.changed:
@@ -214,25 +225,30 @@ class Stream:
         return self._output(request)
 
     def run_step(self) -> None:
-        """Run one step of the engine; `num_unfinished` must not be 0."""
-        try:
-            self._calls.step()
-        except BaseException:
-            self.close()
-            raise
+        """Run one step of the engine, unless another thread has just finished the requests."""
+        with self._calls.turns:
+            if not self.num_unfinished:
+                return  # a step of another thread has finished them
+            try:
+                self._calls.step()
+            except BaseException:
+                self.close()
+                raise
 
     def finish(self) -> list[RequestOutput]:
         """The final outputs in the order of the prompts; `num_unfinished` must be 0. Raises as `__next__` does."""
         call = self._call
-        if call.failure is not None:
-            raise call.failure
-        call.changed.clear()
-        return [self._output(request) for request in call.states]
+        with self._calls.turns:
+            if call.failure is not None:
+                raise call.failure
+            call.changed.clear()
+            return [self._output(request) for request in call.states]
 
     def close(self) -> None:
         """Abort the requests that have not finished; the stream then ends."""
-        self._call.changed.clear()
-        self._calls.abort(self._call)
+        with self._calls.turns:
+            self._call.changed.clear()
+            self._calls.abort(self._call)
 
     def __del__(self) -> None:
         self.close()

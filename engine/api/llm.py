@@ -36,8 +36,8 @@ class LLM:
 
     Several streams may be open at the same time, and `generate` may be called meanwhile: each has its own outputs. An
     error or Ctrl-C in a step of the engine is raised by the call that waited for the step. It aborts the requests of
-    all open calls, whose streams raise RequestAbortedError; afterwards the engine goes on. One thread at a time may
-    use it.
+    all open calls, whose streams raise RequestAbortedError; afterwards the engine goes on. Several threads may use it:
+    their requests share the steps of the engine, each of which runs in a thread that waits for one.
 
     Args:
         model: a model folder in Hugging Face format; or the shape of a model (a `ModelConfig`, or the fields of a
@@ -148,8 +148,10 @@ class LLM:
         is_one = not messages or isinstance(messages[0], abc.Mapping)
         texts = [_render(self.tokenizer, each, i, options) for i, each in enumerate([messages] if is_one else messages)]
         # The template has written the special tokens already.
-        prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
-        with closing(self._open(prompts, sampling_params, priority)) as stream:
+        with self._calls.turns:
+            prompts = read_prompts(texts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=False)
+            stream = self._open(prompts, sampling_params, priority)
+        with closing(stream):
             return _run(stream, use_tqdm)
 
     def stream(
@@ -159,8 +161,9 @@ class LLM:
 
         The requests are aborted when the iterator is closed or nobody refers to it any more.
         """
-        read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
-        return self._open(read, sampling_params, priority)
+        with self._calls.turns:  # tokenizers are for one thread at a time
+            read = read_prompts(prompts, self.tokenizer, self.model_config.vocab_size, adds_special_tokens=True)
+            return self._open(read, sampling_params, priority)
 
     def beam_search(
         self, prompts: Prompts, params: BeamSearchParams, use_tqdm: bool | None = None
@@ -205,8 +208,9 @@ class LLM:
 
     def close(self) -> None:
         """Free the model's memory; open streams and later calls raise EngineClosedError."""
-        self._calls.close("its model was freed by close()")
-        self.engine.close()
+        with self._calls.turns:
+            self._calls.close("its model was freed by close()")
+            self.engine.close()
 
     def _open(self, prompts: list[Prompt], sampling_params: Params, priority: abc.Sequence[int] | None) -> Stream:
         params = self._params_of(prompts, sampling_params)

@@ -102,7 +102,8 @@ def _explain_one(detail: ErrorDetails) -> str:
         case "union_tag_invalid":
             return f"{key}={_show(detail['input'].get('kind'))}: {describe(annotation)}"
         case "finite_number":
-            return f"{key}={_show(detail['input'])}: {describe(annotation, metadata)}, and finite"
+            at_once = "; arrival=all_at_once sends all requests at once" if key == "arrival.rate" else ""
+            return f"{key}={_show(detail['input'])}: {describe(annotation, metadata)}, and finite{at_once}"
         case _:
             return f"{key}={_show(detail['input'])}: {describe(annotation, metadata)}"
 

@@ -4,6 +4,7 @@ import importlib
 import importlib.util
 from typing import Literal
 
+from engine.versions import check_versions
 from harness import interrupts
 from harness.errors import ConfigError
 
@@ -12,13 +13,17 @@ def check_engine(kind: Literal["sim", "gpu", "cpu"]) -> None:
     """Checks that the configured engine can run here.
 
     Raises:
-        ConfigError: torch or a CUDA device is missing.
+        ConfigError: torch or a CUDA device is missing, or a package is too old.
     """
     if kind == "sim":
         return
     runs_here = "engine=cpu needs torch only, engine=sim runs anywhere" if kind == "gpu" else "engine=sim runs anywhere"
     if importlib.util.find_spec("torch") is None:
         raise ConfigError(f"engine={kind}: torch is not installed (pip install -e '.[engine]'); {runs_here}")
+    try:
+        check_versions()
+    except ImportError as error:
+        raise ConfigError(f"engine={kind}: {error}; {runs_here}") from None
     if kind == "cpu":
         return
     with interrupts.held():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -50,17 +50,22 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
     for name, value in select.items():
         if name not in table.columns:
             raise MeasuredRunError(f"validation.select.{name}: {path} has no such column ({', '.join(table.columns)})")
-        table = table[table[name].astype(object).fillna("nan").astype(str) == value]
+        table = table[_texts(table[name]) == value]
     if table.empty:
         chosen = ", ".join(f"{name}={value}" for name, value in select.items())
         raise MeasuredRunError(f"{path}: no row with {chosen or 'any value'}")
     for name in ("model_path", "system", "backend", "precision"):
-        values = sorted(table[name].astype(str).unique())
+        values = sorted(_texts(table[name]).unique())
         if len(values) > 1:
             raise MeasuredRunError(
-                f"{path}: rows of several kinds; choose validation.select.{name}= {', '.join(values)}"
+                f"{path}: rows of several kinds; choose one with +validation.select.{name}=: {', '.join(values)}"
             )
     return _usable(path, table)
+
+
+def _texts(column: pd.Series[Any]) -> pd.Series[str]:
+    """The values as text; nan where there is none."""
+    return column.astype(object).fillna("nan").astype(str)
 
 
 def _usable(path: Path, table: pd.DataFrame) -> Rows:

@@ -11,6 +11,7 @@ backend did not stream, and the run is refused: nothing is known about decoding.
 from __future__ import annotations
 
 import reprlib
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ from harness.measured.measured_run import (
 from harness.measured.parallelism import check_parallelism
 from harness.measured.records import as_number, check_lengths, number_columns, read_json
 from harness.results.tables import Floats
+from harness.workload.rows.sieve import MAX_BAD_SHARE
 
+_FEWEST = 20  # requests of which one may have failed
 _DETAILS = ("input_lens", "output_lens", "ttfts", "itls", "start_times", "errors")
 _SETTINGS = (
     "model_id",
@@ -45,7 +48,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     """Read the file `path`. The file itself holds the workload, so a separate one is refused.
 
     Raises:
-        MeasuredRunError: the file cannot be read, lacks details, or holds failed requests.
+        MeasuredRunError: the file cannot be read, lacks details, or holds more than a few failed requests.
     """
     if workload is not None:
         raise MeasuredRunError("validation.workload: vllm_bench files hold the workload themselves; leave it out")
@@ -53,7 +56,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if not isinstance(document, dict):
         raise MeasuredRunError(f"{path}: not a JSON object, as `vllm bench serve` writes")
     check_parallelism(path, document)  # what --metadata key=value adds
-    details = _details(path, document)
+    details, failures = _details(path, document)
     number_fields = ("input_lens", "output_lens", "ttfts", "start_times")
     records = [
         dict(zip(number_fields, row, strict=True))
@@ -72,7 +75,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         }
     )
     check_order(path, requests)
-    notes = ["prompts have no contents here: the simulated prefix cache finds nothing"]
+    notes = [*failures, "prompts have no contents here: the simulated prefix cache finds nothing"]
     at_once = _count_at_once(path, fields["output_lens"], details["itls"])
     if at_once:
         notes.append(f"{at_once} requests with several output tokens came in one piece: their TPOT counts as 0")
@@ -94,7 +97,8 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     )
 
 
-def _details(path: Path, document: dict[str, Any]) -> dict[str, list[Any]]:
+def _details(path: Path, document: dict[str, Any]) -> tuple[dict[str, list[Any]], list[str]]:
+    """The details of the requests that were served, and a note where a few others failed."""
     absent = [name for name in _DETAILS if not isinstance(document.get(name), list)]
     if absent:
         there = [name for name in _DETAILS if name not in absent]
@@ -107,12 +111,15 @@ def _details(path: Path, document: dict[str, Any]) -> dict[str, list[Any]]:
         lengths = ", ".join(f"{name} {len(values)}" for name, values in details.items())
         raise MeasuredRunError(f"{path}: the details are of different lengths: {lengths}")
     failed = [str(error) for error in details["errors"] if error]
-    if failed:
-        first = failed[0].strip().splitlines()[-1]
-        raise MeasuredRunError(
-            f"{path}: {len(failed)} of {len(details['errors'])} requests failed, first with: {first}"
-        )
-    return details
+    if not failed:
+        return details, []
+    total, first = len(details["errors"]), (failed[0].strip().splitlines() or ["no reason"])[-1]
+    text = f"{len(failed)} of {total} requests failed, first with: {first}"
+    if len(failed) > max(1, MAX_BAD_SHARE * total) or total < _FEWEST:
+        raise MeasuredRunError(f"{path}: {text}")
+    served = [not error for error in details["errors"]]
+    kept = {name: list(compress(values, served)) for name, values in details.items()}
+    return kept, [f"{text}; they are left out of the comparison, and the server had them beside the others"]
 
 
 def _decode_times(path: Path, itls: list[Any]) -> Floats:

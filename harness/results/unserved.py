@@ -32,7 +32,7 @@ def num_cut(requests: pd.DataFrame) -> int:
     return int(((requests["status"] == "finished").to_numpy() & _are_short(requests)).sum())
 
 
-def unserved_text(summary: Mapping[str, Any]) -> str:
+def unserved_text(summary: Mapping[Any, Any]) -> str:
     """Such as `23 of 40 requests rejected, 17 cut short`; empty where all were served."""
     words = {"rejected": "rejected", "truncated": "cut short"}
     counts = {word: summary.get(key) for key, word in words.items()}

@@ -28,6 +28,7 @@ _OPEN = (*_DRAWN, "trace")  # kinds of arrivals that have a rate whatever the sy
 # Estimates of the load are 2 % too low rather than too high near capacity, and 2 % off from 500 requests on.
 _CRITICAL, _MARGIN, _MARGIN_REQUESTS = 0.96, 0.02, 500
 _RAMP_UP, _NUM_SPANS = 0.2, 8  # share of the arrival window before the spans whose growth is compared
+_FEWEST = 20  # requests from which a run can be overloaded
 _SURE_GROWTH = 4.0  # Student's t of the growth per span, of 8 spans: 0.3 % by chance
 
 
@@ -53,7 +54,7 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
     """The verdict on the arrivals of `requests`, those of the run that count.
 
     stable: the queue of a long run stays bounded. overloaded: it does not. unclear: the load is too near to capacity to
-    tell from this run, fewer than two requests count, or the run ended early. closed: arrivals wait for the system
+    tell from this run, too few requests count, or the run ended early. closed: arrivals wait for the system
     (closed loop, sessions) or all come at once, so that no rate is offered.
     """
     arrival = np.sort(floats(requests, "arrival_time"))
@@ -79,6 +80,8 @@ def _configured_rate(meta: Mapping[str, Any]) -> float | None:
 def _verdict(result: RunResult, arrival: np.ndarray[Any, np.dtype[np.float64]], load: float) -> Verdict:
     """arrival: times in s, ascending."""
     num_arrivals = len(arrival)
+    if num_arrivals < _FEWEST and not load < _CRITICAL:
+        return "unclear"  # so few say nothing of a queue that grows
     growth, student = _growth(result, arrival)
     backed_up = _share_backed_up(result.steps, (arrival[0] + arrival[-1]) / 2, arrival[-1])
     if growth > 0.05 * num_arrivals and student > _SURE_GROWTH and backed_up > 0.95:

@@ -22,7 +22,7 @@ from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
 from harness.record.record import Record
-from harness.record.request_times import NS
+from harness.record.request_times import seconds
 from harness.results.metrics import left_out_text, summarize, window_of
 from harness.results.stored.environment import environment
 from harness.results.tables import RunResult
@@ -161,7 +161,7 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UN
 def _check_window(config: RunConfig, arrivals: Arrivals) -> None:
     """Raises ConfigError where it is known beforehand that no request would count."""
     if isinstance(arrivals, OpenLoop) and (config.metrics.warmup or config.metrics.drain):
-        times_s = arrivals.times_ns * NS
+        times_s = seconds(arrivals.times_ns)
         if not window_of(times_s, config.metrics).contains(times_s).any():
             raise ConfigError(f"{left_out_text(config.metrics)}, {times_s[-1] - times_s[0]:.3g} s")
 

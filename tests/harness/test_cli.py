@@ -69,6 +69,10 @@ USER_ERRORS = [
         ["+blok_size=3"],
         "error: blok_size: unknown key; did you mean 'block_size'? (allowed here: task, engine, trace, ",
     ),
+    (
+        ["arrival.rate=inf"],
+        "error: arrival.rate=inf: must be a number > 0, and finite; arrival=all_at_once sends all requests at once\n",
+    ),
     (["devise=h200"], "error: devise: unknown key; did you mean 'device'? (allowed here: task, engine, trace, "),
     (["arrival.rtae=3"], "error: arrival.rtae: unknown key; did you mean 'rate'? (allowed here: time_scale, rate, "),
     (["arrival.concurrency=3"], "error: arrival.concurrency: belongs to arrival=closed_loop only\n"),

@@ -211,7 +211,8 @@ class TensorParallelExecutor:
         """Close the executor; returns the error for workers that did not answer in time."""
         self._end_workers()
         ranks = ", ".join(str(worker.rank) for worker in sorted(workers, key=lambda worker: worker.rank))
-        return WorkerError(f"no answer from rank {ranks} within {timeout_s:g} s")
+        several = ": one of them hangs, and the others wait for it" if len(workers) > 1 else ""
+        return WorkerError(f"no answer from rank {ranks} within {timeout_s:g} s{several}")
 
     def _end_workers(self) -> None:
         """Close the executor without waiting for the workers, which may hang."""

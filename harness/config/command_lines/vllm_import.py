@@ -37,6 +37,7 @@ _KV_DTYPES = {
 }  # fmt: skip
 _FITTING = ("auto", "-1")  # --max-model-len: what fits into memory
 _MOST_DIGITS = 30
+_ALIKE = 0.5  # of the words of two names of models
 _DRAFT_HEADS = ("eagle", "eagle3", "medusa", "mlp_speculator", "mtp")
 
 
@@ -112,12 +113,26 @@ def _model(name: str | None, folders: Sequence[Path]) -> dict[str, Any]:
     if name in models or name in SAME_SIZES:
         return {"model": models[SAME_SIZES.get(name, name)]}
     for ending, quantization in _CHECKPOINTS.items():
-        if name.startswith("Qwen/") and (base := name.removesuffix(ending)) in models and base != name:
-            return {"model": models[base], "quantization": quantization}
+        base = name.removesuffix(ending)
+        if name.startswith("Qwen/") and base != name and (same := SAME_SIZES.get(base, base)) in models:
+            return {"model": models[same], "quantization": quantization}
     raise ConfigError(
-        f"{KEY}: model {name!r} is none of conf/model{nearest(name, [*models, *SAME_SIZES])}; give the folder of its "
+        f"{KEY}: model {name!r} is none of conf/model{_nearest(name, [*models, *SAME_SIZES])}; give the folder of its "
         "config.json in its place, or model=... beside it"
     )
+
+
+def _nearest(name: str, known: Sequence[str]) -> str:
+    """A hint at the known model that shares most words of its name, or its letters where none shares half."""
+
+    def words(text: str) -> set[str]:
+        return set(re.split(r"[^a-z0-9.]+", text.lower()))
+
+    def shared(other: str) -> float:
+        return len(words(name) & words(other)) / len(words(name) | words(other))
+
+    most = max(map(shared, known), default=0.0)
+    return nearest(name, [each for each in known if shared(each) == most] if most >= _ALIKE else known)
 
 
 def _models(folders: Sequence[Path]) -> dict[str, str]:

@@ -44,7 +44,12 @@ def test_python_of_a_model_folder_is_not_run(
         change(folder / "tokenizer_config.json", tokenizer_class="Tokenizer", auto_map=auto_map)
 
     asked: list[object] = []
-    monkeypatch.setattr("builtins.input", lambda *text: asked.append(text) or "y")
+
+    def agree(*text: object) -> str:
+        asked.append(text)
+        return "y"
+
+    monkeypatch.setattr("builtins.input", agree)
     try:
         load_tokenizer(folder)
     except ModelError as error:

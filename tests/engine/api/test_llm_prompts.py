@@ -139,8 +139,8 @@ def test_parameters_are_given_for_each_prompt(llm: LLM, params: Any) -> None:
         ({"dtype": "int8"}, "dtype='int8': choose one of float32"),
         ({"device": "tpu"}, "device='tpu': choose one of cpu, cuda"),
         ({"block_size": 0}, "block_size=0: must be an integer >= 1"),
-        ({"max_num_seqs": 2.5}, "max_num_seqs=2.5: must be an integer >= 1"),
-        ({"max_model_len": "8k"}, "max_model_len='8k': must be an integer >= 1, or None"),
+        ({"max_num_seqs": 2.5}, "max_num_seqs=2.5: must be an integer"),
+        ({"max_model_len": "8k"}, "max_model_len='8k': must be an integer or None"),
         ({"num_blocks": 0}, "num_blocks=0: must be an integer >= 1, or None"),
     ],
 )

@@ -40,7 +40,10 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
         (["num_blocks=0"], "num_blocks=0: must be an integer >= 1 and <= 33554432, or null"),
         (["gpu_memory_utilization=0"], "gpu_memory_utilization=0: must be a number > 0 and <= 1"),
         (["gpu_memory_utilization=1.01"], "gpu_memory_utilization=1.01: must be a number > 0 and <= 1"),
-        (["arrival.rate=inf"], "arrival.rate=inf: must be a number > 0, and finite"),
+        (
+            ["arrival.rate=inf"],
+            "arrival.rate=inf: must be a number > 0, and finite; arrival=all_at_once sends all requests at once",
+        ),
         (["arrival.rate=-1"], "arrival.rate=-1: must be a number > 0"),
         (["scheduler.policy=foo"], f"scheduler.policy='foo': choose one of {', '.join(sorted(POLICIES))}"),
         (["scheduler.watermark=1"], "scheduler.watermark=1: must be a number >= 0 and < 1"),

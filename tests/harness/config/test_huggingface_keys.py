@@ -69,8 +69,8 @@ def test_rotary_scaling_makes_the_longest_context_longer(tmp_path: Path, rope: d
 
 
 def test_keys_that_nobody_knows_are_named_in_a_note(tmp_path: Path) -> None:
-    odd = {"attention_chunk_size": 8192, "some_new_thing": 3, "off": False, "quantization_config": {**COMPRESSED}}
-    odd["quantization_config"]["sparsity_config"] = {"format": "sparse-24"}
+    weights = COMPRESSED | {"sparsity_config": {"format": "sparse-24"}}
+    odd = {"attention_chunk_size": 8192, "some_new_thing": 3, "off": False, "quantization_config": weights}
     note = next(note for note in served(write(tmp_path, LLAMA | odd)).summary["notes"] if "not understood" in note)
     assert note.endswith(": attention_chunk_size, some_new_thing, quantization.sparsity_config")
 

@@ -83,7 +83,10 @@ def test_llmservingsim_refuses_what_is_not_whole(tmp_path: Path) -> None:
     edit_lines(workload, 0, output_toks=5, input_tok_ids=[1])
     assert "input_tok_ids of line 1 must be a list of 100" in refusal(name, workload)
     (folder / "meta.json").write_text(json.dumps({"engine_kwargs": [1]}))
-    assert "meta.json: it, or engine_kwargs in it, is not a JSON object" in refusal(name)
+    assert (
+        "meta.json: it, or one of engine_kwargs, resolved_config, kv_cache, hardware in it, is not a JSON object"
+        in refusal(name)
+    )
     (folder / "meta.json").write_text("{}")
     assert "started_at in meta.json" in refusal(name)
     (folder / "meta.json").unlink()

@@ -35,6 +35,16 @@ def test_vllm_bench_refuses_what_is_not_whole(tmp_path: Path) -> None:
     assert "not JSON: " in refusal(f"vllm_bench:{path}")
 
 
+def test_a_few_failed_requests_cost_themselves(tmp_path: Path) -> None:
+    path, several = tmp_path / "b.json", {"input_lens": [20] * 40, "output_lens": [3] * 40, "ttfts": [0.5] * 40}
+    several |= {"itls": [[0.1, 0.1]] * 40, "start_times": [float(i) for i in range(40)]}
+    several |= {"input_lens": [*[20] * 39, 0], "ttfts": [*[0.5] * 39, 0.0]}
+    run = load_measured(bench(path, **several, errors=[*[""] * 39, "Traceback\nE: no"]))
+    assert len(run.requests) == 39
+    assert any(note.startswith("1 of 40 requests failed, first with: E: no; they are left out") for note in run.notes)
+    assert "2 of 40 requests failed" in refusal(bench(path, **several, errors=[*[""] * 38, "x", "y"]))
+
+
 @pytest.mark.parametrize(
     ("itls", "message"),
     [

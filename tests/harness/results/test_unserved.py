@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 from rich.console import Console
@@ -34,7 +33,7 @@ def summary_of(num_rejected: int, num_cut: int = 0, **slo: Any) -> dict[str, Any
     result = run_toy_engine([*rejected, *others], num_blocks=BLOCKS_OF_16)
     result.requests.loc[result.requests.index[-num_cut or 40 :], "num_requested_tokens"] = 9
     refused = "a prompt of 2000 tokens and its output exceed the limit of 1600 tokens"
-    result.requests["error"] = np.where(result.requests["status"] == "rejected", refused, None)
+    result.requests["error"] = [refused if status == "rejected" else None for status in result.requests["status"]]
     return summarize(replace(result, meta={**META, "config": CONFIG}), MetricsConfig(slo=SloConfig(**slo)))
 
 

@@ -94,6 +94,12 @@ def test_one_request_and_none_have_no_load() -> None:
         assert summary["verdict"] == "unclear" and summary["offered_rate"] is None
 
 
+def test_a_handful_of_requests_is_not_overloaded() -> None:
+    requests = [ToyRequest(i * 0.0025, 2000, 200) for i in range(4)]
+    result = replace(run_toy_engine(requests), meta={**META, "config": {"max_num_seqs": 4}})
+    assert judge(result, result.requests).verdict == "unclear"
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.lists(st.sampled_from([0.0, 1e-6, 2e-5, 0.003]), min_size=4, max_size=4), st.integers(0, 99))
 def test_fit_finds_the_times_that_steps_were_made_of(times: list[float], seed: int) -> None:

@@ -46,11 +46,17 @@ def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None
 def test_a_precision_that_the_file_leaves_empty_is_called_nan(tmp_path: Path) -> None:
     path = written(tmp_path, {"precision": None}, {})
     assert read_rows(path, {"precision": "nan"}).table["id"].tolist() == ["0"]
+    with pytest.raises(MeasuredRunError, match=r"validation.select.precision=: fp8, nan"):
+        read_rows(path, {})
 
 
 @pytest.mark.parametrize(
     ("select", "message"),
-    [({"gpu": "x"}, "no such column"), ({"system": "x"}, "no row"), ({}, "choose validation.select.system")],
+    [
+        ({"gpu": "x"}, "no such column"),
+        ({"system": "x"}, "no row"),
+        ({}, r"choose one with \+validation.select.system=: "),
+    ],
 )
 def test_a_wrong_selection_is_one_line(tmp_path: Path, select: dict[str, str], message: str) -> None:
     path = written(tmp_path, {}, {"system": "h200_sxm"})
