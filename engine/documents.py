@@ -5,18 +5,22 @@ Plain values are dicts, lists, text, numbers, booleans and None. Text such as `$
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
 import re
 import stat
+import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO, cast
 
 import yaml
 
 MAX_DEPTH = 64  # of values within each other, the innermost number or text included
 MAX_YAML_BYTES = 1 << 20  # PyYAML takes some seconds for this much
 MAX_JSON_BYTES = 2 << 30
+BAD_FILE = (OSError, EOFError, zlib.error)  # what reading a file raises, of a damaged gzip file too
+_GZIP = b"\x1f\x8b"
 _MAX_INTEGER = 1 << 64
 _MAX_DIGITS = 100
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
@@ -28,18 +32,35 @@ class DocumentError(ValueError):
 
 
 def read_text(path: Path, max_bytes: int = MAX_JSON_BYTES) -> str:
-    """The text of a regular file.
+    """The text of a regular file, also of one that gzip has compressed.
 
     Raises:
         DocumentError: it is missing, unreadable, no regular file, larger than `max_bytes`, or not UTF-8.
     """
     check_regular(path, max_bytes)
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DocumentError(f"cannot be read: {error.strerror}") from None
+        with unzipped(path) as file:
+            data = file.read(max_bytes + 1)
+    except BAD_FILE as error:
+        raise DocumentError(f"cannot be read: {reason_of(error)}") from None
+    if len(data) > max_bytes:
+        raise DocumentError(f"more than {max_bytes} bytes once unpacked, where at most these are read")
+    try:
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise DocumentError("cannot be read: not text in UTF-8") from None
+
+
+def unzipped(path: Path | str) -> BinaryIO:
+    """A file opened for reading, unpacked where gzip has compressed it. Raises `BAD_FILE`, as reading does."""
+    with open(path, "rb") as file:
+        is_packed = file.read(len(_GZIP)) == _GZIP
+    return cast(BinaryIO, gzip.open(path)) if is_packed else open(path, "rb")
+
+
+def reason_of(error: Exception) -> str:
+    """Why a file cannot be read, in a few words."""
+    return getattr(error, "strerror", None) or f"damaged gzip file ({_one_line(error)})"
 
 
 def check_regular(path: Path, max_bytes: int | None = None) -> None:

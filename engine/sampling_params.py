@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _OFF = -1
+_LEAST_TEMPERATURE = 1e-5  # vLLM's _SAMPLING_EPS; float32 has room for every logit divided by it
 _LARGEST = 1e30  # float32 has room for it and its inverse
 _EMPTY: dict[str, Any] = {"logit_bias": {}, "bad_words": (), "stop": (), "stop_token_ids": ()}
 
@@ -22,7 +23,7 @@ class SamplingParams:
         max_tokens: most output tokens of a sequence; None allows as many as the model's limit leaves.
         min_tokens: before this many output tokens, neither stop tokens nor end-of-sequence tokens are sampled, and stop
             strings are not looked for.
-        temperature: 0 takes the most likely token.
+        temperature: 0, or below 1e-5 as in vLLM, takes the most likely token.
         top_k: sample from the `top_k` most likely tokens only; 0 and -1 are off.
         top_p: sample from the most likely tokens that together have this probability; 1 is off.
         min_p: sample only from tokens with at least this share of the most likely token's probability; 0 is off.
@@ -107,6 +108,11 @@ class SamplingParams:
         for name, (is_valid, allowed) in _TYPES.items():
             if not is_valid(getattr(self, name)):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be {allowed}")
+
+    @property
+    def sampling_temperature(self) -> float:
+        """`temperature`, or 0 where it is too small to divide by."""
+        return self.temperature if self.temperature >= _LEAST_TEMPERATURE else 0.0
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

@@ -39,18 +39,20 @@ from harness.results.stored.files import (
 )
 from harness.results.stored.inputs import input_digests
 from harness.results.stored.perfetto import TRACE
+from harness.streams import tolerant
 from harness.studies.sweeps import sweep
 from harness.studies.sweeps.sweep import USER_ERROR, write_report_page
 
 _VERBOSE = frozenset({"-v", "--verbose", "verbose=true"})
-# The flags of Hydra 1.3, without and with a value.
+# The flags of Hydra 1.3, without and with a value. --experimental-rerun is refused: it unpickles a file of a folder of
+# results, which may be of another person, and so would run the code in it.
 _SWITCHES: tuple[tuple[str, ...], ...] = (
     ("--help", "-h"), ("--hydra-help",), ("--version",), ("--resolve",), ("--run", "-r"), ("--multirun", "-m"),
     ("--shell-completion", "-sc"),
 )  # fmt: skip
 _VALUED: dict[tuple[str, ...], tuple[str, ...] | None] = {
     ("--cfg", "-c"): ("job", "hydra", "all"), ("--package", "-p"): None, ("--config-path", "-cp"): None,
-    ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None, ("--experimental-rerun",): None,
+    ("--config-name", "-cn"): None, ("--config-dir", "-cd"): None,
 }  # fmt: skip
 _INFO = ("all", "config", "defaults", "defaults-tree", "plugins", "searchpath")
 
@@ -59,7 +61,8 @@ def main() -> int:
     """The console command `twinserve`, and what run.py does: runs the command line, and returns the exit code."""
     if not _VERBOSE.intersection(sys.argv):
         logging.getLogger("harness").setLevel(logging.ERROR)  # what is noted of a trace is in the summary, too
-    return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
+    with tolerant():
+        return launch(hydra.main(version_base=None, config_path=str(CONF), config_name="config")(run_job))
 
 
 def launch(main: Callable[[], None]) -> int:
@@ -79,6 +82,7 @@ def launch(main: Callable[[], None]) -> int:
 
 def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
     try:
+        _check_working_directory()
         with interrupts.raised():
             sys.argv[1:] = [
                 "verbose=true" if argument in ("-v", "--verbose") else argument for argument in sys.argv[1:]
@@ -106,6 +110,13 @@ def _run(main: Callable[[], None], *, show_traceback: bool) -> int:
         raise error
     print(f"error: {explain(error)}", file=sys.stderr)
     return USER_ERROR
+
+
+def _check_working_directory() -> None:
+    try:
+        os.getcwd()
+    except OSError:
+        raise ConfigError("the working directory does not exist any more; change to one that does") from None
 
 
 def _end_interrupted() -> int:
@@ -236,6 +247,9 @@ def _flags() -> Namespace:
     flags, unknown = parser.parse_known_args()
     if unknown:
         fail(f"unrecognized arguments: {' '.join(unknown)}")
+    asked = next((each for each in flags.overrides if each.startswith("query=")), None)
+    if flags.shell_completion and asked and "COMP_LINE" not in os.environ:
+        raise ConfigError(f"--shell-completion {asked}: is asked by a shell, which sets COMP_LINE")
     return flags
 
 
@@ -247,10 +261,7 @@ def _print_help(flags: Namespace) -> None:
     name = Path(sys.argv[0]).name
     program = f"python {name}" if name.endswith(".py") else name
     text = help_text.build([CONF, *own], flags.overrides, program)
-    try:
-        print(text, flush=True)
-    except BrokenPipeError:  # the reader, such as head, has seen enough; nothing is left to flush at exit
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    print(text, flush=True)
 
 
 def _import_vllm(flags: Namespace) -> None:

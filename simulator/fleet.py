@@ -82,8 +82,7 @@ class Fleet:
         if self._alone or self._gateway.next_ns >= self._dispatch_ns:
             return
         self._dispatch_ns = self._gateway.next_ns
-        event = Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now)
-        event.callbacks.append(self._dispatch)
+        Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
 
     def _dispatch(self, event: simpy.Event) -> None:
         if self._replicas[0].is_stopping:

@@ -19,12 +19,12 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.scheduler import Scheduler
 from engine.core.sequence import Request
 from simulator.arrivals import NEVER
-from simulator.beam_choice import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.transfers import NoTransfers, TransferEngine
 
 _LONGEST_STEP_NS = 10**14  # more than a day: the sums of such steps would soon leave the range of a time
 _LONGEST_RUN_NS = 1 << 62
+_GROWTH = 8  # times as many steps, since to price many at once takes hardly longer than to price one
 _TOO_LONG = "longer than a simulation can last: check the units of the device's rates"
 
 Run = tuple[NDArray[np.int64], NDArray[np.int64]]
@@ -79,15 +79,13 @@ class Replica:
 
     Args:
         transfers: what it takes to move blocks between tiers, for schedulers with a host tier.
-        choose_parents: which beams of a request continue others after a step; by default none.
 
     Attributes:
         source: where requests come from; set before the first is due.
         on_finish: told of each request that ends, and when.
         on_submit: called of each request that is submitted; a driver's.
         is_stopping: nothing is planned any more.
-        reach: at most so many plans of one step are priced at once; a driver's guess of how many pass before a request
-            comes.
+        reach: so many plans are priced at first, and more once these have passed (`lengthen`); a driver's.
 
     Raises:
         ValueError: planning ahead together with more than one step in a plan, or a host tier without `transfers`.
@@ -102,7 +100,6 @@ class Replica:
         compress: bool = True,
         max_lookahead_steps: int = 1,
         transfers: TransferEngine | None = None,
-        choose_parents: ChooseParents = keep_all,
     ) -> None:
         if scheduler.plans_ahead and max_lookahead_steps > 1:
             raise ValueError("async_scheduling: each step is planned on its own")
@@ -119,7 +116,6 @@ class Replica:
         self.reach = NEVER
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
-        self._choose_parents = choose_parents
         self._inbox: deque[Request] = deque()
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
 
@@ -199,21 +195,45 @@ class Replica:
         # Steps rarely get shorter as contexts grow, so this many reach the next arrival; too few would be as right.
         wait = self.next_event_ns() - now
         limit = self._whole_plans((wait - 1) // first) if self.compress else self._lookahead
-        limit = min(limit, plan.horizon, self.reach if self._lookahead == 1 else NEVER)
+        limit = min(limit, plan.horizon, self.reach * self._lookahead)
         if limit <= 1:
             return first
-        durations = self.cost_model.decode_ns(work, limit)
-        # Times grow with the contexts. A time beyond the range of int64 has become negative, a sum of times may.
-        if not 0 < (last := durations.item(-1)) <= _LONGEST_STEP_NS or last * limit > _LONGEST_RUN_NS:
-            raise ImplausibleStepError(f"{limit} steps would take {_TOO_LONG}")
+        durations = self._plausible(self.cost_model.decode_ns(work, limit), limit)
         ends = np.add.accumulate(durations)
         num_steps = min(limit, self._steps_until_seen(wait, ends)) if self.compress else limit
         self._under_way = now, ends
         return durations[:num_steps], ends[:num_steps]
 
-    def steps_until_event(self, start: int, ends: NDArray[np.int64]) -> int:
-        """How many of the steps that end at these times after `start` pass before the next request is seen."""
-        return min(len(ends), self._steps_until_seen(self.next_event_ns() - start, ends))
+    def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> Run | None:
+        """The same run with more steps, where the plan goes on and no request is seen at the run's end.
+
+        Raises:
+            ImplausibleStepError: a time is beyond all reason.
+        """
+        if plan.horizon == 1 or not self.compress or self.is_stopping:
+            return None
+        durations, ends = (np.array([price]),) * 2 if isinstance(price, int) else price
+        passed, wait = len(ends), self.next_event_ns() - start
+        limit = _GROWTH * passed if passed > 1 else 2
+        if wait <= ends.item(-1):
+            limit = self._steps_until_seen(wait, ends)
+        limit = min(limit, plan.horizon)
+        if limit <= passed:
+            return None
+        work, cost_model = plan.work.after(passed), self.cost_model
+        later = [cost_model.step_ns(work)] if limit == 2 else cost_model.decode_ns(work, limit - passed)
+        durations = self._plausible(np.concatenate((durations, later)), limit)
+        ends = np.add.accumulate(durations)
+        self._under_way = start, ends
+        return self.cut(start, (durations, ends))
+
+    def cut(self, start: int, run: Run) -> Run:
+        """The steps of the run that pass before the next request is seen."""
+        durations, ends = run
+        if not self.compress or (wait := self.next_event_ns() - start) > ends.item(-1):
+            return run
+        num_steps = self._steps_until_seen(wait, ends)
+        return durations[:num_steps], ends[:num_steps]
 
     def finish(self, plan: StepPlan, now: int, price: int | Run, num_steps: int = 1) -> tuple[StepPlan | None, int]:
         """Account for a plan that ran from `now` on, of a run its first steps; returns the plan that was made
@@ -241,12 +261,17 @@ class Replica:
             planned = scheduler.schedule(started)
         outcome = scheduler.commit(plan, end)
         self.observer.on_commit(outcome)
-        for request in outcome.beams:
-            scheduler.replace_beams(request, self._choose_parents(request))
         for request in outcome.finished:
             self.on_finish(request, end)
             request.forget_sequences()
         return planned, end
+
+    def _plausible(self, durations: NDArray[np.int64], num_steps: int) -> NDArray[np.int64]:
+        """The durations of the last of `num_steps` steps, if so many are a time."""
+        # Times grow with the contexts. A time beyond the range of int64 has become negative, a sum of times may.
+        if not 0 < (last := durations.item(-1)) <= _LONGEST_STEP_NS or last * num_steps > _LONGEST_RUN_NS:
+            raise ImplausibleStepError(f"{num_steps} steps would take {_TOO_LONG}")
+        return durations
 
     def _steps_until_seen(self, wait: int, ends: NDArray[np.int64]) -> int:
         """How many steps run before a request is seen that comes `wait` ns after the first of them begins."""

@@ -10,18 +10,14 @@ from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
-from simulator.beam_choice import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
 from simulator.replica import Observer, Replica
 from simulator.system import System
 
 
-def make_replica(
-    system: System, cost: CostModel, observer: Observer, *, choose_parents: ChooseParents = keep_all
-) -> Replica:
-    """A server as `system` describes it, whose steps `cost` prices; `choose_parents` decides which beams continue which
-    others."""
+def make_replica(system: System, cost: CostModel, observer: Observer) -> Replica:
+    """A server as `system` describes it, whose steps `cost` prices."""
     return Replica(
         scheduler_of(system),
         cost,
@@ -29,7 +25,6 @@ def make_replica(
         compress=system.compress,
         max_lookahead_steps=system.max_lookahead_steps,
         transfers=system.tiers.links(system.pool, system.tensor_parallel_size),
-        choose_parents=choose_parents,
     )
 
 

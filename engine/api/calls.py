@@ -10,17 +10,13 @@ import time
 from collections import abc
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from engine.api.beam_search import BeamSearch
 from engine.api.llm_engine import LLMEngine
 from engine.api.outputs import RequestOutput
+from engine.api.request_state import RequestState
 from engine.api.step_report import StepReport
-from engine.api.token_collector import NewTokens
-from engine.core.sequence import Request, RequestRefusedError, Sequence
+from engine.core.sequence import Request, RequestRefusedError
 from engine.runner.executors.tensor_parallel import WorkerError
-from engine.runner.inputs.sampling_inputs import TokenLists
-from engine.sampling_params import SamplingParams
 
 
 class RequestAbortedError(RuntimeError):
@@ -29,28 +25,6 @@ class RequestAbortedError(RuntimeError):
 
 class EngineClosedError(RuntimeError):
     """The engine was closed, or a process that it needs has died; it generates nothing any more."""
-
-
-class State(Protocol):
-    """A request and what the engine has given it: a `RequestState`, or a `BeamState`."""
-
-    @property
-    def request(self) -> Request: ...
-
-    @property
-    def params(self) -> SamplingParams | BeamSearch: ...
-
-    @property
-    def bad_words(self) -> TokenLists: ...
-
-    @property
-    def has_stop_strings(self) -> bool: ...
-
-    def find_stop_string(self, sequence: Sequence, token: int) -> str | None: ...
-
-    def receive(self, new: NewTokens) -> None: ...
-
-    def output(self, *, finished: bool) -> Any: ...
 
 
 @dataclass(eq=False)
@@ -63,7 +37,7 @@ class _Call:
         failure: why the engine has none of them any more.
     """
 
-    states: dict[Request, State]
+    states: dict[Request, RequestState]
     unfinished: dict[Request, None] = field(default_factory=dict)
     changed: dict[Request, None] = field(default_factory=dict)
     failure: Exception | None = None
@@ -85,7 +59,7 @@ class Calls:
         self._is_changing = False  # also after a change that did not end
         self._closed: str | None = None
 
-    def open(self, states: abc.Iterable[State]) -> Stream:
+    def open(self, states: abc.Iterable[RequestState]) -> Stream:
         """Queue the requests of a call.
 
         Raises:
@@ -237,8 +211,7 @@ class Stream:
             raise StopIteration
         request = next(iter(call.changed))
         del call.changed[request]
-        output: RequestOutput = self._output(request)
-        return output
+        return self._output(request)
 
     def run_step(self) -> None:
         """Run one step of the engine; `num_unfinished` must not be 0."""
@@ -248,7 +221,7 @@ class Stream:
             self.close()
             raise
 
-    def finish(self) -> list[Any]:
+    def finish(self) -> list[RequestOutput]:
         """The final outputs in the order of the prompts; `num_unfinished` must be 0. Raises as `__next__` does."""
         call = self._call
         if call.failure is not None:
@@ -264,7 +237,7 @@ class Stream:
     def __del__(self) -> None:
         self.close()
 
-    def _output(self, request: Request) -> Any:
+    def _output(self, request: Request) -> RequestOutput:
         try:
             return self._call.states[request].output(finished=request not in self._call.unfinished)
         except BaseException:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from engine.api.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamState
+from engine.api.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from engine.api.calls import Calls, Stream
 from engine.api.detokenizer import TokenTexts, bad_word_tokens
 from engine.api.llm_engine import LLMEngine
@@ -167,10 +167,13 @@ class LLM:
     ) -> list[BeamSearchOutput]:
         """The most likely outputs for all prompts, by beam search; in the order of the prompts.
 
-        The beams of a prompt share the blocks of what they have in common.
+        In each step every live beam is a request of one token: without the prefix cache it computes all its tokens.
+
+        Args:
+            use_tqdm: whether to show progress, in steps; None shows it if stderr is a terminal.
 
         Raises:
-            RequestRefusedError: a prompt is malformed or can never run, or more beams are wanted than may run.
+            RequestRefusedError: a prompt is malformed or can never run.
             ValueError: `params` do not fit the model.
             ModelError: a prompt is a text, but the model has no tokenizer.
             RequestAbortedError, EngineClosedError: see `engine.api.calls`.
@@ -178,20 +181,18 @@ class LLM:
         size = self.model_config.vocab_size
         if 2 * params.beam_width > size:
             raise ValueError(f"beam_width={params.beam_width}: needs a vocabulary of twice as many tokens, not {size}")
-        states = []
-        for prompt in read_prompts(prompts, self.tokenizer, size, adds_special_tokens=True):
-            self._num_requests += 1
-            request = Request(
-                self._num_requests,
-                len(prompt.token_ids),
-                params.max_tokens,
-                token_ids=prompt.token_ids.copy(),
-                num_sequences=params.beam_width,
-                is_beam_search=True,
-            )
-            states.append(BeamState(BeamSearch(request, params, self.engine.eos_token_ids), prompt, self.tokenizer))
-        with closing(self._calls.open(states)) as stream:
-            return _run(stream, use_tqdm)
+        read = read_prompts(prompts, self.tokenizer, size, adds_special_tokens=True)
+        eos, longest = self.engine.eos_token_ids, self.engine.scheduler.max_model_len
+        searches = [BeamSearch(prompt.token_ids, params, eos, longest) for prompt in read]
+        with _progress("Beam search", params.max_tokens, " tokens", use_tqdm) as bar:
+            while growing := [search for search in searches if search.goes_on]:
+                beams = [Prompt(None, beam.tokens) for search in growing for beam in search.live]
+                with closing(self._open(beams, params.sampling_params, None)) as stream:
+                    outputs = iter(_run(stream, use_tqdm=False))
+                for search in growing:
+                    search.step(outputs)
+                bar.update()
+        return [search.output(self.tokenizer) for search in searches]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's `generation_config.json` recommends: temperature, top_k, top_p, min_p, repetition_penalty
@@ -274,12 +275,16 @@ def _render(tokenizer: Any, conversation: Any, index: int, options: dict[str, An
     return text
 
 
-def _run(stream: Stream, use_tqdm: bool | None) -> list[Any]:
+def _run(stream: Stream, use_tqdm: bool | None) -> list[RequestOutput]:
     """Run a stream to its end, with a bar of finished requests; returns the final outputs."""
-    shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
     total = stream.num_unfinished
-    with tqdm(total=total, desc="Generating", unit=" requests", dynamic_ncols=True, disable=not shows) as bar:
+    with _progress("Generating", total, " requests", use_tqdm) as bar:
         while stream.num_unfinished:
             stream.run_step()
             bar.update(total - stream.num_unfinished - bar.n)
     return stream.finish()
+
+
+def _progress(what: str, total: int, unit: str, use_tqdm: bool | None) -> tqdm[Any]:
+    shows = sys.stderr.isatty() if use_tqdm is None else use_tqdm
+    return tqdm(total=total, desc=what, unit=unit, dynamic_ncols=True, disable=not shows)

@@ -15,13 +15,12 @@ import time
 from collections import abc
 from typing import NamedTuple
 
-from engine.api.beam_search import BeamSearch
 from engine.api.step_report import ExecutedPlan, StepReport, StepTimes
-from engine.api.token_collector import EndCheck, NewTokens, TokenCollector
+from engine.api.token_collector import EndCheck, TokenCollector
 from engine.core.decodes.interface import Decodes
 from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
-from engine.core.plan import PlanStart, StepOutcome, StepPlan, plan_start
+from engine.core.plan import PlanStart, StepPlan, plan_start
 from engine.core.scheduler_making import make_scheduler
 from engine.core.sequence import Request, Sequence, SequenceStatus
 from engine.core.work import StepWork
@@ -100,7 +99,6 @@ class LLMEngine:
         self._parked.forget_all()
         # The executor still has the decode rows of before; the first inputs of a new builder keep none of them.
         self._builder = StepBuilder(config.block_size)
-        self._searches: dict[Request, BeamSearch] = {}
         self._collector = TokenCollector(
             self._builder, self.scheduler.advance, speculates=config.speculation is not None
         )
@@ -108,7 +106,7 @@ class LLMEngine:
     def add(
         self,
         request: Request,
-        params: SamplingParams | BeamSearch,
+        params: SamplingParams,
         *,
         ends: EndCheck | None = None,
         bad_words: TokenLists = (),
@@ -120,21 +118,16 @@ class LLMEngine:
         sequence, counted from 0, is `params.seed + i` modulo 2^63.
 
         Args:
-            params: how to sample; or the search that chooses the tokens of the request's beams.
+            params: how to sample.
             ends: says of each sampled token whether it ends its sequence; in place of the stop strings of `params`.
             bad_words: lists of tokens, in place of the texts of `params`.
 
         Raises:
             RequestRefusedError: the request can never run.
         """
-        search = params if isinstance(params, BeamSearch) else None
-        if isinstance(params, BeamSearch):
-            params = params.sampling_params
         if params.prompt_logprobs is not None:
             request.reads_prefix_cache = False
         self.scheduler.add(request)
-        if search is not None:
-            self._searches[request] = search
         (sequence,) = request.sequences
         seed = params.seed if params.seed is not None else hash((self.config.seed, request.request_id))
         # Before `min_tokens`, end-of-sequence tokens are forbidden even where `ignore_eos` lets them pass later.
@@ -144,7 +137,6 @@ class LLMEngine:
     def abort(self, request_id: int) -> Request:
         """Remove a waiting or running request and return it; raises KeyError if no request has this id."""
         request = self.scheduler.abort(request_id)
-        self._searches.pop(request, None)
         self._parked.hurry(request.sequences)
         self._forget(request.sequences)
         return request
@@ -244,8 +236,6 @@ class LLMEngine:
         """Commit an executed plan that ended at `now_ns`; between `execute` and `commit` no request may be added."""
         outcome = self.scheduler.commit(executed.plan, now_ns, executed.stopped, executed.verified)
         outputs = executed.outputs
-        if self._searches:
-            self._choose_beams(outputs, outcome)
         ended = [i for i, new in enumerate(outputs) if new.sequence.status is SequenceStatus.FINISHED]
         for i in ended:
             is_stopped = outputs[i].sequence in executed.stopped
@@ -253,27 +243,6 @@ class LLMEngine:
         if ended:
             self._forget([outputs[i].sequence for i in ended])
         return StepReport(executed.plan, executed.start_ns, now_ns, executed.times, outputs, outcome, executed.start)
-
-    def _choose_beams(self, outputs: list[NewTokens], outcome: StepOutcome) -> None:
-        """Choose the next beams of each request whose beams all got a token."""
-        searches = {}
-        for new in outputs:
-            if (search := self._searches.get(new.sequence.request)) is not None:
-                search.receive(new)
-                searches[search.request] = search
-        for request, search in searches.items():
-            is_finished, is_group = request in outcome.finished, request.is_beam_search
-            if is_group and not is_finished and request not in outcome.beams:
-                continue  # beams that come back from a preemption wait for the others
-            parents, tokens = search.choose()
-            if is_finished:
-                del self._searches[request]
-            elif is_group:
-                self.scheduler.replace_beams(request, parents)
-            for beam, token in zip(request.sequences, tokens, strict=True):
-                beam.token_ids.append(token)  # type: ignore[union-attr]
-            if not is_finished:
-                self._builder.rewrite(request.sequences)
 
     def close(self) -> None:
         """Free the executor's memory and processes."""

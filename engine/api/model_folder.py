@@ -19,19 +19,21 @@ _DEFAULTS = {
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a model folder; None if the folder has none.
+    """The tokenizer of a model folder; None if the folder has none. Code in the folder, or named by it, is never run.
 
     Raises:
-        ModelError: the tokenizer's files cannot be used.
+        ModelError: the tokenizer's files cannot be used, or need such code.
     """
     if not (folder / "tokenizer_config.json").exists() and not (folder / "tokenizer.json").exists():
         return None
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # the libraries that read the files raise errors of any type
         reason = next(iter(str(error).splitlines()), type(error).__name__)
+        if "trust_remote_code" in str(error):
+            reason = "its auto_map names Python code, and code of a model folder is never run"
         raise ModelError(f"{folder}: the tokenizer cannot be loaded: {reason}") from None
 
 

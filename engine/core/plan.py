@@ -164,13 +164,11 @@ class StepOutcome(NamedTuple):
     Attributes:
         finished: requests that ended with this plan.
         resumed_gaps: for each sequence that came back from a preemption, the time between its tokens around it.
-        beams: requests whose beams all got a token and go on: the time for `Scheduler.replace_beams`.
         drafts: what became of speculative drafts; None for a plan without decodes, or without speculation.
     """
 
     finished: list[Request]
     resumed_gaps: list[int]
-    beams: list[Request]
     drafts: Drafts | None = None
 
 

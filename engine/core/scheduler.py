@@ -20,8 +20,6 @@ from engine.core.planning.plan_making import PlanMaker
 from engine.core.planning.policy import Policy
 from engine.core.planning.refusal import Refusal
 from engine.core.planning.step_planner import StepPlanner
-from engine.core.running.beams import obstacle
-from engine.core.running.beams import replace as replace_beams
 from engine.core.running.progress import Progress
 from engine.core.running.running_set import RunningSet
 from engine.core.scheduler_integrity import check_places, check_tables
@@ -88,9 +86,7 @@ class Scheduler:
         self._num_added = 0
         self._unreported = StepDraft(0)  # whom steps that came out empty preempted or paused
         self.wait_until: int | None = None
-        beam_obstacle = obstacle(self._lanes[0].decodes, plans_ahead, policy.pauses_decodes)
-        most_sequences = limits.max_num_seqs // num_lanes
-        self._refusal = Refusal(self.max_model_len, most_sequences, blocks, num_lanes, beam_obstacle)
+        self._refusal = Refusal(self.max_model_len, limits.max_num_seqs // num_lanes, blocks)
 
     # -- requests -------------------------------------------------------------------------------------------------
 
@@ -112,8 +108,7 @@ class Scheduler:
 
         Raises:
             RequestRefusedError: the prompt is empty, or longer than the model or the pool allow with one token of
-                output; `max_tokens` is below 1; it has more sequences than may run, or beams that this scheduler cannot
-                serve; or the id is in use.
+                output; `max_tokens` is below 1; it has more sequences than may run; or the id is in use.
         """
         limit = self.check(request)
         request.order = self._num_added
@@ -143,8 +138,7 @@ class Scheduler:
         request = self._requests.pop(request_id)
         for sequence in request.sequences:
             if sequence.status is SequenceStatus.WAITING:
-                if request.num_common_blocks is None or sequence is request.sequences[0]:
-                    self.waiting.remove(sequence)  # it stands for all beams of its request
+                self.waiting.remove(sequence)
                 self.blocks.drop(sequence)
                 sequence.status = SequenceStatus.ABORTED
             for number, lane in enumerate(self._lanes):
@@ -155,8 +149,8 @@ class Scheduler:
 
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence, be it aborted meanwhile, waited for is there: it takes part from the next plan on."""
-        for progress in self._progress:
-            progress.ready(sequence)
+        for lane in self._lanes:
+            lane.ready(sequence)
 
     # -- a step ---------------------------------------------------------------------------------------------------
 
@@ -238,14 +232,7 @@ class Scheduler:
                 request.finish_time = now
                 del self._requests[request.request_id]
                 finished.append(request)
-        beams = self._progress[plan.lane].beams_to_replace(flight) if self._lanes[plan.lane].beams else []
-        return make_outcome((finished, resumed_gaps, beams, flight.drafts))
-
-    def replace_beams(self, request: Request, parents: abc.Sequence[int]) -> None:
-        """Let beam i of a request in `StepOutcome.beams` continue beam `parents[i]`; see
-        `engine.core.running.beams`."""
-        (lane,) = (lane for lane in self._lanes if request in lane.beams)
-        replace_beams(lane, self.blocks, request, parents)
+        return make_outcome((finished, resumed_gaps, flight.drafts))
 
     def _advance(self, lane: int) -> None:
         """Count what the plan under way is certain to bring, where planning goes on meanwhile."""
@@ -256,7 +243,6 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Prove the invariants of the scheduler, its running sets and its pool; raises AssertionError."""
         waiting = list(self.waiting)
-        waiting += [s for first in waiting if first.num_forks for s in first.request.sequences[1:]]  # beams
         check_places(self._lanes, waiting, self.unfinished, self.max_num_seqs)
         self.waiting.check_integrity([sequence for lane in self._lanes for sequence in lane.sequences])
         check_tables(self._lanes, waiting, self.blocks, allocates_chunks=self._limits.allocates_chunks)

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.running.beams import check_beams, check_suspended
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Request, Sequence, SequenceStatus
 
@@ -14,7 +13,7 @@ from engine.core.sequence import Request, Sequence, SequenceStatus
 def check_states(lane: RunningSet) -> None:
     """Prove that each sequence of a lane is in the one state that its tokens say; raises AssertionError."""
     lane.decodes.check_integrity()
-    states = [lane.prefilling, lane.decodes.sequences, lane.paused, lane.parked, lane.gathering, lane.ending]
+    states = [lane.prefilling, lane.decodes.sequences, lane.paused, lane.parked, lane.ending]
     assert sum(map(len, states)) == len(lane.sequences), "a sequence is in two states or in none"
     assert set().union(*states) == lane.sequences.keys()
     assert lane.num_reserved == sum(s.num_forks for s in lane.sequences)
@@ -22,7 +21,6 @@ def check_states(lane: RunningSet) -> None:
     assert all(row in lane.decodes.sequences or row in lane.paused for row in lane.padding), "padding is in no step"
     assert not lane.padding.keys() & lane.decodes.findable.keys(), "what padding adds can be found"
     assert not lane.padding or len(lane.padding) + len(lane.ending) < len(lane.sequences), "padding outlives its batch"
-    assert lane.beams.keys() == {s.request for s in lane.decodes.sequences if s.request.is_beam_search}
     for sequence in lane.sequences:
         assert (sequence.status is SequenceStatus.FINISHED) == (sequence in lane.ending)
         assert (sequence.status is SequenceStatus.PARKED) == (sequence in lane.parked)
@@ -35,8 +33,6 @@ def check_places(
     """Prove that each sequence is waiting, or running in one lane; raises AssertionError."""
     for lane in lanes:
         check_states(lane)
-        check_beams(lane)
-    check_suspended(waiting)
     running = [sequence for lane in lanes for sequence in lane.sequences]
     assert sum(lane.num_seats for lane in lanes) <= num_seats
     assert all((s.num_computed_tokens > 0) == bool(s.host_blocks or s.block_table) for s in waiting)
@@ -63,19 +59,10 @@ def check_tables(
     for lane in lanes:
         for sequence in lane.sequences:
             num_held = sequence.num_computed_tokens
-            is_readmitted = sequence.request.num_common_blocks is not None
-            if sequence in lane.prefilling and (is_readmitted or not allocates_chunks):
+            if sequence in lane.prefilling and not allocates_chunks:
                 num_held = sequence.num_tokens
-            if sequence in lane.gathering:
-                num_held = sequence.num_tokens - (0 if sequence.num_computed_tokens else _num_common(sequence, blocks))
-                num_held -= sequence.is_prefilled  # its KV came back from the host
             # Room for drafts that were not accepted is kept.
             num_spare = lane.decodes.tokens_per_decode - 1 if sequence in lane.decodes.sequences else 0
             if not lane.flights and sequence not in lane.parked:
                 most = blocks.blocks_for(num_held + num_spare)
                 assert blocks.blocks_for(num_held) <= len(sequence.block_table) <= most
-
-
-def _num_common(sequence: Sequence, blocks: BlockManager) -> int:
-    """Tokens in the blocks that a beam will share when the first beam of its request has computed them."""
-    return (sequence.request.num_common_blocks or 0) * blocks.block_size

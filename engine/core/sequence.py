@@ -45,9 +45,7 @@ class Request:
         priority: smaller is more urgent.
         tenant: who is served, for policies that share fairly.
         deadline: when it should be done, for policies that go by deadlines; None where there is none.
-        num_sequences: samples of the same prompt, or beams.
-        is_beam_search: whether its sequences, if several, are beams (`engine.core.running.beams`).
-        num_common_blocks: leading blocks that all beams had in common when they were preempted; None if they run.
+        num_sequences: samples of the same prompt.
         reads_prefix_cache: whether it may skip what the prefix cache holds; what it computes is cached either way.
         order: number of requests that were added before it; set by `Scheduler.add`.
         sequences: its sequences so far; one until the prompt is computed.
@@ -58,8 +56,8 @@ class Request:
 
     __slots__ = (
         "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "deadline",
-        "num_sequences", "is_beam_search", "num_common_blocks", "reads_prefix_cache", "order", "sequences",
-        "num_unfinished", "first_scheduled_time", "first_token_time", "finish_time",
+        "num_sequences", "reads_prefix_cache", "order", "sequences", "num_unfinished", "first_scheduled_time",
+        "first_token_time", "finish_time",
     )  # fmt: skip
 
     def __init__(
@@ -75,7 +73,6 @@ class Request:
         tenant: int = 0,
         deadline: int | None = None,
         num_sequences: int = 1,
-        is_beam_search: bool = False,
         reads_prefix_cache: bool = True,
     ) -> None:
         self.request_id = request_id
@@ -86,8 +83,6 @@ class Request:
         self.tenant = tenant
         self.deadline = deadline
         self.num_sequences = num_sequences
-        self.is_beam_search = is_beam_search and num_sequences > 1
-        self.num_common_blocks: int | None = None
         self.reads_prefix_cache = reads_prefix_cache
         self.order = 0
         self.num_unfinished = num_sequences
@@ -229,8 +224,6 @@ class Sequence:
         assert self.num_forks > 0
         self.num_forks -= 1
         prompt_hashes = None if self.block_hashes is None else self.block_hashes[: self.num_registered_blocks]
-        if self.request.is_beam_search and prompt_hashes is not None:
-            self.block_hashes = prompt_hashes.copy()  # what a beam generates is not what the trace says of the request
         fork = Sequence(self.request, None if self.token_ids is None else self.token_ids.copy(), prompt_hashes)
         fork.end_length = self.end_length
         fork.num_forks = 0

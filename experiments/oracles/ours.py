@@ -33,6 +33,19 @@ def as_vllm(options: Options) -> SchedulerOptions:
     )
 
 
+def as_nano_vllm(options: Options) -> SchedulerOptions:
+    """The options with which the core decides as nano-vllm does."""
+    return SchedulerOptions(
+        policy="prefill_first",
+        watermark=0.0,
+        eviction="lru",
+        victim="last",
+        full_hit="recompute_block",
+        queue="fcfs",
+        enable_prefix_caching=options.enable_prefix_caching,
+    )
+
+
 @dataclass
 class _Flight:
     """A plan that is not committed.

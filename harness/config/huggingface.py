@@ -8,7 +8,8 @@
     Mixtral    no                intermediate_size          all, if sliding_window is given
     gpt-oss    no                intermediate_size          every other one
 
-`layer_types`, where a file states it, says which layers have a window. What the simulator has no sizes for (latent
+`layer_types`, where a file states it, says which layers have a window; rotary scaling makes the longest context longer.
+ What the simulator has no sizes for (latent
 attention, state-space layers, shared experts, other towers) is refused by name. The format of the weights is read by
 `harness.config.huggingface_weights`.
 """
@@ -22,7 +23,8 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from engine.json_file import Fields, ModelError, read_json, shown
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts, read_sizes
-from harness.config.huggingface_weights import read_quantization
+from harness.config.huggingface_keys import other_keys
+from harness.config.huggingface_weights import kv_cache_dtype_of, read_quantization, weights_description
 from harness.errors import ConfigError
 
 _CONFIG = "config.json"
@@ -63,6 +65,7 @@ _NOT_SUPPORTED = {
     "layers of different sizes": ("block_configs",),
     "a tower for images or sound": ("vision_config", "audio_config", "text_config"),
 }  # fmt: skip
+_UNSCALED = ("default", "su", "longrope", "llama3", "mrope")  # max_position_embeddings is the longest context
 _WINDOWED, _FULL = "sliding_attention", "full_attention"
 
 
@@ -88,8 +91,11 @@ def _read_model(path: Path, *, with_weights: bool) -> dict[str, Any]:
         path /= _CONFIG
     data = read_json(path)
     model = sizes_of(data)
+    weights = weights_description(path, data)
     if with_weights:
-        model["quantization"] = read_quantization(path, data, has_experts=bool(model["num_experts"]))
+        model["quantization"] = read_quantization(weights, has_experts=bool(model["num_experts"]))
+    model["kv_cache_dtype"], odd = kv_cache_dtype_of(weights)
+    model["ignored_keys"] = (*other_keys(data, _rope_of(Fields(data, _CONFIG)).data, weights.data), *odd)
     return {"name": _name(path, data), **model}
 
 
@@ -111,7 +117,25 @@ def sizes_of(data: Mapping[str, Any]) -> dict[str, Any]:
         model["moe_intermediate_size"] = fields.count(family.experts_of, most=MOST_WIDTH)
     else:
         model |= {"num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0}
-    return model | _windows(fields, family, sizes.num_layers, sizes.max_position_embeddings)
+    model["max_position_embeddings"] = longest = _longest(fields, sizes.max_position_embeddings)
+    return model | _windows(fields, family, sizes.num_layers, longest)
+
+
+def _rope_of(fields: Fields) -> Fields:
+    """Rotary options, those of layers without a window where they differ; `rope_scaling` in transformers 4."""
+    rope = fields.fields("rope_parameters" if fields.data.get("rope_parameters") else "rope_scaling")
+    return rope.fields(_FULL) if _FULL in rope.data else rope
+
+
+def _longest(fields: Fields, positions: int) -> int:
+    """The longest context, which rotary scaling makes longer; as in vLLM (`_get_and_verify_max_len`)."""
+    rope = _rope_of(fields)
+    kind = rope.data.get("rope_type", rope.data.get("type", "default"))
+    if kind in _UNSCALED or not rope.data:
+        return positions
+    if kind == "yarn":
+        positions = rope.count("original_max_position_embeddings", positions, most=MOST_TOKENS)
+    return min(int(positions * rope.number("factor", 1.0, least=1.0, most=1e6)), MOST_TOKENS)
 
 
 def _family_of(fields: Fields) -> _Family:

@@ -37,17 +37,12 @@ _NEVER = ("lm_head", "embed", "norm", "router", "rotary", "sinks", "vision", "vi
 _GATES = ("gate", "gate*", "gate$")  # of the experts; gate_proj is a layer of an MLP
 
 
-def read_quantization(path: Path, data: Mapping[str, Any], *, has_experts: bool) -> str:
-    """The value of `model.quantization` for a checkpoint.
-
-    Args:
-        path: of its `config.json`; modelopt writes `hf_quant_config.json` beside it.
-        data: the contents of `config.json`.
+def read_quantization(fields: Fields, *, has_experts: bool) -> str:
+    """The value of `model.quantization` for a checkpoint whose weights are described by `fields`.
 
     Raises:
         ModelError: the format is none of `simulator.models.weight_formats`.
     """
-    fields = _description(path, data)
     if not fields.data:
         return "none"
     name = _format_of(fields)
@@ -59,7 +54,26 @@ def read_quantization(path: Path, data: Mapping[str, Any], *, has_experts: bool)
     return name
 
 
-def _description(path: Path, data: Mapping[str, Any]) -> Fields:
+def kv_cache_dtype_of(fields: Fields) -> tuple[str, tuple[str, ...]]:
+    """The value of `model.kv_cache_dtype`, and the keys that ask for a KV cache that is not simulated: modelopt's
+    `kv_cache_quant_algo`, or `kv_cache_scheme` of compressed-tensors and of modelopt's newer files."""
+    algorithm, scheme = (fields.data.get(key) for key in ("kv_cache_quant_algo", "kv_cache_scheme"))
+    if not algorithm and not scheme:
+        return "auto", ()
+    stored = (scheme.get("type"), scheme.get("num_bits")) if isinstance(scheme, Mapping) else None
+    if algorithm == "FP8" or stored == ("float", 8):
+        return "fp8", ()
+    odd = f"kv_cache_quant_algo={shown(algorithm)}" if algorithm else f"kv_cache_scheme={shown(scheme)}"
+    return "auto", (odd,)
+
+
+def weights_description(path: Path, data: Mapping[str, Any]) -> Fields:
+    """What a checkpoint says of the format of its weights and of its KV cache; empty where it says nothing.
+
+    Args:
+        path: of its `config.json`; modelopt writes `hf_quant_config.json` beside it.
+        data: the contents of `config.json`.
+    """
     beside = path.with_name(path.name.replace("config.json", "hf_quant_config.json"))
     for key in ("quantization_config", "compression_config"):
         if data.get(key) is not None:

@@ -5,9 +5,8 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from engine.core.kv.contiguous import FORESEEING
-from engine.core.policies import find_policy
 from engine.core.scheduler_options import conflict_with_drafts, conflict_with_reservations
-from engine.engine_config import conflict_with_pages, default_block_size
+from engine.engine_config import KVDtype, conflict_with_pages, default_block_size
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
@@ -88,6 +87,11 @@ class RunConfig(ConfigModel):
         """The format of the weights of attention and MLPs."""
         return self.quantization or self.model.quantization
 
+    @property
+    def kv_cache_dtype(self) -> KVDtype:
+        """The format of the KV cache: as asked for, or else that of the model."""
+        return self.model.kv_cache_dtype if self.engine.kv_cache_dtype == "auto" else self.engine.kv_cache_dtype
+
     @field_validator("block_size", mode="before")
     @classmethod
     def _choose_block_size(cls, value: object, info: ValidationInfo) -> object:
@@ -147,12 +151,11 @@ class RunConfig(ConfigModel):
             return self
         if conflict := conflict_with_reservations(self.scheduler):
             raise ValueError(f"scheduler.{conflict}, or allocator=paged")
-        for key in ("n", "beam_width"):
-            if (count := getattr(self.trace, key)) > 1:
-                raise ValueError(
-                    f"trace.{key}={count}: the sequences of a request share the blocks of its prompt, and contiguous "
-                    "reservations share none; use allocator=paged"
-                )
+        if self.trace.n > 1:
+            raise ValueError(
+                f"trace.n={self.trace.n}: the sequences of a request share the blocks of its prompt, and contiguous "
+                "reservations share none; use allocator=paged"
+            )
         if self.tiers.host.gib:
             raise ValueError(
                 f"tiers.host.gib={self.tiers.host.gib:g}: contiguous reservations stay on the device; use tiers=none "
@@ -193,24 +196,8 @@ class RunConfig(ConfigModel):
 
     @model_validator(mode="after")
     def _check_sequences(self) -> Self:
-        for key in ("n", "beam_width"):
-            count = getattr(self.trace, key)
-            if count > self.max_num_seqs:
-                raise ValueError(f"trace.{key}={count}: must be <= max_num_seqs={self.max_num_seqs}")
-        policy, beams = find_policy(self.scheduler.policy), f"trace.beam_width={self.trace.beam_width}"
-        if self.trace.beam_width > 1 and self.speculation.kind != "none":
-            raise ValueError(
-                f"{beams}: with speculation={self.speculation.kind} the beams of a request would not stay in step"
-            )
-        if self.trace.beam_width > 1 and self.scheduler.async_scheduling:
-            raise ValueError(
-                f"{beams}: with scheduler.async_scheduling=true a step is planned before it is known which beams go on"
-            )
-        if self.trace.beam_width > 1 and policy is not None and policy.pauses_decodes:
-            raise ValueError(
-                f"{beams}: scheduler.policy={self.scheduler.policy} lets single sequences sit out a step, and the "
-                "beams of a request go on together; use scheduler=mixed or prefill_first"
-            )
+        if self.trace.n > self.max_num_seqs:
+            raise ValueError(f"trace.n={self.trace.n}: must be <= max_num_seqs={self.max_num_seqs}")
         return self
 
     @model_validator(mode="after")

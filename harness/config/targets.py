@@ -33,7 +33,7 @@ _REGISTRIES: dict[str, dict[str, Any]] = {"scheduler.policy": POLICIES, "router.
 _KINDS = {  # what each is called, derives from and must have
     "scheduler.policy": (
         "policy", "engine.core.planning.policy.BasePolicy",
-        ("options_type", "chooses_victims", "pauses_decodes", "make_queue", "admit", "compose"),
+        ("options_type", "chooses_victims", "make_queue", "admit", "compose"),
     ),
     "router.rule": (
         "routing rule", "engine.core.routing.router.BaseRouter", ("options_type", "reads_prefixes", "choose"),

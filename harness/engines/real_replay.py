@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from engine.api.beam_search import BeamSearch, BeamSearchParams
 from engine.api.llm_engine import LLMEngine
 from engine.api.step_report import ExecutedPlan, StepReport
 from engine.core.sequence import Request, RequestRefusedError
@@ -118,18 +117,12 @@ class Intake:
         self.observer.on_issued(issued, now_ns)
         request = self.prompts.make(issued.row, issued.arrival_ns)
         try:
-            self.engine.add(request, self._params(request))
+            self.engine.add(request, self.params(request.max_tokens))
         except RequestRefusedError as refusal:
             self.observer.on_refused(request, str(refusal))
             return False
         self.unfinished[request.request_id] = request
         return True
-
-    def _params(self, request: Request) -> SamplingParams | BeamSearch:
-        if not request.is_beam_search:
-            return self.params(request.max_tokens)
-        width, length = request.num_sequences, request.max_tokens
-        return BeamSearch(request, BeamSearchParams(beam_width=width, max_tokens=length, ignore_eos=True))
 
     def commit(self, executed: ExecutedPlan, now_ns: int) -> list[Request]:
         """Account for a plan that ended at `now_ns`; returns who finished."""

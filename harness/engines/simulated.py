@@ -15,7 +15,6 @@ from harness.record.recorder import Recorder
 from harness.workload.content import request_factory
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
-from simulator.beam_choice import ChooseParents, keep_all
 from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
@@ -33,7 +32,6 @@ class SimulatedEngine:
         cost: prices the steps; None takes the system's own cost model.
         num_servers: how many servers like `system` there are.
         rule: chooses the server of each request, where there are several.
-        choose_parents: which beams continue which, for traces with beams.
 
     Raises:
         ConfigError: the pools need more memory than there is.
@@ -48,7 +46,6 @@ class SimulatedEngine:
         *,
         num_servers: int = 1,
         rule: Router | None = None,
-        choose_parents: ChooseParents = keep_all,
     ) -> None:
         recorders = [Recorder(reserves=system.contiguous is not None) for _ in range(num_servers)]
         self.record = Record(recorders)
@@ -57,9 +54,7 @@ class SimulatedEngine:
         self._system = system
         self._cost = cost or system.cost_model()
         check_pool(num_servers * (self.num_blocks + system.tiers.num_blocks))
-        self._replicas = [
-            make_replica(system, self._cost, recorder, choose_parents=choose_parents) for recorder in recorders
-        ]
+        self._replicas = [make_replica(system, self._cost, recorder) for recorder in recorders]
         make_request = request_factory(
             trace, system.block_size, cache_outputs=system.cache_outputs, max_model_len=system.max_model_len
         )

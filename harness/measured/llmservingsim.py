@@ -37,6 +37,8 @@ from harness.measured.records import check_lengths, number_columns, read_json, r
 _FIELDS = (
     "input_toks", "output_toks", "arrival_time", "queued_ts", "scheduled_ts", "first_token_ts", "last_token_ts",
 )  # fmt: skip
+_PARTS = ("engine_kwargs", "resolved_config", "kv_cache", "hardware")
+_COUNTS = ("num_kv_tokens", "num_gpu_blocks", "block_size", "memory_bytes")
 _SERIES = ("t", "running", "waiting", "kv_cache_pct")
 
 
@@ -67,9 +69,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     )
     check_order(file, requests)
     meta = read_json(path / "meta.json")
-    if not isinstance(meta, dict) or not isinstance(meta.get("engine_kwargs") or {}, dict):
-        raise MeasuredRunError(f"{path / 'meta.json'}: it, or engine_kwargs in it, is not a JSON object")
-    settings = {"model": meta.get("model"), **(meta.get("engine_kwargs") or {})}
+    settings, kv_cache, hardware = _told(path / "meta.json", meta)
     check_parallelism(path / "meta.json", settings)
     tokens = None if workload is None else _tokens(workload, requests)
     notes = [f"clocks: engine - client = {offset:.6f} s, the least queued_ts - arrival_time of all requests"]
@@ -86,8 +86,33 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
         series=series,
         settings=settings,
         notes=(*notes, *more),
-        kv_tokens=logged_pool(settings, list(path.glob("*.log"))),
+        kv_tokens=kv_cache.get("num_kv_tokens") or logged_pool({**kv_cache, **settings}, list(path.glob("*.log"))),
+        memory_bytes=hardware.get("memory_bytes"),
     )
+
+
+def _told(file: Path, meta: Any) -> tuple[dict[str, Any], dict[str, int], dict[str, int]]:
+    """What meta.json tells: the settings of the engine, those given before those that it resolved; the counts of
+    `kv_cache`; and those of `hardware`.
+
+    Raises:
+        MeasuredRunError: a part of it is no JSON object, or a count no number above 0.
+    """
+    parts = [meta, *(meta.get(name) or {} for name in _PARTS)] if isinstance(meta, dict) else [meta]
+    if not all(isinstance(part, dict) for part in parts):
+        raise MeasuredRunError(f"{file}: it, or one of {', '.join(_PARTS)} in it, is not a JSON object")
+    _, given, resolved, kv_cache, hardware = parts
+    settings = {
+        "model": meta.get("model"),
+        **resolved,
+        **{key: each for key, each in given.items() if each is not None},
+    }
+    counts = ({key: part[key] for key in _COUNTS if part.get(key) is not None} for part in (kv_cache, hardware))
+    pool, device = counts
+    for key, value in (pool | device).items():
+        if type(value) is not int or not 0 < value < 1 << 50:
+            raise MeasuredRunError(f"{file}: {key}={reprlib.repr(value)} is no number above 0")
+    return settings, pool, device
 
 
 def _check_ids(file: Path, records: Sequence[Mapping[str, Any]]) -> None:

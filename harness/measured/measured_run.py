@@ -49,6 +49,7 @@ class MeasuredRun:
         notes: what a reader of the comparison must know.
         own: configuration and tables of a run of this project's own engine; None for other engines.
         kv_tokens: tokens that the KV pool of another engine's run held, where its record tells.
+        memory_bytes: memory of each of its GPUs, where its record tells.
     """
 
     kind: str
@@ -62,6 +63,7 @@ class MeasuredRun:
     notes: tuple[str, ...] = ()
     own: OwnRun | None = None
     kv_tokens: int | None = None
+    memory_bytes: int | None = None
 
     def data_sha256(self) -> str:
         """Hash of the files that the requests were read from."""

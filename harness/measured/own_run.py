@@ -57,7 +57,7 @@ def read(path: Path, workload: Path | None) -> MeasuredRun:
     if not status.get("finished", 0):
         raise MeasuredRunError(f"{path}: none of {len(result.requests)} requests finished")
     if result.requests.get("num_sequences", pd.Series([1])).max() != 1:
-        raise MeasuredRunError(f"{path}: requests of several sequences (trace.n, trace.beam_width) cannot be compared")
+        raise MeasuredRunError(f"{path}: requests of several sequences (trace.n) cannot be compared")
     return _measured(path, load(path / "config.yaml"), result)
 
 

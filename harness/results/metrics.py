@@ -28,6 +28,7 @@ from harness.results.load import load_of
 from harness.results.slo import goodput, limits_ms, verdict_on_slo
 from harness.results.statistics.latencies import latencies
 from harness.results.tables import Floats, RunResult
+from harness.results.unserved import notes_on, num_cut
 from harness.results.verdict import judge
 
 Bools = npt.NDArray[np.bool_]
@@ -37,14 +38,14 @@ HEADLINE = ("engine", "simulated", "model", "device", "trace", "arrival", "polic
 
 @dataclass(frozen=True)
 class Window:
-    """The intended arrival times, in s, between which a request counts, both ends included."""
+    """The intended arrival times, in s, between which a request counts, both ends included; NaN where no time is."""
 
     start_s: float
     end_s: float
 
     def contains(self, arrival_s: Floats) -> Bools:
         """bool[n]. A request that never arrived (NaN) is not cut: an interrupted run still owes it an answer."""
-        return ~((arrival_s < self.start_s) | (arrival_s > self.end_s))
+        return np.isnan(arrival_s) | ((arrival_s >= self.start_s) & (arrival_s <= self.end_s))
 
 
 def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     """
     assert isinstance(result.meta.get("simulated"), bool), "a result must say whether it was simulated"
     arrival = floats(result.requests, "arrival_time")
-    window = _window(arrival, config.warmup, config.drain)
+    window = window_of(arrival, config)
     requests = result.requests[window.contains(arrival)]
     finished = requests[(requests["status"] == "finished").to_numpy()]
     start = nan_min(floats(requests, "arrival_time"))
@@ -77,8 +78,8 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         "window_end_s": window.end_s,
         "num_excluded": excluded,
         **_throughput(requests, finished, duration),
-        **goodput(finished, len(requests), duration, config.slo),
-        **verdict_on_slo(finished, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
+        **goodput(requests, duration, config.slo),
+        **verdict_on_slo(requests, config.slo, overloaded=judgement.verdict == "overloaded", complete=result.complete),
         **latencies(finished, result.gaps, percentiles, judgement.offered_load),
         **_cache_and_preemptions(requests),
         **engine_metrics(result, start, duration),
@@ -87,8 +88,10 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
-    notes = [*result.meta.get("notes", ()), *judgement.notes()]
-    if excluded:
+    notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
+    if excluded == len(result.requests):
+        notes.insert(0, left_out_text(config))
+    elif excluded:
         notes.append("ITL covers the whole run: token gaps are pooled, so the warm-up/drain window does not cut them")
     own = {"block_size": result.block_size, "num_blocks": result.num_blocks}
     return json_ready({**dict.fromkeys(HEADLINE), **result.meta, **own, "notes": notes, **metrics})
@@ -114,21 +117,30 @@ def json_ready(value: Any) -> Any:
     raise TypeError(f"cannot store a {type(value).__name__} in JSON: {value!r}")
 
 
-def _window(arrival: Floats, warmup_s: float, drain_s: float) -> Window:
-    return Window(nan_min(arrival) + warmup_s, nan_max(arrival) - drain_s)
+def window_of(arrival: Floats, config: MetricsConfig) -> Window:
+    """What `config` leaves of the time between the first and the last arrival; arrivals in s."""
+    start, end = nan_min(arrival) + config.warmup, nan_max(arrival) - config.drain
+    return Window(start, end) if start <= end else Window(math.nan, math.nan)
+
+
+def left_out_text(config: MetricsConfig) -> str:
+    """In one line, that no request counts."""
+    return (
+        f"no request counts: metrics.warmup={config.warmup:g} and metrics.drain={config.drain:g} leave nothing of the "
+        "time in which requests arrive"
+    )
 
 
 def _throughput(requests: pd.DataFrame, finished: pd.DataFrame, duration: float) -> dict[str, Any]:
     status = requests["status"].astype(str).value_counts()
     inputs, outputs = total(finished, "num_prompt_tokens"), total(finished, "num_output_tokens")
-    short = finished["num_output_tokens"].to_numpy() < finished["num_requested_tokens"].to_numpy()
     return {
         "num_prompts": len(requests),
         "duration": duration,
         "completed": len(finished),
         "failed": len(requests) - len(finished),
         **{name: int(status.get(name, 0)) for name in ("rejected", "aborted", "unfinished")},
-        "truncated": int(short.sum()),
+        "truncated": num_cut(finished),
         "total_input_tokens": inputs,
         "total_output_tokens": outputs,
         "request_throughput": ratio(len(finished), duration),

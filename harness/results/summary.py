@@ -12,6 +12,7 @@ from rich.text import Text
 
 from harness.results.slo import LIMITED
 from harness.results.statistics.latencies import percentile_name
+from harness.results.unserved import HEADING, unserved_text
 
 _LATENCY_NAMES = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2el": "E2EL", "queue_time": "Queue time"}
 _STATISTICS = {"mean": "mean", "median": "p50", "p90": "p90", "p99": "p99"}
@@ -47,6 +48,8 @@ def _headline(summary: Mapping[str, Any]) -> Text:
         left = f"{summary['unfinished']:,} of {summary['num_prompts']:,} requests unfinished"
         reason = summary.get("ended_early") or "interrupted"
         text.append(f"\nINCOMPLETE: {reason}, {left}", style="bold red")
+    if unserved := unserved_text(summary):
+        text.append("\n").append(HEADING, style="bold red").append(f"  {unserved}")
     if (verdict := summary.get("verdict")) in _VERDICTS:
         text.append("\n").append(*_VERDICTS[verdict]).append(f"  {_explained(summary)}")
     return text
@@ -60,7 +63,7 @@ def _explained(summary: Mapping[str, Any]) -> str:
         return share
     if not summary["complete"]:
         return "the run ended too early to tell whether it was overloaded"
-    return f"{share}: too near to tell whether it is overloaded" if share else "too few steps to tell the load"
+    return f"{share}: too near to tell whether it is overloaded" if share else "too few requests to tell the load"
 
 
 def _latency_table(summary: Mapping[str, Any]) -> Table:
@@ -169,21 +172,23 @@ def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
         limit, reached = summary[f"slo_{name}_ms"], summary.get(f"{percentile}_{name}_ms")
         if limit is None:
             continue
-        passed = "pass" if reached is None or reached <= limit else "FAIL"
-        within = f"{percent(summary[f'slo_{name}_attainment'])} of requests within"
+        attained = summary[f"slo_{name}_attainment"]
+        is_missed = bool(unserved_text(summary)) and (attained or 0.0) < summary["slo_percentile"] / 100
+        passed = "FAIL" if is_missed or (reached is not None and reached > limit) else "pass"
+        within = f"{percent(attained)} of requests within"
         yield f"SLO {_LATENCY_NAMES[name]}", f"{passed} · {percentile} {number(reached)} of {limit:g} ms · {within}"
-    met = {True: "met", False: "not met", None: "not known, as the run is incomplete"}[summary["slo_met"]]
-    because = " (overloaded)" if summary.get("verdict") == "overloaded" else ""
+    met = {True: "met", False: "not met", None: "not known"}[summary["slo_met"]]
+    reasons = ["overloaded"] if summary.get("verdict") == "overloaded" else []
+    reasons += [unserved] if (unserved := unserved_text(summary)) and not summary["slo_met"] else []
+    because = f" ({', '.join(reasons)})" if reasons else ""
     good = f"{percent(summary['goodput_share'])} of requests · {number(summary['request_goodput'])} requests/s"
     yield "Goodput", f"{good} · SLO {met}{because}"
 
 
 def _warnings(summary: Mapping[str, Any]) -> Iterable[str]:
-    if summary["num_excluded"]:
+    if summary["num_excluded"] and summary["num_prompts"]:
         window = f"{number(summary['window_start_s'])} to {number(summary['window_end_s'])} s"
         yield f"{summary['num_excluded']:,} requests are left out: only arrivals from {window} count"
-    if summary["truncated"]:
-        yield f"{summary['truncated']:,} requests were cut short at max_model_len or the size of the KV pool"
     for reason, count in (summary.get("bad_rows") or {}).items():
         yield f"{count:,} rows of the trace were skipped: {reason}"
     if (summary.get("max_replay_lag_ms") or 0) > 0:

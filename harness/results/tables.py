@@ -7,7 +7,7 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     status, error                            finished, rejected, aborted or unfinished; why it was rejected
     arrival_time, replay_lag                 when it was meant to come; how much later it was issued, on a real clock
     first_scheduled_time, first_token_time, finish_time
-    num_sequences                            samples of the prompt, or beams
+    num_sequences                            samples of the prompt
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated (all sequences)
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk

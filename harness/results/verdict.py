@@ -53,13 +53,15 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
     """The verdict on the arrivals of `requests`, those of the run that count.
 
     stable: the queue of a long run stays bounded. overloaded: it does not. unclear: the load is too near to capacity to
-    tell from this run, or the run ended early. closed: arrivals wait for the system (closed loop, sessions) or all come
-    at once, so that no rate is offered.
+    tell from this run, fewer than two requests count, or the run ended early. closed: arrivals wait for the system
+    (closed loop, sessions) or all come at once, so that no rate is offered.
     """
     arrival = np.sort(floats(requests, "arrival_time"))
     arrival = arrival[~np.isnan(arrival)]
     is_open = result.meta.get("open_loop", result.meta.get("arrival") in _OPEN)
-    if not is_open or len(arrival) < 2 or not arrival[-1] > arrival[0]:
+    if is_open and len(arrival) < 2:
+        return Judgement("unclear", math.nan, 0)
+    if not is_open or not arrival[-1] > arrival[0]:
         return Judgement("closed", math.nan, 0)
     window = arrival[-1] - arrival[0]
     rate = _configured_rate(result.meta) or (len(arrival) - 1) / window

@@ -22,6 +22,7 @@ from harness.results.stored.files import INPUTS, REPORT, write_results, write_wh
 from harness.results.stored.perfetto import write_trace
 from harness.results.summary import number, print_summary
 from harness.results.tables import RunResult
+from harness.results.unserved import unserved_text
 
 
 class Given(NamedTuple):
@@ -132,6 +133,8 @@ class Run:
         kind = "SIMULATED" if summary["simulated"] else "MEASURED"
         done = f"{summary['completed']:,} of {summary['num_prompts']:,} requests finished"
         state = summary["verdict"] if summary["complete"] else f"INCOMPLETE, {summary['ended_early']}"
+        if unserved := unserved_text(summary):
+            state += f", {unserved}"
         tail = tail_percentile(list(summary))
         latencies = [f"{name.upper()} {tail} {number(summary[f'{tail}_{name}_ms'])} ms" for name in ("ttft", "tpot")]
         figures = " · ".join([*latencies, f"{number(summary['output_throughput'])} output tok/s"])

@@ -14,14 +14,16 @@ import pandas as pd
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import serve_command
+from harness.config.command_lines.vllm_serve import longest_that_fits, serve_command
+from harness.config.huggingface_keys import ignored_text
 from harness.engines.host_memory import check_memory, kept_for_tables
 from harness.engines.resolving.system import resolve
 from harness.engines.simulated import SimulatedEngine
-from harness.errors import EngineError, TwinServeError
+from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
 from harness.record.record import Record
-from harness.results.metrics import summarize
+from harness.record.request_times import NS
+from harness.results.metrics import left_out_text, summarize, window_of
 from harness.results.stored.environment import environment
 from harness.results.tables import RunResult
 from harness.studies.auto_length import decide, first_requests, is_open, reporting_the_metric, with_most_requests
@@ -31,7 +33,6 @@ from harness.workload.expectation import expected_lengths
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
 from simulator.arrivals import Arrivals
-from simulator.beam_choice import RandomParents
 
 Write = Callable[[Run], None]
 
@@ -91,12 +92,15 @@ def serve_trace(
     if is_open(config):
         return _serve_until_known(config, table, watch, write)
     trace = _loaded(config, table)
-    return serve(config, trace, _arrivals(config, trace), watch, write)
+    arrivals = _arrivals(config, trace)
+    _check_window(config, arrivals)
+    return serve(config, trace, arrivals, watch, write)
 
 
 def _serve_until_known(config: RunConfig, table: pd.DataFrame | None, watch: Watch, write: Write) -> Run:
     """Ever longer runs of the same draws, until one knows its metric well enough; that one is written and returned."""
     whole = _loaded(with_most_requests(config), table)
+    _check_window(config, _arrivals(config, whole))
     part = reporting_the_metric(config)
     last: list[Run] = []
     for trace in first_requests(whole):
@@ -154,6 +158,14 @@ def serve(config: RunConfig, trace: Trace, arrivals: Arrivals, watch: Watch = UN
     return run
 
 
+def _check_window(config: RunConfig, arrivals: Arrivals) -> None:
+    """Raises ConfigError where it is known beforehand that no request would count."""
+    if isinstance(arrivals, OpenLoop) and (config.metrics.warmup or config.metrics.drain):
+        times_s = arrivals.times_ns * NS
+        if not window_of(times_s, config.metrics).contains(times_s).any():
+            raise ConfigError(f"{left_out_text(config.metrics)}, {times_s[-1] - times_s[0]:.3g} s")
+
+
 def _failure_of(engine: Engine) -> BaseException | None:
     """Let the engine serve; returns what kept it from serving all. Errors of the configuration are raised."""
     try:
@@ -184,13 +196,8 @@ def _reason(failure: BaseException | None) -> str | None:
 def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        # A random stream of its own, as that of the trace.
-        rng = np.random.default_rng(np.random.SeedSequence(config.seed, spawn_key=tuple(b"beams")))
-        parents = RandomParents(trace.beam_replacement or 0.0, rng)
         rule = config.router.make() if config.replicas > 1 else None
-        return SimulatedEngine(
-            resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule, choose_parents=parents
-        )
+        return SimulatedEngine(resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule)
     with interrupts.held():
         from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
@@ -210,7 +217,7 @@ def collect(
         "simulated": config.engine.kind == "sim",
         "model": config.model.name,
         "quantization": config.weight_format,
-        "kv_cache_dtype": config.engine.kv_cache_dtype,
+        "kv_cache_dtype": config.kv_cache_dtype,
         "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
@@ -220,15 +227,15 @@ def collect(
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
-        "expected_lengths": expected_lengths(config.trace, _length_limit(config, engine)),
+        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, engine.num_blocks)),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *engine.notes()],
-        "vllm_command": serve_command(config),
+        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, engine.num_blocks), *engine.notes()],
+        "vllm_command": serve_command(config, engine.num_blocks),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
@@ -250,7 +257,16 @@ def _environment() -> dict[str, Any]:
     return environment()
 
 
-def _length_limit(config: RunConfig, engine: Engine) -> int:
-    """Tokens of prompt and output together that a sequence may have."""
-    longest = config.max_model_len or config.model.max_position_embeddings
-    return min(longest, engine.num_blocks * config.block_size)
+def _model_notes(config: RunConfig) -> list[str]:
+    return [ignored_text(config.model.ignored_keys)] if config.model.ignored_keys else []
+
+
+def _pool_notes(config: RunConfig, num_blocks: int) -> list[str]:
+    """What is said of a pool that does not hold the longest sequence that is allowed."""
+    longest, fits = longest_that_fits(config, None), longest_that_fits(config, num_blocks)
+    if fits == longest:
+        return []
+    return [
+        f"the KV pool holds {fits:,} tokens, less than one request of max_model_len={longest}, with which vLLM refuses "
+        f"to start; max_model_len={fits} fits"
+    ]

@@ -31,14 +31,14 @@ def load_run(settings: ValidationConfig) -> MeasuredRun:
 def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     """The configuration of the simulation of `run`.
 
-    For another engine's run it is `config` with the measured arrivals, and with the KV pool that the record tells
-    unless `num_blocks` is configured. For a run of our own engine it is the configuration and KV pool of that run, with
-    the cost model, device and figures of `config`.
+    For another engine's run it is `config` with the measured arrivals, and with the KV pool and the memory of the
+    device that the record tells, unless `num_blocks` is configured. For a run of our own engine it is the configuration
+    and KV pool of that run, with the cost model, device and figures of `config`.
     """
     if run.own is None:
         told = None if run.kv_tokens is None else max(1, run.kv_tokens // config.block_size)
         num_blocks = config.num_blocks if config.num_blocks is not None else told
-        return config.model_copy(update={"arrival": TraceArrival(), "num_blocks": num_blocks})
+        return _on_its_card(config, run).model_copy(update={"arrival": TraceArrival(), "num_blocks": num_blocks})
     taken = (
         "task", "engine", "cost", "device", "validation", "calibration", "progress", "plots", "plot", "figures",
         "perfetto", "perfetto_window",
@@ -52,6 +52,14 @@ def simulation_config(config: RunConfig, run: MeasuredRun) -> RunConfig:
     return run.own.config.model_copy(update=update)
 
 
+def _on_its_card(config: RunConfig, run: MeasuredRun) -> RunConfig:
+    """`config` with the memory that the record tells of the device: cards of one name differ."""
+    if run.memory_bytes is None:
+        return config
+    device = config.device.model_copy(update={"memory_bytes": run.memory_bytes})
+    return config.model_copy(update={"device": device})
+
+
 def different_pool(config: RunConfig, run: MeasuredRun) -> list[str]:
     """A line where the pool of `config`, before `simulation_config`, is not the one that the record tells."""
     if run.own is not None or run.kv_tokens is None:
@@ -60,7 +68,7 @@ def different_pool(config: RunConfig, run: MeasuredRun) -> list[str]:
         simulated, how = config.num_blocks * config.block_size, "configured"
     else:
         try:
-            simulated, how = resolve(config).pool.num_tokens, "by the memory formula"
+            simulated, how = resolve(_on_its_card(config, run)).pool.num_tokens, "by the memory formula"
         except ConfigError as error:
             return [f"the measured KV pool held {run.kv_tokens:,} tokens; by the memory formula, {error}"]
     off = 100 * (simulated / run.kv_tokens - 1)

@@ -33,6 +33,7 @@ class OpenLoop:
     """
 
     def __init__(self, times_ns: Nanoseconds) -> None:
+        self.times_ns = times_ns
         self._times = times_ns.tolist()
         self._times.append(NEVER)
         self._row = 0

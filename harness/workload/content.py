@@ -73,7 +73,6 @@ def _request_columns(trace: Trace) -> dict[str, list[Any]]:
         columns["tenant"] = tenant_of
     if (trace.num_sequences > 1).any():
         columns["num_sequences"] = trace.num_sequences.tolist()
-        columns["is_beam_search"] = [trace.beam_replacement is not None] * len(trace.table)
     return columns
 
 

@@ -28,7 +28,7 @@ class PromptSource:
         self._lengths = table["num_prompt_tokens"].tolist()
         self._outputs = table["num_output_tokens"].tolist()
         self._priorities = table["priority"].tolist() if "priority" in table else None
-        self._num_sequences, self._are_beams = trace.num_sequences.tolist(), trace.beam_replacement is not None
+        self._num_sequences = trace.num_sequences.tolist()
         self._tenants, self._deadlines = tenants(trace), deadlines_ns(trace)
         self._token_ids = table["token_ids"].tolist() if "token_ids" in table else None
         self._hash_ids = dense_hash_ids(trace) if "hash_ids" in table else None
@@ -50,7 +50,6 @@ class PromptSource:
             token_ids=self._prompt(row, length) if length < self._max_model_len else None,
             priority=self._priorities[row] if self._priorities else 0,
             num_sequences=self._num_sequences[row],
-            is_beam_search=self._are_beams,
             tenant=self._tenants[row] if self._tenants else 0,
             deadline=arrival_ns + self._deadlines[row] if self._deadlines else None,
         )

@@ -24,7 +24,7 @@ class Trace:
         table: one row per request, RangeIndex. `request_id` int64, 0..n-1; `arrival_time` float64, seconds since the
             first request, NaN throughout when the trace has no times; `num_prompt_tokens` and `num_output_tokens`
             int64, >= 1. Optional, absent when the trace does not have them:
-            `n` int64, >= 1: samples of the prompt, or beams, each of `num_output_tokens` tokens;
+            `n` int64, >= 1: samples of the prompt, each of `num_output_tokens` tokens;
             `priority` int64, smaller is more urgent;
             `tenant` int64, who is served; where it is absent, each session is a tenant;
             `deadline` float64, seconds after its arrival by which a request should be done;
@@ -37,8 +37,6 @@ class Trace:
         hash_block_size: tokens per hash id; None without `hash_ids`.
         bad_rows: rows of the file that were left out, counted by reason.
         notes: what a reader of the results must know about the data.
-        beam_replacement: the sequences of a request are beams, of which a simulation replaces this share after every
-            step; None where they are independent samples.
         stamp: `file_stamp` of the file when it was read.
     """
 
@@ -48,7 +46,6 @@ class Trace:
     hash_block_size: int | None = None
     bad_rows: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    beam_replacement: float | None = None
     stamp: Mapping[str, int] | None = None
 
     @property

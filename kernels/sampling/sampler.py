@@ -40,7 +40,8 @@ def sample(
 ) -> Tensor:
     """Sample one token per row -> int64[S].
 
-    logits: [S, V], any float dtype. temperature: float32[S]; 0 takes the most likely token, the lowest id of equals.
+    logits: [S, V], any float dtype. temperature: float32[S]; 0 takes the most likely token, the lowest id of equals;
+    others must be large enough that float32 has room for the logits divided by them.
     top_k: int32[S], 0 is off; top_p: float32[S], 1 is off. Pass None if no row uses it, which saves a search on CUDA.
     seeds: int64[S]; positions: int64[S], the position of the token to sample.
 

@@ -9,6 +9,8 @@ So it changes nothing in which order servers come to a time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import simpy
 
 ENDS, ARRIVALS, PLANS = 1, 2, 3  # ENDS is the priority of SimPy's time-outs
@@ -17,8 +19,16 @@ ENDS, ARRIVALS, PLANS = 1, 2, 3  # ENDS is the priority of SimPy's time-outs
 class Phase(simpy.Event):
     """An event `delay` ns from now, in a phase of that time."""
 
-    def __init__(self, env: simpy.Environment, phase: int, delay: int = 0) -> None:
+    def __init__(
+        self,
+        env: simpy.Environment,
+        phase: int,
+        delay: int = 0,
+        then: Callable[[simpy.Event], None] | None = None,
+    ) -> None:
         super().__init__(env)
+        if then is not None:
+            self.callbacks.append(then)
         self._ok = True
         self._value = None
         env.schedule(self, phase, delay)

@@ -1,19 +1,19 @@
-"""A server beside others: a process of SimPy, which a request that arrives can interrupt."""
+"""A server beside others: the end of its run of steps is an event, which a request that arrives brings forward.
+
+Nobody knows when the next request comes, so a run is one step at first, and is lengthened whenever its end comes and no
+request has.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import suppress
-from typing import Any
+from collections.abc import Callable
 
 import simpy
 
 from engine.core.plan import StepPlan
 from simulator.arrivals import NEVER
-from simulator.drivers.phases import PLANS, Phase
+from simulator.drivers.phases import ENDS, PLANS, Phase
 from simulator.replica import Replica, Run
-
-_FEWEST = 8  # steps that are worth the price of a run which a request may cut
 
 
 class Shared:
@@ -22,54 +22,62 @@ class Shared:
     def __init__(self, env: simpy.Environment, replica: Replica) -> None:
         self._env = env
         self._replica = replica
-        self._num_quiet_steps = 0  # since the last request came: about as many are likely to follow
-        self._can_wake = False  # it waits for something that a new request would change
-        self._process = env.process(self._serve())
+        self._plan: StepPlan | None = None  # runs, or was made ahead
+        self._start = 0
+        self._price: int | Run = 0
+        self._is_idle = False  # waits for something that a new request would change
+        replica.reach = 1
         replica.on_submit = self._wake
+        self._expect(PLANS, 0, self._begin)
+
+    def _expect(self, phase: int, delay: int, then: Callable[[], None]) -> None:
+        """The server's next event; one that was expected before is out of date."""
+        self._then = then
+        self._next = Phase(self._env, phase, delay, self._occur)
+
+    def _occur(self, event: simpy.Event) -> None:
+        if event is self._next:
+            self._then()
+
+    def _begin(self) -> None:
+        replica, now = self._replica, self._env.now
+        if replica.is_stopping:
+            return
+        plan = self._plan = self._plan or replica.plan(now)
+        if plan is None:
+            self._is_idle = True
+            if (wake_at := replica.wake_ns()) != NEVER:
+                self._expect(PLANS, wake_at - now, self._begin)
+            return
+        self._is_idle = False
+        self._start = now
+        self._run(replica.price(plan, now))
+
+    def _run(self, price: int | Run) -> None:
+        """Let the plan run as long as priced, counted from its start."""
+        self._price = price
+        end = price if isinstance(price, int) else price[1].item(-1)
+        self._expect(ENDS, self._start + end - self._env.now, self._end)
+
+    def _end(self) -> None:
+        env, replica, price = self._env, self._replica, self._price
+        assert self._plan is not None
+        if longer := replica.lengthen(self._plan, self._start, price):
+            self._run(longer)
+            return
+        num_steps = 1 if isinstance(price, int) else len(price[1])
+        self._price = 0
+        self._plan, _ = replica.finish(self._plan, self._start, price, num_steps)
+        if self._plan is None and env.peek() == env.now:
+            self._expect(PLANS, 0, self._begin)
+        else:
+            self._begin()
 
     def _wake(self) -> None:
-        self._num_quiet_steps = 0
-        if self._can_wake:
-            self._can_wake = False
-            self._process.interrupt()
-
-    def _serve(self) -> Generator[Any, Any, None]:
-        env, replica = self._env, self._replica
-        plan: StepPlan | None = None  # made ahead
-        while not replica.is_stopping:
-            if plan is None:
-                if env.peek() == env.now:
-                    yield Phase(env, PLANS)
-                plan = replica.plan(env.now)
-            if plan is None:
-                yield from self._idle(replica.wake_ns())
-                continue
-            now = env.now
-            replica.reach = self._num_quiet_steps if self._num_quiet_steps >= _FEWEST else 1
-            price = replica.price(plan, now)
-            num_steps = 1
-            if isinstance(price, int):
-                yield env.timeout(price)
-            else:
-                num_steps = yield from self._run(now, price)
-            self._num_quiet_steps += num_steps
-            plan, _ = replica.finish(plan, now, price, num_steps)
-
-    def _idle(self, until: int) -> Generator[Any, Any, None]:
-        self._can_wake = True
-        with suppress(simpy.Interrupt):
-            yield self._env.event() if until == NEVER else self._env.timeout(until - self._env.now)
-        self._can_wake = False
-
-    def _run(self, start: int, run: Run) -> Generator[Any, Any, int]:
-        """Let steps pass; returns how many do before a request is seen that comes meanwhile."""
-        env, (_, ends) = self._env, run
-        num_steps = len(ends)
-        self._can_wake = self._replica.compress
-        try:
-            yield env.timeout(ends.item(-1))
-        except simpy.Interrupt:  # later ones are seen with this one, or after it
-            num_steps = self._replica.steps_until_event(start, ends)
-            yield env.timeout(start + ends.item(num_steps - 1) - env.now)
-        self._can_wake = False
-        return num_steps
+        if self._is_idle:
+            self._is_idle = False
+            self._expect(PLANS, 0, self._begin)
+        elif not isinstance(self._price, int):
+            shorter = self._replica.cut(self._start, self._price)
+            if len(shorter[1]) < len(self._price[1]):
+                self._run(shorter)

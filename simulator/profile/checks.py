@@ -6,7 +6,7 @@ from typing import get_args
 
 from engine.engine_config import KVDtype
 from simulator.models.hardware import Device, ModelShape
-from simulator.profile.profile import Profile, ProfileError
+from simulator.profile.profile import Profile, ProfileError, ProfileMeta
 
 _HIGHEST, _LOWEST = 3.0, 1e-3  # plausible shares of the device's peak; outside, another device may have been profiled
 _OTHER_UNIT = 30.0  # a higher share of the peak means times in another unit, which are wrong by a factor of 1000
@@ -18,8 +18,12 @@ def check_fits(profile: Profile, model: ModelShape, tensor_parallel_size: int) -
     Raises:
         ProfileError: it cannot; the message says what it was measured for.
     """
-    meta = profile.meta
-    kv_dtype = kv_dtype_of(profile)
+    check_measured_on(profile.meta, model, tensor_parallel_size)
+
+
+def check_measured_on(meta: ProfileMeta, model: ModelShape, tensor_parallel_size: int) -> None:
+    """As `check_fits`, by what the profile says that it was measured on."""
+    kv_dtype = _kv_dtype_of(meta)
     if kv_dtype not in model.priced_kv_dtypes:
         raise ProfileError(f"profiled with engine.kv_cache_dtype={kv_dtype}, this run has {model.kv_dtype}")
     quantization = meta.source.get("quantization", "none")
@@ -54,7 +58,11 @@ def check_units(profile: Profile, model: ModelShape, device: Device) -> None:
 
 def kv_dtype_of(profile: Profile) -> KVDtype:
     """Dtype of the KV cache that the kernels ran with; that of the model where the profile names none."""
-    told = profile.meta.source.get("kv_cache_dtype")
+    return _kv_dtype_of(profile.meta)
+
+
+def _kv_dtype_of(meta: ProfileMeta) -> KVDtype:
+    told = meta.source.get("kv_cache_dtype")
     return next((dtype for dtype in get_args(KVDtype) if dtype == told), "auto")
 
 

@@ -24,7 +24,7 @@ def load_profile(folder: Path) -> Profile:
     """
     if not folder.is_dir():
         raise ProfileError(f"no folder {str(folder)!r}")
-    meta = _load_meta(folder)
+    meta = load_meta(folder)
     tables = {}
     for name in KEYS:
         path = folder / f"{name}.csv"
@@ -86,7 +86,7 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-def _load_meta(folder: Path) -> ProfileMeta:
+def load_meta(folder: Path) -> ProfileMeta:
     values = read_meta(folder)
     version = values.pop("format_version", None)
     if version != FORMAT_VERSION:

@@ -99,6 +99,11 @@ USER_ERRORS = [
         ["--engine", "sim"],
         "error: unrecognized arguments: --engine; everything but Hydra's flags is given as key=value",
     ),
+    (
+        ["--experimental-rerun=results/config.pickle"],
+        "error: unrecognized arguments: --experimental-rerun=results/config.pickle; everything but Hydra's flags is",
+    ),
+    (["-sc", "query=bash"], "error: --shell-completion query=bash: is asked by a shell, which sets COMP_LINE\n"),
     (["-m", "--cfg", "job"], "error: Only one of --run, --multirun, --cfg, --info and --shell_completion can be "),
     (["block_size=0"], "error: block_size=0: must be an integer >= 1 and <= 1048576\n"),
     (["trace=mooncake"], "error: trace.path: missing; give it as trace.path=...\n"),
@@ -295,6 +300,34 @@ def test_an_engine_that_can_run_is_let_through(monkeypatch: pytest.MonkeyPatch) 
 def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", raising(AssertionError("looked for torch")))
     availability.check_engine("sim")
+
+
+def started(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A command line of the shell, in which `$twinserve` is the program."""
+    program = f"{sys.executable} {ROOT / 'run.py'}"
+    settings = {"PATH": os.environ["PATH"], "twinserve": program, **environment}
+    shell = ["bash", "-c", f"set -o pipefail; {command}"]
+    return subprocess.run(shell, cwd=folder, env=settings, capture_output=True, text=True, check=False)
+
+
+RUN = "$twinserve model=tiny device=laptop-cpu trace.num_requests=5 hydra.run.dir=out"
+
+
+def test_a_reader_who_has_gone_and_an_ascii_terminal_cost_no_file(tmp_path: Path) -> None:
+    done = started(tmp_path, f"{RUN} | head -1")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("SIMULATED")
+    assert (tmp_path / "out" / "report.html").is_file()
+    (tmp_path / "out" / "report.html").unlink()
+    done = started(tmp_path, RUN, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    assert done.returncode == 0 and "?" in done.stdout and "Traceback" not in done.stderr
+    assert (tmp_path / "out" / "report.html").is_file()
+
+
+def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    done = started(tmp_path, f"cd gone; rmdir ../gone; {RUN}")
+    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
+    assert done.stderr.startswith("error: the working directory does not exist any more")
 
 
 def test_the_environment_is_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

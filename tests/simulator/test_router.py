@@ -83,7 +83,7 @@ def test_a_request_that_an_end_brings_cuts_the_plan_of_the_replica_that_gets_it(
     assert runs[1].requests["finish_time"].dropna().tolist() == [0.5, 0.010]
     if compress:
         # Once 8 steps have passed without a request, runs of steps are planned at once, ever longer ones.
-        assert len(log.plans) == 30  # of 510 steps
+        assert len(log.plans) == 9  # of 510 steps
 
 
 @pytest.mark.parametrize("compress", [True, False])

@@ -12,7 +12,6 @@ from engine.core.plan import StepOutcome, StepPlan
 from engine.core.sequence import Request
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace, trace_table
-from simulator.beam_choice import RandomParents, keep_all
 from tests.simulator.replicas import assert_same, expanded_gaps, make, simulate
 
 
@@ -43,30 +42,27 @@ class SequenceLog:
                 each += [self.end] * (sequence.num_output_tokens - len(each))
 
 
-def trace_of(seed: int, *, beams: bool) -> Trace:
+def trace_of(seed: int) -> Trace:
     rng = np.random.default_rng(seed)
     columns = {"num_prompt_tokens": rng.integers(1, 40, 20), "num_output_tokens": rng.integers(1, 25, 20)}
     table = trace_table(columns | {"n": rng.integers(1, 5, 20)})
-    return Trace("t", table, "made", beam_replacement=0.3 if beams else None)
+    return Trace("t", table, "made")
 
 
-@pytest.mark.parametrize("beams", [False, True])
 @pytest.mark.parametrize(
     ("policy", "num_blocks"), [("mixed", 32), ("prefill_first", 30), pytest.param("mixed", 400, marks=pytest.mark.slow)]
 )
-def test_the_tables_agree_with_a_log_of_every_sequence(policy: str, num_blocks: int, beams: bool) -> None:
+def test_the_tables_agree_with_a_log_of_every_sequence(policy: str, num_blocks: int) -> None:
     num_preempted = 0.0
     for seed in range(3):
-        trace, log = trace_of(seed, beams=beams), SequenceLog()
+        trace, log = trace_of(seed), SequenceLog()
         runs = []
         for compress in (False, True):
             options: dict[str, Any] = {"observer": log} if not compress else {}
             arrivals = OpenLoop(np.sort(np.random.default_rng(seed).integers(0, 10**8, 20)))
-            parents = RandomParents(0.3, np.random.default_rng(seed))
             runs += simulate(
-                trace, arrivals, [make(8, policy=policy, num_blocks=num_blocks)],
-                compress=compress, choose_parents=parents, **options,
-            )  # fmt: skip
+                trace, arrivals, [make(8, policy=policy, num_blocks=num_blocks)], compress=compress, **options
+            )
         assert_same(*runs)
         gaps = []
         table = runs[0].requests.set_index("request_id")
@@ -84,13 +80,3 @@ def test_the_tables_agree_with_a_log_of_every_sequence(policy: str, num_blocks: 
         assert runs[0].steps["num_saved_blocks"].tolist() == log.saved and max(log.saved) > 0
         num_preempted += runs[0].steps["num_preempted"].sum()
     assert (num_preempted > 0) == (num_blocks < 100)
-
-
-def test_parents_are_replaced_at_the_rate_that_is_set() -> None:
-    request = Request(0, 8, 8, num_sequences=4, is_beam_search=True)
-    parents = RandomParents(0.05, np.random.default_rng(0))
-    drawn = [parents(request) for _ in range(4000)]
-    assert all(each[parent] == parent for each in drawn for parent in each)
-    changed = np.mean([parent != beam for each in drawn for beam, parent in enumerate(each)])
-    assert changed == pytest.approx(0.05, abs=0.006), "fewer only where two replace each other"
-    assert RandomParents(0.0, np.random.default_rng(0))(request) == keep_all(request) == [0, 1, 2, 3]

@@ -25,7 +25,7 @@ class Need:
 
     Attributes:
         budget: tokens that the step has left.
-        sequence: who wants to enter; of suspended beams the first, for all of them.
+        sequence: who wants to enter.
         seats: its own, and those of the sequences that will be forked from it.
         tokens: that it computes first, however few the step has left; 0 if its KV comes from another tier.
         blocks: free blocks that its admission takes, with at most `budget` of these tokens computed.
@@ -83,8 +83,7 @@ class Needs:
             self._limits,
             self._offload,
         )
-        length, is_beam = sequence.num_tokens, sequence.request.num_common_blocks is not None
-        is_whole = limits.checks_full_prompt or is_beam
+        length, is_whole = sequence.num_tokens, limits.checks_full_prompt
         if sequence.host_blocks is not None:
             match, is_parked, is_whole = NO_MATCH, True, True
         elif offload is None:
@@ -96,8 +95,6 @@ class Needs:
         tokens = limits.chunk_tokens(length - num_cached_tokens, length)
         checked = length if is_whole else num_cached_tokens + (tokens if tokens < budget else budget)
         needed = blocks.blocks_needed(sequence, match, checked)
-        if is_beam:
-            needed += missing_blocks(blocks, sequence)
         need.is_seen, need.match, need.is_parked = True, match, is_parked
         need._tokens, need._blocks = 0 if is_parked else tokens, needed
 
@@ -106,12 +103,3 @@ def look_away(need: Need) -> None:
     """Where nobody can know what is needed: nothing, and it is noted that it was read."""
     need.is_seen, need.match, need.is_parked = True, NO_MATCH, False
     need._tokens = need._blocks = 0
-
-
-def missing_blocks(blocks: BlockManager, leader: Sequence) -> int:
-    """Blocks that the other beams of a suspended request need beside those of `leader`, its first; 0 for others."""
-    common = leader.request.num_common_blocks
-    if common is None:
-        return 0
-    num_kept = (max(common, len(beam.block_table)) for beam in leader.request.sequences[1:])
-    return leader.num_forks * blocks.blocks_for(leader.num_tokens) - sum(num_kept)

@@ -93,11 +93,6 @@ class WaitingQueue:
         self.held = None
         return sequence
 
-    def all_holders(self) -> list[Sequence]:
-        """Those that keep blocks, and the beams for which the first of their request waits."""
-        groups = (s.request.sequences if s.request.num_common_blocks is not None else [s] for s in self.holders)
-        return [sequence for group in groups for sequence in group]
-
     def last_holder(self, spared: Sequence | None = None) -> Sequence | None:
         """Of those that keep blocks, the one that is admitted last; never `spared`."""
         others = [(place, sequence) for sequence, place in self.holders.items() if sequence is not spared]

@@ -7,7 +7,7 @@ from typing import Literal
 
 from engine.core.hashing import token_bytes
 from engine.core.kv.eviction import Eviction, RankedPool, make_pool
-from engine.core.kv.integrity import check_blocks, held_on_host
+from engine.core.kv.integrity import check_blocks
 from engine.core.kv.offload import Offload
 from engine.core.kv.pool import Pool
 from engine.core.kv.prefix_index import Content, PrefixIndex
@@ -229,18 +229,16 @@ class BlockManager:
             self.drop_host_blocks(sequence)
 
     def drop_host_blocks(self, sequence: Sequence) -> None:
-        """Free what `sequence` holds in the host tier, if anything, and no other beam of its request."""
+        """Free what `sequence` holds in the host tier, if anything."""
         if sequence.host_blocks is not None:
             assert self.host is not None
             held, sequence.host_blocks = sequence.host_blocks, None
-            beams = sequence.request.sequences if sequence.request.is_beam_search else ()
-            shared = {block for beam in beams for block in beam.host_blocks or ()}
-            self.host.release([block for block in held if block not in shared] if shared else held)
+            self.host.release(held)
 
     def check_integrity(self, sequences: list[Sequence]) -> None:
         """Prove the invariants of pool, index and tiers; arguments and errors as those of `check_blocks`."""
         check_blocks(self.pool, self.index, self.block_size, sequences)
-        on_host = held_on_host(sequences)
+        on_host = [block for sequence in sequences for block in sequence.host_blocks or ()]
         if self.offload is not None:
             self.offload.check_integrity(sequences, {HOST: on_host})
         elif self.host is not None:

@@ -32,11 +32,3 @@ def check_blocks(pool: Pool, index: PrefixIndex, block_size: int, sequences: lis
     index.check_integrity(hash_of, block_size)
     if isinstance(pool, RankedPool):
         assert {*pool.parents()} <= {*hash_of.values()}, "a cached block outlives its prefix"
-
-
-def held_on_host(sequences: list[Sequence]) -> list[int]:
-    """The blocks of the host that swapped-out sequences hold; one that beams of a request share counts once."""
-    holders = (
-        (s.request if s.request.is_beam_search else s, block) for s in sequences for block in s.host_blocks or ()
-    )
-    return [block for _, block in dict.fromkeys(holders)]

@@ -108,7 +108,7 @@ class PrefixIndex:
         found = list(map(self._blocks.setdefault, hashes, blocks))
         if found != blocks:  # a hash was there, or stands twice in `hashes`
             for block, first, block_hash in zip(blocks, found, hashes, strict=True):
-                if first != block and block not in self._duplicates.get(block_hash, ()):  # beams may share it
+                if first != block:
                     self._duplicates.setdefault(block_hash, []).append(block)
 
     def remove(self, blocks: list[int], hashes: list[int]) -> None:

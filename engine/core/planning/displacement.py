@@ -30,15 +30,14 @@ def make_way(planner: StepPlanner, draft: StepDraft, rank: abc.Callable[[Sequenc
         if others is not None:
             need.join(others)
         after = [victim for victim in victims if rank(victim) > rank(sequence)]
-        kept = sum(len(other.block_table) for other in planner.waiting.all_holders() if rank(other) > rank(sequence))
+        kept = sum(len(other.block_table) for other in planner.waiting.holders if rank(other) > rank(sequence))
         if not after or _must_wait(planner, need, _state_without(planner, draft.now, budget, after, kept)):
             break
         while after and _must_wait(planner, need, state := _state_without(planner, draft.now, budget)):
             # Blocks may come from those who wait, also from whoever gave way just now.
             if need.seats > state.free_seats or not planner.reclaim(1, spared=sequence):
-                if after.pop() in running.sequences:  # not preempted with another beam of its request
-                    planner.preempt(draft, victims[-1])
-                victims.pop()
+                after.pop()
+                planner.preempt(draft, victims.pop())
         budget, others = budget - need.tokens, need
     draft.is_starved = False  # who gave way did so for those that are admitted now
 

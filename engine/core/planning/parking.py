@@ -7,7 +7,6 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.lower_tiers import swap_in
 from engine.core.kv.prefix_match import PrefixMatch
 from engine.core.plan import StepDraft
-from engine.core.running import beams
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
 
@@ -21,28 +20,19 @@ class Parking:
         self._limits = limits
 
     def admit(self, draft: StepDraft, sequence: Sequence, match: PrefixMatch) -> None:
-        """Admit a sequence with hits, or with blocks that are coming for another one; or a swapped-out sequence, or all
-        beams of its request."""
+        """Admit a sequence with hits, or with blocks that are coming for another one; or a swapped-out sequence."""
         blocks = self._blocks
         if sequence.host_blocks is None:
             draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, match.num_cached_tokens))
             match.count_for(sequence, blocks.block_size)
-            self._park(draft, sequence)
-        elif sequence.request.num_common_blocks is None:
+        else:
             num_held = self._num_held(sequence, sequence.num_computed_tokens)
             draft.transfers += swap_in(blocks, sequence, num_held)
-            self._park(draft, sequence)
-        else:
-            draft.transfers += beams.swap_in(self._running, blocks, sequence)
-            for beam in sequence.request.sequences:
-                self._park(draft, beam)
+        self._running.park(sequence, draft.now)
+        draft.admitted.append(sequence)
+        draft.parked.append(sequence)
 
     def _num_held(self, sequence: Sequence, num_computed_tokens: int) -> int:
         """Tokens for which a sequence has blocks as long as these are computed."""
         goes_on_decoding = num_computed_tokens == sequence.num_tokens - 1 and sequence.num_output_tokens > 0
         return num_computed_tokens if goes_on_decoding or self._limits.allocates_chunks else sequence.num_tokens
-
-    def _park(self, draft: StepDraft, sequence: Sequence) -> None:
-        self._running.park(sequence, draft.now)
-        draft.admitted.append(sequence)
-        draft.parked.append(sequence)

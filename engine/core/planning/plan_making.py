@@ -39,7 +39,7 @@ class PlanMaker:
         horizon = 1
         if num_decodes:
             work, fresh = decodes.work(chunks, num_copied), list(decodes.fresh)
-            if is_alone and not (prefills or draft.transfers or draft.paused or running.beams):
+            if is_alone and not (prefills or draft.transfers or draft.paused):
                 horizon = decode_horizon(self._admissions[lane], draft.now, pads=self._pads)
         else:
             work, fresh = make_work((chunks, 0, 0, 0, num_copied, 1, None, None)), []

@@ -21,14 +21,12 @@ class Policy(Protocol):
         chooses_victims: it preempts by an order of its own, whatever victim rule it is given.
         order: the order of the waiting queue.
         preemption: who gives way when blocks run out, and what it keeps.
-        pauses_decodes: whether it lets single sequences sit out a step, so that it cannot serve beams.
         pads: whether its batches keep their shape: who has ended is computed on as padding until all have
             (`engine.core.running.padding`), and the prompts of a step are padded to the longest.
     """
 
     options_type: ClassVar[type[Any]]
     chooses_victims: ClassVar[bool]
-    pauses_decodes: ClassVar[bool]
     pads: bool
     order: QueueOrder
     preemption: Preemption
@@ -57,7 +55,6 @@ class BasePolicy:
 
     options_type: ClassVar[type[Any]] = NoOptions
     chooses_victims: ClassVar[bool] = False
-    pauses_decodes: ClassVar[bool] = False
     pads: bool = False
 
     def __init__(self, order: QueueOrder, preemption: Preemption, options: Any) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.contiguous import ContiguousManager
-from engine.core.running.beams import longest_beam
 from engine.core.sequence import Request, RequestRefusedError
 
 
@@ -15,19 +14,12 @@ class Refusal:
         longest: prompt and output tokens that no sequence can exceed.
         most_sequences: sequences of a request that may run.
         blocks: the KV block pool.
-        num_lanes: lanes that share the pool.
-        beam_obstacle: why beams cannot be served; None if they can.
     """
 
-    def __init__(
-        self, longest: int, most_sequences: int, blocks: BlockManager, num_lanes: int, beam_obstacle: str | None
-    ) -> None:
+    def __init__(self, longest: int, most_sequences: int, blocks: BlockManager) -> None:
         self._longest = longest
         self._most_sequences = most_sequences
-        self._num_blocks = blocks.num_blocks // num_lanes
-        self._block_size = blocks.block_size
         self._shares_blocks = not isinstance(blocks, ContiguousManager)
-        self._beam_obstacle = beam_obstacle
 
     def limit(self, request: Request) -> int:
         """Prompt and output tokens that a sequence of `request` cannot exceed.
@@ -40,10 +32,6 @@ class Refusal:
             raise RequestRefusedError("the prompt is empty")
         if request.max_tokens < 1:
             raise RequestRefusedError(f"max_tokens={request.max_tokens} must be at least 1")
-        if request.is_beam_search:
-            if self._beam_obstacle is not None:
-                raise RequestRefusedError(f"beam search: {self._beam_obstacle}")
-            limit = min(limit, longest_beam(request, self._num_blocks, self._block_size))
         if prompt >= limit:
             raise RequestRefusedError(f"a prompt of {prompt} tokens and its output exceed the limit of {limit} tokens")
         count, most = request.num_sequences, self._most_sequences

@@ -12,7 +12,6 @@ from engine.core.kv.block_manager import BlockManager
 from engine.core.plan import StepDraft, make_prefill_chunk
 from engine.core.planning.asking import Admission, AdmissionRule, Wait
 from engine.core.planning.parking import Parking
-from engine.core.running import beams
 from engine.core.running.giving_way import GivingWay
 from engine.core.running.preemption import Preemption
 from engine.core.running.running_set import RunningSet
@@ -128,8 +127,6 @@ class StepPlanner(GivingWay):
             draft.transfers += self._blocks.admit(sequence, match, num_held)
             running.start(sequence, match, draft.now)
             draft.admitted.append(sequence)
-            if sequence.request.num_common_blocks is not None:
-                draft.admitted += beams.seat(running, self._blocks, sequence)
             self.plan_chunk(draft, sequence, num_tokens)
             budget -= num_tokens
 
@@ -184,7 +181,7 @@ class StepPlanner(GivingWay):
         while num_missing > self._blocks.num_free_blocks:
             if self.reclaim(num_missing - self._blocks.num_free_blocks):
                 continue
-            victim = self._preempt_one(draft, beams.without_readmitted(unplanned))
+            victim = self._preempt_one(draft, unplanned)
             del unplanned[victim]
             if victim is sequence:
                 return False

@@ -14,8 +14,6 @@ from engine.core.sequence import Sequence
 class AdmissionOrder(BasePolicy):
     """Serves the running sequences in the order of their admission; nobody is admitted in a step that preempts."""
 
-    pauses_decodes = True
-
     def compose(self, planner: StepPlanner, draft: StepDraft) -> None:
         chunks, budget = self._chunks(planner)
         num_blocks = planner.num_blocks_due() + sum(planner.missing_blocks(s, n) for s, n in chunks.items())

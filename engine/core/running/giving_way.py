@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from engine.core.admission.need import missing_blocks
 from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import give_up
 from engine.core.plan import StepDraft
-from engine.core.running import beams, padding
+from engine.core.running import padding
 from engine.core.running.preemption import Preemption
 from engine.core.running.running_set import RunningSet
 from engine.core.sequence import Sequence
@@ -38,19 +37,13 @@ class GivingWay:
         return self._preemption.victim(reversed(self.candidates()), self._last_victim, self._blocks.pool)
 
     def preempt(self, draft: StepDraft, victim: Sequence) -> None:
-        """Take the blocks of `victim`, and those of the other beams of its request if it is a beam."""
+        """Take the blocks of `victim`."""
         draft.is_starved = True
         if victim in self.running.ending:
             self.running.release_early(victim)
             return
         self._last_victim = victim
-        if victim.request.is_beam_search and victim.request.sequences[1:]:
-            group = victim.request.sequences
-            keeps = self._preemption.kept_by(group, self._blocks)
-            draft.transfers += beams.suspend(self.running, self._blocks, victim.request, keeps)
-            draft.preempted += group
-            return
-        draft.transfers += self.running.preempt(victim, self._preemption.kept_by([victim], self._blocks))
+        draft.transfers += self.running.preempt(victim, self._preemption.kept_by(victim, self._blocks))
         draft.preempted.append(victim)
 
     def reclaim(self, num_blocks: int, spared: Sequence | None = None) -> bool:
@@ -82,7 +75,6 @@ class GivingWay:
         if self.running.sequences or not self.waiting.head_blocked:
             return False
         num_missing = self._blocks.blocks_for(head.num_tokens) - len(head.block_table) - self.num_free_blocks
-        num_missing += missing_blocks(self._blocks, head)
         return self.reclaim(num_missing, spared=head)
 
     def _preempt_one(self, draft: StepDraft, candidates: dict[Sequence, None]) -> Sequence:
@@ -92,9 +84,8 @@ class GivingWay:
         return victim
 
     def candidates(self) -> dict[Sequence, None]:
-        """Who may give way, in order of admission: not those into whose blocks a transfer writes, nor their beams."""
+        """Who may give way, in order of admission: not those into whose blocks a transfer writes."""
         running = self.running
         if not running.parked:
             return running.sequences
-        groups = {s.request for s in running.parked if s.request.num_common_blocks is not None}
-        return {s: None for s in running.sequences if s not in running.parked and s.request not in groups}
+        return {s: None for s in running.sequences if s not in running.parked}

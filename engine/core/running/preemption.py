@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections import abc
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
 from engine.core.kv.block_manager import BlockManager
-from engine.core.kv.kept_blocks import keep_prefix, name_content, num_common_blocks, num_shared_tokens
-from engine.core.kv.lower_tiers import blocks_to_swap, can_swap_out, swap_out
+from engine.core.kv.kept_blocks import keep_prefix, name_content, num_shared_tokens
+from engine.core.kv.lower_tiers import can_swap_out, swap_out
 from engine.core.kv.pool import Pool
 from engine.core.kv.tier import Transfer
 from engine.core.sequence import Sequence
@@ -84,40 +83,34 @@ class Preemption(NamedTuple):
     recompute_token_us: float = 0.0
     transfer_block_us: float = 0.0
 
-    def kept_by(self, victims: abc.Sequence[Sequence], blocks: BlockManager) -> Keeps:
-        """What a sequence, or all beams of a request, keep if they give way now."""
+    def kept_by(self, victim: Sequence, blocks: BlockManager) -> Keeps:
+        """What a sequence keeps if it gives way now."""
         if self.mode == "partial":
             return "prefix"
-        if self.mode == "recompute" or not can_swap_out(blocks, victims):
+        if self.mode == "recompute" or not can_swap_out(blocks, victim):
             return "nothing"
-        return "host_copy" if self.mode == "swap" or self._swaps_faster(victims, blocks) else "nothing"
+        return "host_copy" if self.mode == "swap" or self._swaps_faster(victim, blocks) else "nothing"
 
-    def _swaps_faster(self, victims: abc.Sequence[Sequence], blocks: BlockManager) -> bool:
+    def _swaps_faster(self, victim: Sequence, blocks: BlockManager) -> bool:
         """Whether to copy all computed blocks out and back takes less time than to compute what would be lost.
 
-        Blocks of a cached prefix that others hold are not lost: the victim finds them again. Beams compute what is
-        common to all of them once.
+        Blocks of a cached prefix that others hold are not lost: the victim finds them again.
         """
-        num_lost = sum(victim.num_computed_tokens for victim in victims)
-        if len(victims) == 1:
-            num_lost -= num_shared_tokens(blocks, victims[0])
-        else:
-            num_lost -= (len(victims) - 1) * num_common_blocks(blocks, victims) * blocks.block_size
-        return 2 * blocks_to_swap(blocks, victims) * self.transfer_block_us < num_lost * self.recompute_token_us
+        num_lost = victim.num_computed_tokens - num_shared_tokens(blocks, victim)
+        num_blocks = blocks.blocks_for(victim.num_computed_tokens)
+        return 2 * num_blocks * self.transfer_block_us < num_lost * self.recompute_token_us
 
 
-def give_up_blocks(
-    blocks: BlockManager, victim: Sequence, keeps: Keeps, num_known: int, copies: dict[int, int]
-) -> list[Transfer]:
+def give_up_blocks(blocks: BlockManager, victim: Sequence, keeps: Keeps, num_known: int) -> list[Transfer]:
     """Release the blocks of `victim`, whose first `num_known` tokens are computed and known, except for what it keeps.
 
     It keeps nothing of its KV; or the prefix of full blocks, until others need them; or a copy in the host tier, made
-    by the transfers returned, of what `copies` has not (see `swap_out`).
+    by the transfers returned.
     """
     victim.num_preemptions += 1
     if keeps == "host_copy":
         victim.num_swaps += 1
-        return swap_out(blocks, victim, copies)
+        return swap_out(blocks, victim)
     victim.num_lost_tokens = max(victim.num_lost_tokens, victim.num_computed_tokens)
     name_content(blocks, victim, num_known)
     if victim.has_content:  # a step with drafts may have filled blocks that no later plan has registered

@@ -8,10 +8,9 @@ from engine.core.admission.waiting_queue import WaitingQueue
 from engine.core.flight import NOBODY, Flight, Stopped, Verified
 from engine.core.kv.block_manager import BlockManager
 from engine.core.kv.kept_blocks import name_content
-from engine.core.running.beams import gather, resume_together
 from engine.core.running.padding import drop, end_batch, pad_or_release
 from engine.core.running.running_set import RunningSet
-from engine.core.sequence import FINISHED, Request, Sequence, SequenceStatus
+from engine.core.sequence import FINISHED, Sequence, SequenceStatus
 
 _ADMISSION = attrgetter("admission")
 
@@ -60,16 +59,10 @@ class Progress:
         if running.returning:
             for sequence in running.returning:
                 if sequence in running.parked:
-                    self.ready(sequence)
+                    running.ready(sequence)
             running.returning.clear()
         if running.padding:
             end_batch(running)
-
-    def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence waited for is there: it takes part in the next plan, or with it all its beams."""
-        self._running.ready(sequence)
-        if sequence in self._running.gathering:
-            resume_together(self._running, self._blocks, sequence.request)
 
     def abort(self, sequence: Sequence) -> None:
         """Take a sequence out, and the padding of its batch if nobody else is left of that."""
@@ -123,31 +116,17 @@ class Progress:
             end_batch(running)
         return resumed_gaps
 
-    def beams_to_replace(self, flight: Flight) -> list[Request]:
-        """Requests whose beams all got a token with a plan that has run, and go on."""
-        decodes = self._running.decodes
-        firsts = [request.sequences[0] for request in self._running.beams]
-        has_run = flight.plan.num_decodes > 0
-        return [s.request for s in firsts if s in flight.started or has_run and s not in decodes.fresh]
-
     def _finish_prefill(self, flight: Flight, sequence: Sequence, stopped: Stopped) -> list[Sequence]:
         """The last chunk of a prompt gives every sequence of the request a token; returns these sequences."""
-        running, request = self._running, sequence.request
+        running = self._running
         del running.prefilling[sequence]
-        if sequence.num_forks:
-            started = self._fork(sequence)
-        elif request.num_common_blocks is None:
-            started = [sequence]
-        else:
-            started = gather(running, self._blocks, sequence)
+        started = self._fork(sequence) if sequence.num_forks else [sequence]
         for each in started:
             each.add_tokens(1)
             if each.num_tokens < each.end_length and each not in stopped:
                 running.decodes.join(each)
             else:
                 self._end(flight, each, stopped)
-        if request.is_beam_search and sequence in running.decodes.sequences:
-            running.beams[request] = None
         return started
 
     def _fork(self, sequence: Sequence) -> list[Sequence]:
@@ -168,8 +147,6 @@ class Progress:
         sequence.leave(FINISHED)
         if running.forked:
             running.forked.pop(sequence, None)
-        if running.beams:
-            running.beams.pop(sequence.request, None)
         if sequence in stopped:
             sequence.add_tokens(-stopped[sequence])
         running.ending[sequence] = None

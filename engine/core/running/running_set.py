@@ -19,7 +19,7 @@ from engine.core.kv.lower_tiers import land
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.running.preemption import Keeps, give_up_blocks
-from engine.core.sequence import PREFILLING, Request, Sequence, SequenceStatus
+from engine.core.sequence import PREFILLING, Sequence, SequenceStatus
 
 
 class RunningSet:
@@ -40,9 +40,7 @@ class RunningSet:
         parked: those that wait for something that is not a step.
         landing: those that were aborted while parked, without a seat: they hold the blocks that are written for them.
         forked: those that may have to copy a block that they share before they write into it.
-        gathering: readmitted beams that wait for other beams of their request (`engine.core.running.beams`).
         ending: those that got their last token in a plan that is not committed.
-        beams: requests whose beams decode.
         padding: decodes, or paused, that nobody asked for: the rows of those of a batch that have ended.
         num_reserved: seats of sequences that will be forked from admitted ones.
         flights: plans that are not committed, at most two, in order.
@@ -58,9 +56,7 @@ class RunningSet:
         self.parked: dict[Sequence, None] = {}
         self.landing: dict[Sequence, None] = {}
         self.forked: dict[Sequence, None] = {}
-        self.gathering: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
-        self.beams: dict[Request, None] = {}
         self.padding: dict[Sequence, None] = {}
         self.num_reserved = 0
         self._num_admitted = 0
@@ -106,9 +102,6 @@ class RunningSet:
         self._waiting.unblock_head()  # it may fill a block that the first in the queue can share
         land(self._blocks, sequence)
         sequence.status = SequenceStatus.PREFILLING
-        if sequence.request.num_common_blocks is not None:  # the beams of a request go on together
-            self.gathering[sequence] = None
-            return
         if sequence.has_content:
             self._blocks.register(sequence, sequence.num_computed_tokens)
         if sequence.is_prefilled:
@@ -157,29 +150,17 @@ class RunningSet:
         self.paused.clear()
 
     def preempt(self, sequence: Sequence, keeps: Keeps) -> list[Transfer]:
-        """Take the seat of `sequence`, which goes back to the queue with what it had generated; see `give_up`."""
-        transfers = self.give_up(sequence, keeps)
-        self._waiting.push(sequence)
-        return transfers
-
-    def give_up(self, sequence: Sequence, keeps: Keeps, copies: dict[int, int] | None = None) -> list[Transfer]:
-        """Take the seat of a sequence that is preempted, and its blocks except for what it keeps; see `swap_out`."""
+        """Take the seat of `sequence`, which goes back to the queue with what it had generated, and its blocks except
+        for what it keeps."""
         num_known = sequence.num_computed_tokens
         if self._note_last_token(sequence):
             num_known -= self.lag
         self.leave(sequence, SequenceStatus.WAITING)
-        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known, {} if copies is None else copies)
+        transfers = give_up_blocks(self._blocks, sequence, keeps, num_known)
         del self.sequences[sequence]
         self._waiting.on_release(sequence)
-        return transfers
-
-    def requeue(self, sequence: Sequence) -> None:
-        """Put a preempted sequence back into the queue."""
         self._waiting.push(sequence)
-
-    def note_release(self) -> None:
-        """Blocks were given up: the head of the queue may fit now."""
-        self._waiting.unblock_head()
+        return transfers
 
     def release_early(self, sequence: Sequence) -> None:
         """Let an ending sequence go at once, because its blocks are needed."""
@@ -235,10 +216,8 @@ class RunningSet:
         if sequence in self.decodes.sequences:
             self.decodes.remove(sequence)
         else:
-            for state in (self.prefilling, self.parked, self.paused, self.gathering, self.ending):
+            for state in (self.prefilling, self.parked, self.paused, self.ending):
                 state.pop(sequence, None)
-        if self.beams:
-            self.beams.pop(sequence.request, None)
         self.num_reserved -= sequence.num_forks
         self.forked.pop(sequence, None)
         sequence.leave(status)

@@ -39,11 +39,11 @@ def count_slots(
     prefills = [*draft.prefills, *(chunk for plan in plans for chunk in plan.prefills)]
     chunks = {chunk.sequence: chunk.num_tokens for chunk in prefills}
     num_tokens = draft.num_decodes + sum(len(plan.decodes) for plan in plans)
-    num_reserved, beside = 0, waiting.all_holders()
+    num_reserved, beside = 0, list(waiting.holders)
     useless: list[Sequence] = []
     for lane in lanes:
         num_tokens += lane.decodes.work((), 0).num_context_tokens - len(lane.decodes.sequences)
-        beside += [*lane.prefilling, *lane.paused, *lane.parked, *lane.gathering, *lane.landing]
+        beside += [*lane.prefilling, *lane.paused, *lane.parked, *lane.landing]
         useless += [*lane.ending, *lane.padding]
         if lane.padding:
             num_tokens -= _num_padding_tokens(lane, draft.num_decodes if lane is planned else 0)

@@ -62,16 +62,11 @@ class DecodeRows:
         self._row_of: dict[Sequence, int] = {}
         self._num_blocks: list[int] = []
         self._leaving: list[Sequence] = []
-        self._rewritten: dict[Sequence, None] = {}  # decoding ones whose rows are out of date
         self._are_all = True  # the rows are all decodes of the last plan with decodes
 
     def leave(self, sequence: Sequence) -> None:
         """Free the row that a sequence may have, in the next plan."""
         self._leaving.append(sequence)
-
-    def rewrite(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Send the rows of these sequences again, whose tokens or blocks were changed between two plans."""
-        self._rewritten.update(dict.fromkeys(sequences))
 
     def clear(self) -> RowChanges:
         """Free all rows, for a plan whose decodes are chunks."""
@@ -90,7 +85,7 @@ class DecodeRows:
             samples: for those whose last token is not known on the host: which sample of the last plan it is.
         """
         joined = self.joining(plan)
-        leaving = dict.fromkeys([*self._leaving, *plan.preempted, *plan.paused, *self._rewritten])
+        leaving = dict.fromkeys([*self._leaving, *plan.preempted, *plan.paused])
         num_staying = len(self.sequences) - sum(sequence in self._row_of for sequence in leaving)
         if plan.num_decodes and num_staying + len(joined) > plan.num_decodes:
             # Some get their last token with a plan that is not committed yet.
@@ -99,8 +94,6 @@ class DecodeRows:
         self._leaving.clear()
         num_kept = len(self.sequences)
         self._are_all = self._are_all or bool(joined)
-        if plan.num_decodes:
-            self._rewritten.clear()
         for sequence in joined:
             self._row_of[sequence] = len(self.sequences)
             self.sequences.append(sequence)
@@ -110,11 +103,7 @@ class DecodeRows:
 
     def joining(self, plan: StepPlan) -> list[Sequence]:
         """Who gets a row with a plan."""
-        joined = plan.fresh_decodes if self._are_all else list(plan.decodes)
-        if self._rewritten and plan.num_decodes:
-            fresh = set(joined)
-            joined = [*joined, *(s for s in self._rewritten if s in plan.decodes and s not in fresh)]
-        return joined
+        return plan.fresh_decodes if self._are_all else list(plan.decodes)
 
     def _changes(
         self,

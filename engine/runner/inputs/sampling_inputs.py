@@ -39,7 +39,7 @@ class SamplingInputs:
     @classmethod
     def of(cls, requests: abc.Iterable[tuple[SamplingParams, int]]) -> SamplingInputs:
         """The arrays for a list of (sampling parameters, seed)."""
-        rows = [(p.temperature, p.top_k, p.top_p, seed) for p, seed in requests]
+        rows = [(p.sampling_temperature, p.top_k, p.top_p, seed) for p, seed in requests]
         temperature, top_k, top_p, seeds = zip(*rows, strict=True) if rows else ((), (), (), ())
         return cls(
             np.asarray(temperature, np.float32),
@@ -230,7 +230,8 @@ def _edits(adjusted: abc.Sequence[tuple[int, AdjustedSequence]]) -> LogitEdits:
     allowed = [(row, each.params.allowed_token_ids) for row, each in adjusted if each.params.allowed_token_ids]
     biased = [(row, each.params.logit_bias) for row, each in adjusted if each.params.logit_bias]
     penalised = [(row, *each.penalties()) for row, each in adjusted if _has_penalties(each.params)]
-    min_p = [(row, each.params.min_p) for row, each in adjusted if each.params.min_p and each.params.temperature]
+    drawn = [(row, each.params) for row, each in adjusted if each.params.sampling_temperature]
+    min_p = [(row, params.min_p) for row, params in drawn if params.min_p]
     return LogitEdits(
         allowed_rows=np.asarray([row for row, _ in allowed], np.int64),
         allowed=_pairs(allowed),

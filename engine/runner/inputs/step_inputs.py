@@ -150,10 +150,6 @@ class StepBuilder:
             if adjusted is not None:
                 self._adjusted[fork].num_prompt_logprobs = adjusted.num_prompt_logprobs
 
-    def rewrite(self, sequences: abc.Iterable[Sequence]) -> None:
-        """Send the rows of these sequences again, whose tokens or blocks were changed between two plans."""
-        self._rows.rewrite(sequences)
-
     def has(self, sequence: Sequence) -> bool:
         """Whether a sequence is registered: it has neither ended nor been aborted."""
         return sequence in self._requests

@@ -58,7 +58,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         generation-config host io-processor-plugin kv-cache-metrics-sample kv-events-config
         limit-mm-per-prompt load-format log-config-file logprobs-mode master-addr master-port max-log-len max-logprobs
         max-parallel-loading-workers media-io-kwargs mm-processor-cache-gb mm-processor-cache-type mm-processor-kwargs
-        mm-shm-cache-max-object-size-mb mm-tensor-ipc model-loader-extra-config nnodes node-rank otlp-traces-endpoint
+        mm-shm-cache-max-object-size-mb mm-tensor-ipc model-loader-extra-config node-rank otlp-traces-endpoint
         override-generation-config pooler-config port prefix-caching-hash-algo profiler-config pt-load-map-location
         reasoning-config reasoning-parser reasoning-parser-plugin renderer-num-workers response-role revision root-path
         safetensors-load-strategy seed show-hidden-metrics-for-version shutdown-timeout ssl-ca-certs ssl-cert-reqs
@@ -80,14 +80,14 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         enable-eplb enable-expert-parallel enable-lora enable-mm-embeds enable-prompt-embeds
         enable-tower-connector-lora fully-sharded-loras headless mm-encoder-only specialize-active-lora""",
     ("one", "refused"): """
-        all2all-backend config convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
+        all2all-backend convert cp-kv-cache-interleave-size cpu-offload-gb data-parallel-address
         data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size data-parallel-size-local
         data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
         dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras ec-transfer-config eplb-config
         expert-placement-strategy hf-config-path hf-overrides kv-cache-memory-bytes kv-offloading-backend
         kv-offloading-size kv-transfer-config lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
         mamba-ssm-cache-dtype max-cpu-loras max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
-        mm-encoder-attn-backend mm-encoder-tp-mode offload-backend offload-group-size offload-num-in-group
+        mm-encoder-attn-backend mm-encoder-tp-mode nnodes offload-backend offload-group-size offload-num-in-group
         offload-prefetch-step performance-mode pipeline-parallel-size prefill-context-parallel-size runner
         scheduler-cls ubatch-size video-pruning-rate worker-cls worker-extension-cls""",
     ("many", "refused"): """
@@ -99,6 +99,7 @@ NEUTRAL = {
     **dict.fromkeys(("--pipeline-parallel-size", "--data-parallel-size", "--data-parallel-size-local"), "1"),
     **dict.fromkeys(("--decode-context-parallel-size", "--prefill-context-parallel-size"), "1"),
     **dict.fromkeys(("--max-num-partial-prefills", "--max-long-partial-prefills"), "1"),
+    "--nnodes": "1",
     "--cpu-offload-gb": "0",
     "--performance-mode": "balanced",
     "--runner": "generate",

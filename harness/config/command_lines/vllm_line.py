@@ -7,13 +7,16 @@ import functools
 import json
 import re
 import shlex
+from itertools import takewhile
 from typing import Any, NamedTuple, NoReturn
 
+from harness.config.command_lines.vllm_config_file import KEY as KEY
+from harness.config.command_lines.vllm_config_file import with_config_file
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SHORT
 from harness.config.schema.reader import nearest
 from harness.errors import ConfigError
 
-KEY = "import_vllm"
+_OTHER_ENGINE = ("VLLM_USE_V1=0",)
 # Flags that have a key of ours; a switch is read as "true" or "false".
 _SWITCHES = (
     "--enable-chunked-prefill",
@@ -68,7 +71,9 @@ def read_line(command: str) -> Line:
         ConfigError: it is no command of vLLM 0.19, or a flag of it changes what is served in a way that is not
             simulated.
     """
-    found = _parser().read(_normalized(_words(command)))
+    variables, words = _words(command)
+    words, notes = with_config_file(words)
+    found = _parser().read(_normalized(words))
     model = found.pop("model_tag") or found.get("--model")
     found.pop("--model", None)
     values = {name: _text(value) for name, value in found.items() if name not in OTHERS}
@@ -77,25 +82,30 @@ def read_line(command: str) -> Line:
         if OTHERS[name].effect == "refused" and value not in (NEUTRAL.get(name), "false"):
             shown = name if value == "true" else f"{name} {value}"
             raise ConfigError(f"{KEY}: {shown}: not simulated, and it changes what is served; leave it out to go on")
-    notes = []
+    if variables:
+        notes.append(f"{', '.join(variables)}: environment variables are not simulated; they may change what is served")
     for effect, text in (("times", "not simulated; it may change the times of steps"), ("none", "left out")):
         if names := [name for name in others if OTHERS[name].effect == effect]:
             notes.append(f"{', '.join(names)}: {text}")
     return Line(model, values, notes)
 
 
-def _words(command: str) -> list[str]:
-    """The arguments after `vllm serve`, or after the module of the server."""
+def _words(command: str) -> tuple[list[str], list[str]]:
+    """The environment variables before the command, and the arguments after `vllm serve`, or after the module of the
+    server."""
     try:
         words = shlex.split(command.replace("\\\n", " "), comments=True)
     except ValueError as error:
         raise ConfigError(f"{KEY}: not a command line ({error})") from None
-    while words and re.fullmatch(r"\w+=.*", words[0]):  # environment variables
-        del words[0]
+    words = words[1:] if words[:1] == ["env"] else words
+    variables = list(takewhile(lambda word: re.fullmatch(r"\w+=.*", word, re.DOTALL), words))
+    words = words[len(variables) :]
+    if any(each in _OTHER_ENGINE for each in variables):
+        raise ConfigError(f"{KEY}: {', '.join(variables)}: asks for vLLM's engine V0, which 0.19 has no more")
     if words[:2] == ["vllm", "serve"]:
-        return words[2:]
+        return variables, words[2:]
     if words[1:3] == ["-m", "vllm.entrypoints.openai.api_server"]:
-        return words[3:]
+        return variables, words[3:]
     raise ConfigError(f"{KEY}: {command!r}: must be a command line that starts with vllm serve")
 
 

@@ -24,10 +24,11 @@ _FIXED = {
 _ORDERS = (("fcfs", "last"), ("priority", "least_urgent"))  # --scheduling-policy fcfs and priority
 
 
-def serve_command(config: RunConfig) -> str:
+def serve_command(config: RunConfig, num_blocks: int | None = None) -> str:
     """The `vllm serve` line of a configuration; a comment at its end names the settings that vLLM 0.19 has no flag for.
 
-    The line is for one server: what prices a step and what sends the requests is no part of it.
+    The line is for one server: what prices a step and what sends the requests is no part of it. vLLM starts with no
+    `max_model_len` that its pool cannot hold: the line has one that `num_blocks`, the size of the pool, holds.
     """
     scheduler, missing = config.scheduler, _missing(config)
     words: list[object] = ["vllm", "serve", config.model.name, "--dtype", config.model.dtype]
@@ -37,8 +38,9 @@ def serve_command(config: RunConfig) -> str:
     words += ["--block-size", config.block_size]
     words += ["--max-num-seqs", config.max_num_seqs, "--max-num-batched-tokens", config.max_num_batched_tokens]
     words += ["--gpu-memory-utilization", config.gpu_memory_utilization]
-    if config.max_model_len is not None:
-        words += ["--max-model-len", config.max_model_len]
+    longest = longest_that_fits(config, num_blocks or config.num_blocks)
+    if config.max_model_len is not None or longest < config.model.max_position_embeddings:
+        words += ["--max-model-len", longest]
     if config.num_blocks is not None:
         words += ["--num-gpu-blocks-override", config.num_blocks]
     if config.weight_format != config.model.quantization and config.weight_format == "fp8":
@@ -60,6 +62,13 @@ def serve_command(config: RunConfig) -> str:
         comments.insert(0, f"{config.replicas} such servers behind a router: {config.router.rule}")
     line = shlex.join(map(str, words))
     return f"{line}  # {'; '.join(comments)}" if comments else line
+
+
+def longest_that_fits(config: RunConfig, num_blocks: int | None) -> int:
+    """Tokens of prompt and output together that a sequence may have, in a pool of `num_blocks` (None: any)."""
+    longest = config.max_model_len or config.model.max_position_embeddings
+    assert config.block_size is not None, "resolved by the configuration"
+    return longest if num_blocks is None else min(longest, num_blocks * config.block_size)
 
 
 def _drafts(config: RunConfig) -> dict[str, Any] | None:

@@ -69,7 +69,9 @@ class Composer(ConfigLoader):
 
     def load_sweep_config(self, master_config: DictConfig, sweep_overrides: list[str]) -> DictConfig:
         """The configuration of a job of a sweep, with what was resolved for the sweep, such as its time."""
-        overrides = [*master_config.hydra.overrides.hydra, *sweep_overrides]
+        given = OmegaConf.to_container(master_config.hydra.overrides.hydra)  # references are resolved for each job
+        assert isinstance(given, list)
+        overrides = [*map(str, given), *sweep_overrides]
         cfg = self.load_configuration(master_config.hydra.job.config_name, overrides, RunMode.RUN)
         OmegaConf.copy_cache(from_config=master_config, to_config=cfg)
         return cfg

@@ -103,6 +103,9 @@ class ModelConfig(ConfigModel):
         qk_norm: whether each head of query and key is normed.
         quantization: format of the published weights (simulator/models/weight_formats.py); the top-level key of that
             name can ask for another one.
+        kv_cache_dtype: of the KV cache that the published checkpoint asks for: auto (the model's dtype) or fp8;
+            engine.kv_cache_dtype can ask for another one.
+        ignored_keys: keys of the file of model.config that are not understood.
     """
 
     name: Text
@@ -124,6 +127,8 @@ class ModelConfig(ConfigModel):
     num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
     qk_norm: bool = False
     quantization: WeightFormat = "none"
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    ignored_keys: Annotated[tuple[Text, ...], Field(strict=False)] = ()
 
     def shares_out(self, size: int) -> bool:
         """Whether `size` ranks can share its KV heads; ranks beyond their number hold copies."""

@@ -81,22 +81,9 @@ class EveryTrace(ConfigModel):
 
     Attributes:
         n: output sequences per request, sampled independently; each has the request's number of output tokens.
-        beam_width: beams per request; each has the request's number of output tokens.
-        beam_replacement: probability that a step replaces a beam by a copy of another one (simulation only; the real
-            engine scores tokens). The default is an assumption: with it 2 to 6 beams save 35 to 50 % of the blocks on
-            Alpaca's lengths and 47 to 76 % on ShareGPT's, where Kwon et al. 2023 (PagedAttention, figure 15) measured
-            38 to 55 % and 44 to 66 %.
     """
 
     n: SequenceCount = 1
-    beam_width: SequenceCount = 1
-    beam_replacement: Annotated[float, Field(ge=0, le=1)] = 0.05
-
-    @model_validator(mode="after")
-    def _check_sequences(self) -> Self:
-        if self.n > 1 and self.beam_width > 1:
-            raise ValueError(f"n={self.n}: with beam_width={self.beam_width} a request has beams and no other samples")
-        return self
 
 
 class FileTrace(EveryTrace):
@@ -104,7 +91,7 @@ class FileTrace(EveryTrace):
 
     Attributes:
         path: of the file.
-        limit: requests to keep, from the start; null keeps all.
+        limit: requests to keep, the earliest ones; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
@@ -159,9 +146,14 @@ class CsvTrace(ColumnsTrace):
 
 
 class JsonlTrace(ColumnsTrace):
-    """JSON lines with the columns of the trace table, token ids and hash ids included."""
+    """JSON lines with the columns of the trace table, token ids and hash ids included.
+
+    Attributes:
+        hash_block_size: tokens per hash id, for a file with hash_ids and no column that says it.
+    """
 
     kind: Literal["jsonl"] = "jsonl"
+    hash_block_size: Tokens | None = None
 
 
 class CustomTrace(EveryTrace, CustomConfig):
@@ -170,7 +162,7 @@ class CustomTrace(EveryTrace, CustomConfig):
 
     Attributes:
         path: of the file that the function reads; null for a function that draws requests.
-        limit: requests to keep, from the start; null keeps all.
+        limit: requests to keep, the earliest ones; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
@@ -188,7 +180,7 @@ class ShareGptTrace(EveryTrace):
         tokenizer: tokenizer.json to count the tokens of texts with, or the folder that holds it.
         num_requests: number of requests to draw without a path; null draws 4000, auto as many as metrics.interval
             needs.
-        limit: requests to keep, from the start; null keeps all.
+        limit: requests to keep, the earliest ones; null keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 

@@ -11,7 +11,7 @@ from simulator.models.weight_formats import QUANTIZATIONS
 
 def model_shape(model: ModelConfig, weight_format: str, kv_cache_dtype: KVDtype) -> ModelShape:
     """A model of the configuration, with weights of a format, as the simulator sees it."""
-    fields = model.model_dump() | {
+    fields = model.model_dump(exclude={"kv_cache_dtype", "ignored_keys"}) | {
         "dtype": "fp32" if model.dtype == "float32" else "bf16",
         "dtype_bytes": model.dtype_bytes,
         "kv_dtype": kv_cache_dtype,

@@ -20,6 +20,7 @@ from harness.errors import ConfigError
 from simulator.costs.stage import largest_stage
 from simulator.importers import open_profile
 from simulator.models.hardware import ModelShape
+from simulator.models.memory import KVPool
 from simulator.models.weight_formats import UnsupportedQuantizationError
 from simulator.profile.archive import find_profile
 from simulator.profile.checks import check_fits, check_units
@@ -36,10 +37,10 @@ def resolve(config: RunConfig) -> System:
     """
     engine = config.engine
     assert isinstance(engine, SimEngine), "the other engines are measured"
-    model = model_shape(config.model, config.weight_format, engine.kv_cache_dtype)
+    model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
     drafter = _drafter_shape(config)
     device = device_rates(config.device)
-    pool = kv_pool(config, largest_stage(model, config.pipeline_parallel_size), drafter, device)
+    pool = pool_of(config)
     system = System(
         model=model,
         device=device,
@@ -69,6 +70,13 @@ def resolve(config: RunConfig) -> System:
     return _calibrated(system, config)
 
 
+def pool_of(config: RunConfig) -> KVPool:
+    """The KV pool of one rank; raises ConfigError where the model does not fit on the device."""
+    model = model_shape(config.model, config.weight_format, config.kv_cache_dtype)
+    stage = largest_stage(model, config.pipeline_parallel_size)
+    return kv_pool(config, stage, _drafter_shape(config), device_rates(config.device))
+
+
 def _plain(options: SchedulerOptions) -> SchedulerOptions:
     """The scheduler's options without the configuration's own type."""
     return SchedulerOptions(**{field.name: getattr(options, field.name) for field in fields(SchedulerOptions)})
@@ -77,7 +85,10 @@ def _plain(options: SchedulerOptions) -> SchedulerOptions:
 def _drafter_shape(config: RunConfig) -> ModelShape | None:
     """The model that drafts, with weights of its own format."""
     drafter = getattr(config.speculation, "drafter", None)
-    return None if drafter is None else model_shape(drafter, drafter.quantization, config.engine.kv_cache_dtype)
+    if drafter is None:
+        return None
+    kv_dtype = config.engine.kv_cache_dtype
+    return model_shape(drafter, drafter.quantization, drafter.kv_cache_dtype if kv_dtype == "auto" else kv_dtype)
 
 
 def _cost_choice(config: RunConfig) -> CostChoice:

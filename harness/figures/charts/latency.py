@@ -78,7 +78,7 @@ def distributions_chart(
 
 def counted(requests: pd.DataFrame, summary: Mapping[Any, Any]) -> pd.DataFrame:
     """The finished requests that arrived inside the summary's window."""
-    # both are undefined where no request ever arrived, and a window of NaN cuts nothing
+    # both are undefined where no request counts, and a window of NaN has no arrival in it
     start, end = (np.float64(summary.get(key)) for key in ("window_start_s", "window_end_s"))
     inside = Window(float(start), float(end)).contains(requests["arrival_time"].to_numpy(dtype=np.float64))
     return requests[inside & (requests["status"] == "finished").to_numpy()]

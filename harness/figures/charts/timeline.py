@@ -177,7 +177,10 @@ def _with_window(panel: Panel, bins: _Bins, summary: Mapping[str, Any]) -> Panel
     """With a grey veil where arrivals are outside the window, if it cuts any."""
     if not summary.get("num_excluded"):
         return panel
-    start, end, last = summary["window_start_s"], summary["window_end_s"], float(bins.edges[-1])
+    last = float(bins.edges[-1])
+    start, end = (summary[key] for key in ("window_start_s", "window_end_s"))
+    if start is None or end is None:  # no request counts
+        return replace(panel, shaded=[(0.0, last)])
     return replace(panel, shaded=[(low, min(high, last)) for low, high in ((0.0, start), (end, last)) if low < last])
 
 

@@ -31,6 +31,7 @@ from harness.figures.subtitles import measured_or_simulated
 from harness.results.stored.files import GAPS, REQUESTS, STEPS, read_summary, read_table
 from harness.results.summary import number, percent
 from harness.results.tables import Gaps, RunResult
+from harness.results.unserved import unserved_text
 
 _STEP_COLUMNS = [
     "start_time", "duration", "num_decode_seqs", "num_prefill_tokens", "num_running", "num_waiting", "num_used_blocks",
@@ -117,6 +118,8 @@ def verdicts(summary: Mapping[str, Any], limits: Mapping[str, float]) -> list[Ma
     if not summary.get("complete"):
         left = f"{summary.get('unfinished') or 0:,} of {summary.get('num_prompts') or 0:,} requests unfinished"
         found.append(verdict("bad", "Incomplete:", f"{summary.get('ended_early') or 'interrupted'}; {left}"))
+    if unserved := unserved_text(summary):
+        found.append(verdict("bad", "Not all served:", f"{unserved}; the reasons stand below."))
     if load := _load_verdict(summary):
         found.append(verdict(*load))
     met = summary.get("slo_met")
@@ -246,10 +249,8 @@ def _facts(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _warnings(summary: Mapping[str, Any]) -> list[str]:
     found = []
-    if summary.get("num_excluded"):
+    if summary.get("num_excluded") and summary.get("num_prompts"):
         found.append(f"{summary['num_excluded']:,} requests outside the warm-up/drain window are left out of latencies")
-    if summary.get("truncated"):
-        found.append(f"{summary['truncated']:,} requests were cut short at max_model_len or the size of the KV pool")
     found += [
         f"{rows:,} rows of the trace were skipped: {why}" for why, rows in (summary.get("bad_rows") or {}).items()
     ]

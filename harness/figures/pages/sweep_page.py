@@ -23,6 +23,7 @@ from harness.results.load import ALIKE
 from harness.results.slo import LIMITED
 from harness.results.stored.files import read_summary
 from harness.results.summary import number, percent
+from harness.results.unserved import unserved_text
 
 _VERDICTS = {"stable": "good", "overloaded": "bad", "unclear": "warn"}
 _MOST_FAILED = 20
@@ -97,10 +98,13 @@ def _verdicts(
     if overloaded:
         text = f"of {len(rows)}: the longer such a run, the longer its latencies."
         found.append(verdict("warn", f"{len(overloaded)} overloaded", text))
+    if unserved := [row for row in rows if unserved_text(row)]:
+        text = f"of {len(rows)}: requests were rejected or cut short, as {unserved_text(unserved[0])}."
+        found.append(verdict("bad", f"{len(unserved)} not all served", text))
     if limits and any(row.get("slo_met") is not None for row in rows):
         found.append(_slo_verdict(rows, parameters, load))
     elif rows:
-        fit = [row for row in rows if row.get("verdict") != "overloaded"] or rows
+        fit = [row for row in rows if row.get("verdict") != "overloaded" and not unserved_text(row)] or rows
         alike = by_throughput(fit)[0]
         best = alike[0]
         at = f" at {value_label(best[load])} {_load_unit(load)}" if load else ""
@@ -182,6 +186,8 @@ def _table(
             columns.append((name, [_share(row.get(key)) for row in rows]))
     if any(row.get("verdict") for row in rows):
         columns.append(("verdict", [_verdict_cell(row.get("verdict")) for row in rows]))
+    if any(map(unserved_text, rows)):
+        columns.append(("not served", [Cell(unserved_text(row) or "–", tone="bad") for row in rows]))
     if any(row.get("slo_met") is not None for row in rows):
         columns.append(("SLO", [_slo_cell(row.get("slo_met")) for row in rows]))
     cells = [list(row) for row in zip(*(column for _, column in columns), strict=True)]

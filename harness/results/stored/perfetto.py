@@ -5,7 +5,7 @@
                          lane of a pipeline a thread
     process "requests"   one asynchronous slice per request, from its arrival on, with its parts: waiting, parked,
                          prefill, decode, preempted and swapped, as `harness.record.span_log` has them. Each further
-                         sample or beam of a request has a slice of its own, from the first token on
+                         sample of a request has a slice of its own, from the first token on
 
 Times are microseconds since the start of the run.
 """

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import serve_command
 from harness.config.schema.tasks.capacity import CapacityConfig, SearchConfig
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from harness.results.summary import number
 from harness.studies.capacity.keys import load_of, searched_key, unit_of, with_load, with_values
@@ -60,7 +60,7 @@ def find(
     if config.capacity.confirm and found.estimate is not None and confirms:
         row["confirmed"] = confirm(config, row["low"], folder, console)
         sentences.append(confirmation_text(row["confirmed"], key))
-    document = make_document(config, [row], " ".join(sentences), serve_command(config))
+    document = make_document(config, [row], " ".join(sentences), serve_line(config))
     write_document(document, folder)
     return document
 
@@ -115,7 +115,8 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
     """The configuration of a probe: a plain run of `config` with a seed and a number of requests of its own.
 
     A trace from a file has as many requests as there are; more clients than a tenth of the requests of a closed loop
-    would all be in its ramp-up, so that it has up to 10 times as many.
+    would all be in its ramp-up, so that it has up to 10 times as many. Probes leave out their own ramp-up, whatever
+    metrics.warmup and metrics.drain say: of a short one at a high load they would leave nothing.
     """
     if config.arrival.kind == "closed_loop":
         num_requests = min(max(num_requests, 10 * config.arrival.concurrency), 10 * num_requests)
@@ -130,6 +131,7 @@ def probe_config(config: RunConfig, number: int, num_requests: int) -> RunConfig
             "plots": False,
             "capacity": CapacityConfig(),
             "search": SearchConfig(),
+            "metrics": config.metrics.model_copy(update={"warmup": 0.0, "drain": 0.0}),
         }
     )
     return with_values(plain, size)

@@ -13,23 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pandas as pd
 
 from engine.documents import DocumentError, read_json
-from harness.config import RunConfig, SloConfig, load, to_yaml
+from harness.config import RunConfig, load, to_yaml
 from harness.errors import ConfigError
 from harness.results.columns import floats, nan_min
 from harness.results.servers import step_integral
-from harness.results.slo import limits_ms
+from harness.results.slo import beyond_limits
 from harness.results.stored.files import INPUTS, SUMMARY, write_whole
 from harness.results.stored.inputs import input_digests, read_inputs
 from harness.results.tables import RunResult
 from harness.studies.capacity.keys import load_of
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
-
-Bools = npt.NDArray[np.bool_]
 
 _PROBE = "probe.json"
 _FILLING = 0.1  # of the requests at least: they meet a system that is not yet full
@@ -41,8 +38,8 @@ class Probe:
 
     Attributes:
         load: what the searched key made, such as requests/s.
-        beyond: share of requests beyond the limit of each latency, by its name; those that the system did not serve are
-            beyond all. Requests that arrived while it filled are left out.
+        beyond: share of requests beyond the limit of each latency, by its name; those that the system did not serve, or
+            not in full, are beyond all. Requests that arrived while it filled are left out.
         share: the largest of them.
         latencies_ms: the percentile of the SLO of each of these latencies, over the same requests.
         guess: load at which the system itself would be full, as estimated from this run; 0 where that is not known.
@@ -149,12 +146,6 @@ def _steady(requests: pd.DataFrame, ramp_up_s: float) -> pd.DataFrame:
     order = np.argsort(np.argsort(arrival, kind="stable"), kind="stable")  # NaN, which did not arrive, is last
     filling = (order < _FILLING * len(order)) | (arrival < nan_min(arrival) + ramp_up_s)
     return requests if filling.all() else requests[~filling].sort_values("arrival_time")
-
-
-def beyond_limits(requests: pd.DataFrame, slo: SloConfig) -> dict[str, Bools]:
-    """Which requests are beyond each limit given. An undefined TPOT, of a request with one token, is within."""
-    unserved = (requests["status"] != "finished").to_numpy()
-    return {name: unserved | (floats(requests, name) * 1e3 > limit) for name, limit in limits_ms(slo).items()}
 
 
 def _percentile(requests: pd.DataFrame, name: str, percentile: float) -> float:

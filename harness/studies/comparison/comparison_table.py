@@ -14,11 +14,12 @@ from harness.figures.labels import parameter_title, short_name, value_label
 from harness.figures.metrics import tail_percentile
 from harness.results.slo import LIMITED
 from harness.results.summary import number, percent
+from harness.results.unserved import unserved_text
 from harness.studies.comparison.notes import notes_on
 
 _MAX_ROWS = 40
 _LABEL_WIDTH = 24  # at most, where there are many columns
-_OVERLOADED = " ×"
+_OVERLOADED, _UNSERVED = " ×", " !"
 _ATTAINED = {f"slo_{name}_attainment": f"{name.upper()}\nin SLO" for name in LIMITED}
 _SHARES = ("mean_kv_cache_usage", "prefix_cache_hit_rate", "goodput_share", *_ATTAINED)
 
@@ -95,7 +96,8 @@ def _load_columns(rows: Sequence[Mapping[Any, Any]], table: pd.DataFrame) -> lis
 
 
 def _mark(row: Mapping[Any, Any]) -> str:
-    return _OVERLOADED if row.get("verdict") == "overloaded" else ""
+    overloaded = _OVERLOADED if row.get("verdict") == "overloaded" else ""
+    return overloaded + (_UNSERVED if unserved_text(row) else "")
 
 
 def _metric_columns(rows: Sequence[Mapping[Any, Any]], table: pd.DataFrame) -> list[list[_Column]]:
@@ -169,6 +171,9 @@ def _print_notes(table: pd.DataFrame, console: Console) -> None:
         notes.append("×: overloaded, so latencies tell how long the run was")
     if notes:
         console.print(Text("; ".join(notes), style="dim"))
+    for row in rows:
+        if unserved := unserved_text(row):
+            console.print(Text(f"{_UNSERVED.strip()} {row['label']}: {unserved}", style="yellow"))
     if len(table) > _MAX_ROWS:
         text = f"the {_MAX_ROWS} of {len(table)} rows with the highest output throughput; all are in configurations.csv"
         console.print(Text(text, style="dim"))

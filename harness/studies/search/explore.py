@@ -24,12 +24,13 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import serve_command
 from harness.config.schema.tasks.capacity import SearchConfig
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError, TwinServeError
 from harness.results.metrics import json_ready
 from harness.results.stored.files import SEARCH, write_whole
 from harness.results.summary import number
+from harness.results.unserved import unserved_text
 from harness.studies.capacity.capacity import make_document, run_probes, search
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence
 from harness.studies.capacity.keys import searched_key, with_load
@@ -38,9 +39,8 @@ from harness.studies.capacity.probe import run_quietly
 from harness.studies.capacity.row import Row, room_of, row_of
 from harness.studies.capacity.table import print_table, write_document
 from harness.studies.capacity.worker_pool import ended_on_failure, num_workers, submit
-from harness.studies.search.space import configuration, draw_untried, space_of, text
+from harness.studies.search.space import CAPACITY_PER_GPU, check_keys, configuration, draw_untried, space_of, text
 
-CAPACITY_PER_GPU = "capacity_per_gpu"
 _GIVE_UP = 3.0  # a first probe with so many times the room for requests beyond a limit is one that fails at once
 _STARTING = 8  # trials at random before Optuna's sampler learns from them, or a third of all
 _MOST_ASKS = 3  # for a configuration that was not tried yet, before one is drawn
@@ -57,6 +57,7 @@ def explore(config: RunConfig, folder: Path) -> dict[str, Any]:
         KeyboardInterrupt: the search was interrupted; the trials that ended are kept.
     """
     console = Console()
+    check_keys(config)
     study = _study(config, folder)
     _run_trials(study, config, folder, console)
     document = _document(study, config)
@@ -201,7 +202,7 @@ def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) 
     overrides = {key: text(value) for key, value in trial.params.items()}
     row = row_of(config, found, trial.user_attrs["label"], overrides)
     trial.set_user_attr("row", json_ready({**row, "trial": trial.number}))
-    trial.set_user_attr("command", serve_command(config))
+    trial.set_user_attr("command", serve_line(config))
     return row["per_gpu"] or 0.0
 
 
@@ -220,12 +221,15 @@ def _run(config: RunConfig, folder: Path) -> dict[str, Any]:
     return run_quietly(config, folder).summary
 
 
-def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> float:
-    """The number of the summary of a run that is the objective."""
+def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> float | None:
+    """The number of the summary of a run that is the objective; None for a run that refused requests or cut them."""
+    if unserved := unserved_text(summary):
+        trial.set_user_attr("given_up", f"not all served: {unserved}")
+        return None
     value = summary.get(config.search.objective)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")
-    trial.set_user_attr("command", serve_command(config))
+    trial.set_user_attr("command", summary["vllm_command"])
     return float(value)
 
 

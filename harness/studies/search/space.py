@@ -20,9 +20,11 @@ from optuna.distributions import (
 from harness.config import RunConfig, parse
 from harness.config.schema.tasks.capacity import SearchConfig
 from harness.errors import ConfigError
-from harness.studies.capacity.keys import with_values
+from harness.studies.capacity.keys import searched_key, with_values
 
 _NUMBER = r"\s*(\d+(?:\.\d*)?(?:e[+-]?\d+)?)\s*"
+CAPACITY_PER_GPU = "capacity_per_gpu"
+_QUESTION = ("task", "metrics", "capacity", "search", "plot", "report", "results")  # groups and keys
 _MOST_DRAWS = 10_000
 _LOG_FROM = 10.0  # a range whose ends differ by this factor is searched in logarithms
 
@@ -30,6 +32,20 @@ _LOG_FROM = 10.0  # a range whose ends differ by this factor is searched in loga
 def space_of(settings: SearchConfig) -> dict[str, BaseDistribution]:
     """What to choose from, by key; raises ConfigError for a value that is neither a list nor a range."""
     return {key: _distribution(key, value) for key, value in (settings.space or {}).items()}
+
+
+def check_keys(config: RunConfig) -> None:
+    """Raises ConfigError where `search.space` has a key that changes the question and not the system, for which the
+    best value would be the easiest question."""
+    settings = config.search
+    load = searched_key(config) if settings.objective == CAPACITY_PER_GPU else None
+    for key in settings.space or {}:
+        if key == "seed":
+            raise ConfigError("search.space.seed: the best seed is the luckiest; leave it out")
+        if key == load or key.partition("/")[0] == "arrival" and load is not None:
+            raise ConfigError(f"search.space.{key}: the load is what each trial searches for; leave it out")
+        if key.partition(".")[0] in _QUESTION:
+            raise ConfigError(f"search.space.{key}: changes what is asked, not the system; leave it out")
 
 
 def _distribution(key: str, value: str | tuple[Any, ...]) -> BaseDistribution:

@@ -22,6 +22,7 @@ from rich.text import Text
 
 from harness.results.stored.files import CAPACITY, SUMMARY, read_summary
 from harness.results.summary import number
+from harness.results.unserved import unserved_text
 
 _FILE = "TWINSERVE_JOBS"
 _REFRESH_S = 0.2
@@ -57,6 +58,8 @@ def result_text(summary: Mapping[str, Any]) -> str:
     if summary.get("output_throughput") is None:
         return ""
     throughput = f"{number(summary['output_throughput']):>6} tok/s"
+    if unserved := unserved_text(summary):
+        throughput += f"  NOT ALL SERVED ({unserved})"
     if summary.get("verdict") == "overloaded":  # latencies then say how long the run was
         return f"{throughput}  overloaded"
     tail = next((key for key in ("p99_ttft_ms", "p95_ttft_ms", "p90_ttft_ms") if key in summary), "median_ttft_ms")

@@ -69,6 +69,28 @@ def name_by_what_varies(config: DictConfig, folder: Path) -> None:
     config.hydra.overrides.hydra.append(f"hydra.job.config.override_dirname.exclude_keys=[{quoted}]")
 
 
+def check_jobs(config: DictConfig) -> None:
+    """Check that a sweep, of which `config` is Hydra's, has jobs, each with a folder of its own.
+
+    Raises:
+        ConfigError: it has none, or some of them would share a folder, where the last one would replace the others.
+    """
+    overrides = overrides_of(config)
+    for override in overrides:
+        if _values(override) == []:
+            raise ConfigError(f"{override.input_line}: has no value, so that the sweep has no job")
+    subdir = str(OmegaConf.to_container(config.hydra.sweep, resolve=False)["subdir"])  # type: ignore[index, call-overload]
+    if number_of_jobs(overrides) == 1 or re.search(r"\bjob\.(num|id)\b", subdir):
+        return
+    varied, _ = split(overrides, ())
+    named = set(re.findall(r"\$\{([\w./@]+)\}", subdir))
+    if "override_dirname" in subdir:
+        named |= split(overrides, config.hydra.job.config.override_dirname.exclude_keys)[0]
+    if shared := sorted(varied - named):
+        keys = " and ".join(shared)
+        raise ConfigError(f"hydra.sweep.subdir={subdir}: jobs that differ in {keys} alone would share a folder")
+
+
 def split(overrides: Iterable[Override], left_out: Collection[str]) -> tuple[set[str], dict[str, str]]:
     """The keys that a sweep varies, and the others with all that is said of them; both without those in `left_out`."""
     varied: set[str] = set()

@@ -223,8 +223,9 @@ class SweepReport(Callback):
 
 
 def _name_jobs(config: DictConfig) -> None:
-    """Names the folders of the jobs by what the sweep varies."""
+    """Names the folders of the jobs by what the sweep varies, so that each has its own."""
     try:
+        naming.check_jobs(config)
         naming.name_by_what_varies(config, Path(config.hydra.sweep.dir))
     except (TwinServeError, OSError, HydraException) as error:  # Hydra would turn it into a warning
         raise SystemExit(USER_ERROR) from error

@@ -39,26 +39,27 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
     Raises:
         TraceError: the file cannot be read, is of another format, has no usable row, or more bad rows than allowed.
         ConfigError: a tokenizer cannot be loaded, or has nothing to count; drawn prompts have too many hash ids;
-            trace.n or trace.beam_width is given beside a column n of the file.
+            trace.n is given beside a column n of the file.
     """
     if table is not None:
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
         rules = RowRules(config.limit, config.on_bad_row, with_times)
-        return _with_sequences(frame.read(table, config.path, rules, Layout(config.columns, config.time_unit)), config)
+        return _with_sequences(frame.read(table, config.path, rules, _layout(config)), config)
     stamp = file_stamp(getattr(config, "path", None))
     return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
 
 
+def _layout(config: CsvTrace | JsonlTrace) -> Layout:
+    return Layout(config.columns, config.time_unit, getattr(config, "hash_block_size", None))
+
+
 def _with_sequences(trace: Trace, config: TraceConfig) -> Trace:
-    """The trace with `n` sequences, or beams, for every request."""
-    key = "n" if config.n > 1 else "beam_width"
-    count = max(config.n, config.beam_width)
-    if count == 1:
+    """The trace with `n` sequences for every request."""
+    if config.n == 1:
         return trace
     if "n" in trace.table:
-        raise ConfigError(f"trace.{key}={count}: {trace.source} has a column n, which says it for each request")
-    replacement = config.beam_replacement if config.beam_width > 1 else None
-    return replace(trace, table=trace.table.assign(n=count), beam_replacement=replacement)
+        raise ConfigError(f"trace.n={config.n}: {trace.source} has a column n, which says it for each request")
+    return replace(trace, table=trace.table.assign(n=config.n))
 
 
 def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
@@ -74,7 +75,7 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
         case CsvTrace() | JsonlTrace():
             read = plain.read_csv if config.kind == "csv" else plain.read_jsonl
             rules = RowRules(config.limit, config.on_bad_row, with_times)
-            return read(config.path, rules, Layout(config.columns, config.time_unit))
+            return read(config.path, rules, _layout(config))
         case CustomTrace():
             return custom.read(config, rng, RowRules(config.limit, config.on_bad_row, with_times))
         case _:

@@ -1,5 +1,6 @@
 """Traces that are tables in memory: of a caller in Python, or of a function of the user's own."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -36,10 +37,10 @@ def read(
             raise TraceError(f"{source}: no column {column}; a trace has {', '.join(plain.REQUIRED)} at least")
     ours = table[list(names.values())].set_axis(list(names), axis=1)
     first = {str(column): _plain(value) for column, value in ours.iloc[0].items()} if len(ours) else {}
-    block_size = plain.hash_block_size(source, first)
+    block_size = plain.hash_block_size(source, first, layout)
     if "arrival_time" in ours and pd.api.types.is_datetime64_any_dtype(ours["arrival_time"]):
         ours = ours.assign(arrival_time=pd.to_datetime(ours["arrival_time"], utc=True).map(_iso, na_action="ignore"))
-        layout = Layout(layout.columns, "date")
+        layout = replace(layout, time_unit="date")
     sieve = RowSieve(source, rules, unit="row")
     columns = collect([_Rows(ours)], partial(_parse, block_size, layout), sieve)
     notes = (plain.RENUMBERED,) if "request_id" in names else ()
@@ -75,7 +76,8 @@ def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve)
             columns[name] = layout.check(name, check)(_numbers(table[name]), name, sieve)
     num_prompt_tokens = columns["num_prompt_tokens"]
     if block_size is not None:
-        sizes, hash_ids = _lists(table["hash_block_size"]), _lists(table["hash_ids"])
+        sizes = _lists(table["hash_block_size"]) if "hash_block_size" in table else []
+        hash_ids = _lists(table["hash_ids"])
         columns["hash_ids"] = plain.parse_hash_ids(block_size, num_prompt_tokens, sizes, hash_ids, sieve)
     if "token_ids" in table:
         columns["token_ids"] = plain.parse_token_ids(num_prompt_tokens, _lists(table["token_ids"]), sieve)

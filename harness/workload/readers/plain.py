@@ -67,7 +67,8 @@ def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
 
 
 def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
-    """Reads JSON lines with the keys of `read_csv`, and optionally hash_ids with hash_block_size, and token_ids.
+    """Reads JSON lines with the keys of `read_csv`, and optionally token_ids, and hash_ids with hash_block_size, which
+    `layout` may state instead.
 
     Every line has the keys of the first one and the same hash_block_size.
 
@@ -76,7 +77,7 @@ def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace
     """
     first = first_record(path, layout.in_file(REQUIRED), "a trace")
     names = names_in(path, first, TRACE_COLUMNS, layout)
-    block_size = hash_block_size(path, {ours: first[name] for ours, name in names.items()})
+    block_size = hash_block_size(path, {ours: first[name] for ours, name in names.items()}, layout)
     sieve = RowSieve(path, rules)
     keys = _Keys(frozenset(first), names, layout, block_size)
     return build_trace(
@@ -93,18 +94,28 @@ def names_in(path: str, found: Collection[str], known: Sequence[str], layout: La
     """The name in the file of each column of ours that it has."""
     names = layout.names(path, found, known)
     if "turn" in names and "session_id" not in names:
+        if layout.columns and "turn" not in layout.columns.values():
+            del names["turn"]  # of a file with other names, whose column means something else
+            return names
         raise TraceError(f"{path}: turn without session_id; name the session each turn belongs to")
     return names
 
 
-def hash_block_size(path: str, first: Mapping[str, Any]) -> int | None:
-    """Tokens per hash id as the first row states them; None without hash ids. Raises TraceError where they are odd."""
-    if "hash_ids" not in first and "hash_block_size" not in first:
+def hash_block_size(path: str, first: Mapping[str, Any], layout: Layout = _OWN_NAMES) -> int | None:
+    """Tokens per hash id as the first row or `layout` states them; None without hash ids.
+
+    Raises:
+        TraceError: one is there without the other, out of range, or both state the size.
+    """
+    if "hash_ids" not in first and "hash_block_size" not in first and layout.hash_block_size is None:
         return None
-    size = first.get("hash_block_size")
+    if "hash_block_size" in first and layout.hash_block_size is not None:
+        raise TraceError(f"{path}: has a column hash_block_size, beside which trace.hash_block_size has no use")
+    size = first.get("hash_block_size", layout.hash_block_size)
     if "hash_ids" not in first or type(size) is not int or not 1 <= size <= MAX_TOKENS:
         raise TraceError(
-            f"{path}: hash_ids and hash_block_size (tokens per id, an integer >= 1, <= {MAX_TOKENS}) belong together"
+            f"{path}: hash_ids and hash_block_size (tokens per id, an integer >= 1, <= {MAX_TOKENS}) belong together; "
+            "trace.hash_block_size=<tokens> gives the size of a file that has no such column"
         )
     return size
 
@@ -133,7 +144,8 @@ def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
             columns[ours] = _number(keys, ours, check, batch, sieve)
     sieve.reject(other_keys, "the keys are not those of the first line")
     if block_size is not None:
-        sizes, hash_ids = batch.column(names["hash_block_size"]), batch.column(names["hash_ids"])
+        sizes = batch.column(names["hash_block_size"]) if "hash_block_size" in names else []
+        hash_ids = batch.column(names["hash_ids"])
         columns["hash_ids"] = parse_hash_ids(block_size, columns["num_prompt_tokens"], sizes, hash_ids, sieve)
     if "token_ids" in names:
         columns["token_ids"] = parse_token_ids(columns["num_prompt_tokens"], batch.column(names["token_ids"]), sieve)
@@ -159,8 +171,10 @@ def parse_token_ids(num_prompt_tokens: Ints, values: Sequence[object], sieve: Ro
 def parse_hash_ids(
     block_size: int, num_prompt_tokens: Ints, sizes: Sequence[object], values: Sequence[object], sieve: RowSieve
 ) -> ObjectArray:
-    """The hash ids of each prompt: object[n] of int64 arrays; `sizes` are the tokens per hash id of each row."""
-    sieve.reject(_mask(size != block_size for size in sizes), "hash_block_size is not that of the first line")
+    """The hash ids of each prompt: object[n] of int64 arrays; `sizes` are the tokens per hash id of each row, if rows
+    state them."""
+    if sizes:
+        sieve.reject(_mask(size != block_size for size in sizes), "hash_block_size is not that of the first line")
     hash_ids = integer_lists(values, "hash_ids", sieve, np.int64)
     wrong = list_lengths(hash_ids) != num_blocks(num_prompt_tokens, block_size)
     sieve.reject(wrong, "wrong number of hash_ids for num_prompt_tokens (one for each hash_block_size tokens)")

@@ -23,10 +23,12 @@ class Layout:
     Attributes:
         columns: the trace table's column by the name in the file; empty for a file with the trace table's own names.
         time_unit: of the arrival times: seconds, milliseconds, microseconds, or dates with times (ISO 8601).
+        hash_block_size: tokens per hash id, where no column says it.
     """
 
     columns: Mapping[str, str] = field(default_factory=dict)
     time_unit: TimeUnit = "s"
+    hash_block_size: int | None = None
 
     @property
     def ticks_per_second(self) -> int:

@@ -24,7 +24,7 @@ class RowRules:
     """Which rows of a file to keep.
 
     Attributes:
-        limit: usable rows to let through; None for all.
+        limit: usable rows to let through, the earliest ones where they have times; None for all.
         on_bad_row: "skip" counts bad rows and refuses a file with more than `MAX_BAD_SHARE` of them; "drop" counts any
             number of them; "error" raises at the first in the file.
         with_times: whether the file's arrival times are wanted. If not, they are not read, so none of them is bad.
@@ -71,9 +71,13 @@ class RowSieve:
         self._malformed = malformed
         self._codes = np.zeros(len(lines), dtype=np.int32)
 
+    def let_all_through(self) -> None:
+        """The limit does not count: which rows it keeps is known once all are in order of time."""
+        self._remaining = None
+
     def restart(self, lines: npt.NDArray[np.int64]) -> None:
         """Begins a last look at rows that were kept, in any order; the limit does not count again."""
-        self._remaining = None
+        self.let_all_through()
         self.start(lines)
 
     @property

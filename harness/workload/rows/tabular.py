@@ -51,7 +51,7 @@ def number_column(name: str, target: str, check: NumberCheck) -> CsvColumn:
 def collect(chunks: Iterable[ChunkT], parse: Callable[[ChunkT, RowSieve], Columns], sieve: RowSieve) -> Columns:
     """The usable rows of all chunks by target name, and `line`, the number of each row in the file.
 
-    Stops reading when the sieve has reached its limit.
+    Stops reading when the sieve has reached its limit, which does not count for rows with a time.
 
     Args:
         parse: checks the rows of a chunk and returns its columns, arrays of the chunk's length.
@@ -63,6 +63,8 @@ def collect(chunks: Iterable[ChunkT], parse: Callable[[ChunkT, RowSieve], Column
     for chunk in chunks:
         sieve.start(chunk.lines, chunk.malformed)
         columns = parse(chunk, sieve)
+        if "arrival_time" in columns:
+            sieve.let_all_through()
         kept = sieve.finish()
         parts.append({target: values[kept] for target, values in (columns | {"line": chunk.lines}).items()})
         if sieve.is_full:
@@ -91,7 +93,8 @@ def build_trace(
     hash_block_size: int | None = None,
     notes: tuple[str, ...] = (),
 ) -> Trace:
-    """A Trace of the rows that a sieve kept, in order of arrival; columns of `collect` are checked row against row.
+    """A Trace of the rows that a sieve kept, in order of arrival, up to its limit; columns of `collect` are checked row
+    against row.
 
     Raises:
         TraceError: no row is usable, more were left out than the rules allow, or a row is bad and the rules say raise.
@@ -100,6 +103,7 @@ def build_trace(
     lines = columns.pop("line", None)
     if lines is not None:
         columns, arranged = arrange(columns, lines, sieve, ticks_per_second)
+        columns = {name: values[: sieve.rules.limit] for name, values in columns.items()}
         notes = (*notes, *arranged)
         sieve.require_usable(len(columns["num_prompt_tokens"]))
     return Trace(

@@ -12,10 +12,14 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from engine.documents import DocumentError, check_regular
+from engine.documents import BAD_FILE, DocumentError, check_regular, reason_of, unzipped
 from harness.errors import TraceError
 
 _HEAD_BYTES = 1 << 16
+_OTHER_FILES = {  # by their first bytes
+    b"PK\x03\x04": "a zip archive", b"\x28\xb5\x2f\xfd": "compressed by zstd", b"\xfd7zXZ\x00": "compressed by xz",
+    b"BZh": "compressed by bzip2", b"PAR1": "a Parquet file",
+}  # fmt: skip
 _BATCH_LINES = 4096
 LINE_BYTES = 1 << 26
 
@@ -41,13 +45,17 @@ class JsonBatch:
 
 @contextmanager
 def open_trace(path: str) -> Iterator[BinaryIO]:
-    """Opens a regular file for reading; raises TraceError, one line, when that or reading it fails."""
+    """Opens a regular file for reading, unpacked where gzip has compressed it.
+
+    Raises:
+        TraceError: it cannot be opened or read.
+    """
     try:
         check_regular(Path(path))
-        with open(path, "rb") as file:
+        with unzipped(path) as file:
             yield file
-    except OSError as error:
-        raise TraceError(f"{path}: cannot be read: {error.strerror}") from None
+    except BAD_FILE as error:
+        raise TraceError(f"{path}: cannot be read: {reason_of(error)}") from None
     except DocumentError as error:
         raise TraceError(f"{path!r}: {error}" if "\0" in path else f"{path}: {error}") from None
 
@@ -58,6 +66,9 @@ def file_head(path: str) -> bytes:
         start = file.read(_HEAD_BYTES)
     if not start.strip():
         raise TraceError(f"{path}: the file is empty")
+    for mark, what in _OTHER_FILES.items():
+        if start.startswith(mark):
+            raise TraceError(f"{path}: is {what}, which is not read; unpack or convert it first")
     return start
 
 

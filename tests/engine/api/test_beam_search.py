@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 
 from engine.api.beam_search import BeamSearchOutput, BeamSearchParams  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
-from engine.core.running import beams  # noqa: E402
 from engine.core.sequence import RequestRefusedError  # noqa: E402
+from engine.prompt_lookup import NgramOptions  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import MODEL, SETTINGS, make_prompts  # noqa: E402
 
@@ -31,7 +31,7 @@ def search(params: BeamSearchParams = PARAMS, eos: set[int] | None = None, **set
         llm.engine.eos_token_ids = frozenset(eos or ())
         outputs = found(llm.beam_search(PROMPTS, params))
         llm.engine.scheduler.check_integrity()
-        assert llm.engine.scheduler.blocks.num_used_blocks() == 0 and not llm.engine._searches
+        assert llm.engine.scheduler.blocks.num_used_blocks() == 0
         return outputs, llm
     finally:
         llm.close()
@@ -77,35 +77,51 @@ def expected() -> Hypotheses:
 WAYS: dict[str, dict[str, Any]] = {
     "plain": {},
     "chunked": {"max_num_batched_tokens": 11},
-    "starved": {"num_blocks": 45, "max_num_seqs": 12},
-    "starved and chunked": {
-        "num_blocks": 40,
-        "max_num_batched_tokens": 24,
-        "max_num_seqs": 12,
-        "policy": "prefill_first",
-    },
-    "starved, partial": {"num_blocks": 45, "max_num_seqs": 12, "preemption": "partial"},
-    "starved, swap": {"num_blocks": 45, "max_num_seqs": 12, "preemption": "swap", "host_kv_gib": 2e-3},
-    "starved, uncached": {"num_blocks": 45, "max_num_seqs": 12, "enable_prefix_caching": False},
+    "fewer seats than beams": {"max_num_seqs": 2},
+    "a small pool": {"num_blocks": 30, "policy": "prefill_first"},
+    "in order of admission": {"policy": "admission_order"},
+    "async": {"async_scheduling": True},
+    "two ranks": {"tensor_parallel_size": 2},
+    "speculating": {"speculation": NgramOptions()},
+    "uncached": {"enable_prefix_caching": False},
     "one block of all": {"block_size": 128, "num_blocks": 20},
 }
 
 
-SLOW = ("one block of all", "starved, uncached")
+SLOW = ("one block of all", "in order of admission", "speculating")
 
 
 @pytest.mark.parametrize("way", [pytest.param(w, marks=pytest.mark.slow) if w in SLOW else w for w in WAYS])
-def test_beams_are_those_of_a_naive_search(way: str, expected: Hypotheses, monkeypatch: pytest.MonkeyPatch) -> None:
-    preempted, suspend = [], beams.suspend
+def test_beams_are_those_of_a_naive_search(way: str, expected: Hypotheses) -> None:
+    assert_equal(search(**WAYS[way])[0], expected)
 
-    def note(*args: Any) -> Any:
-        preempted.append(args)
-        return suspend(*args)
 
-    monkeypatch.setattr(beams, "suspend", note)
-    outputs, _ = search(**WAYS[way])
-    assert_equal(outputs, expected)
-    assert bool(preempted) == ("starved" in way)
+@pytest.mark.parametrize("caching", [True, False])
+def test_a_step_computes_what_no_full_block_holds(caching: bool) -> None:
+    llm = LLM(MODEL, **{**SETTINGS, "enable_prefix_caching": caching, "max_num_batched_tokens": 512})
+    steps, run_step = [], llm.engine.step
+
+    def step(now_ns: int) -> Any:
+        report = run_step(now_ns)
+        steps.append([(chunk.start, chunk.num_tokens) for chunk in report.plan.prefills] if report else [])
+        return report
+
+    llm.engine.step = step  # type: ignore[method-assign]
+    llm.beam_search(PROMPTS[:2], BeamSearchParams(beam_width=2, max_tokens=9))
+    llm.close()
+    lengths = [len(prompt) for prompt in PROMPTS[:2]]
+    assert steps[0] == [(0, length) for length in lengths] and len(steps) == 9
+    for number, chunks in enumerate(steps[1:], 1):
+        starts = [(length + number - 1) // 4 * 4 * caching for length in lengths for _ in range(2)]
+        ends = [length + number for length in lengths for _ in range(2)]
+        assert chunks == [(start, end - start) for start, end in zip(starts, ends, strict=True)]
+
+
+def test_hypotheses_end_where_the_model_does() -> None:
+    longest = len(PROMPTS[4]) + 3
+    outputs, _ = search(BeamSearchParams(beam_width=2, max_tokens=50), max_model_len=longest)
+    lengths = [min(len(prompt) + 50, longest) for prompt in PROMPTS]
+    assert [[len(tokens) for tokens, _ in hypotheses] for hypotheses in outputs] == [[n, n] for n in lengths]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +145,8 @@ def test_outputs_say_why_they_ended_and_how_likely_each_token_was() -> None:
         assert each.tokens[: len(PROMPTS[0])] == PROMPTS[0] and len(new) == len(each.logprobs) == 5
         total = sum(logprobs[token].logprob for logprobs, token in zip(each.logprobs, new, strict=True))
         assert total == pytest.approx(each.cum_logprob) and each.finish_reason == "length" and each.text is None
-    with pytest.raises(RequestRefusedError, match="9 sequences: must be from 1 to 8"):
-        llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=9, max_tokens=5))
+    with pytest.raises(RequestRefusedError, match=r"prompts\[1\]: a prompt of 512 tokens and its output exceed the"):
+        llm.beam_search([PROMPTS[0], [1] * 512], BeamSearchParams(beam_width=2, max_tokens=5))
     with pytest.raises(ValueError, match="beam_width=200: needs a vocabulary"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=200, max_tokens=5))
     with pytest.raises(ValueError, match="beam_width=0 must be an integer of at least 1"):

@@ -252,3 +252,15 @@ def test_prompt_logprobs_read_no_prefix_cache_and_are_cached_for_others() -> Non
             assert out.prompt_logprobs is not None and len(out.prompt_logprobs) == len(prompt)
     assert request.num_cached_tokens > 0
     llm.close()
+
+
+@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.2}])
+def test_tiny_temperatures_take_the_most_likely_token(more: dict[str, Any]) -> None:
+    prompt, bias = make_prompts()[0], {100: 60.0}
+    llm = LLM(MODEL, **SETTINGS)
+    outputs = [
+        llm.generate([prompt], SamplingParams(temperature=temperature, max_tokens=5, seed=1, logit_bias=bias, **more))
+        for temperature in (0.0, 1e-7, 1e-37, 1e-39, 1e-45)
+    ]
+    tokens = [found[0].outputs[0].token_ids for found in outputs]
+    assert all(each == tokens[0] for each in tokens), tokens

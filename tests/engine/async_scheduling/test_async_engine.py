@@ -12,14 +12,12 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from engine.api.beam_search import BeamSearchParams  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
 from engine.core.plan import StepDraft  # noqa: E402
 from engine.core.planning.policy import BasePolicy  # noqa: E402
 from engine.core.planning.step_planner import StepPlanner  # noqa: E402
 from engine.core.policies import POLICIES  # noqa: E402
 from engine.core.scheduler import Scheduler  # noqa: E402
-from engine.core.sequence import RequestRefusedError  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.prompt_lookup import NgramOptions  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
@@ -157,8 +155,6 @@ def test_what_it_cannot_serve_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"^async_scheduling=True: must be False with speculation, [^\n]*$"):
         EngineConfig(async_scheduling=True, speculation=NgramOptions())
     llm = ahead()
-    with pytest.raises(RequestRefusedError, match=r"beam search: async_scheduling: [^\n]*$"):
-        llm.beam_search(PROMPTS[:1], BeamSearchParams(beam_width=2, max_tokens=4))
     assert llm.generate(PROMPTS[:1], BRIEF)[0].finished
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import random
 import signal
 import tempfile
 import time
@@ -12,7 +11,7 @@ from pathlib import Path
 
 from engine.core.policies import POLICIES
 from tests.engine.fuzz.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz.fuzz_workloads import OWN_POLICY, random_workload, with_beams
+from tests.engine.fuzz.fuzz_workloads import OWN_POLICY, random_workload
 from tests.engine.fuzz.mutants.all_mutants import MUTANTS
 from tests.engine.fuzz.outputs_fit import OutputsFit
 from tests.engine.fuzz.soundness import check_workload
@@ -20,17 +19,14 @@ from tests.engine.fuzz.soundness import check_workload
 LONGEST_S = 30  # of processor time: far more than a workload takes
 
 
-def fuzz(first: int, num_seeds: int, policy: str | None, *, beams: bool = False) -> None:
-    """Check these workloads, under any policy or one, all of them with beams if wanted; prints the seed of the first
-    unsound one and raises its error."""
+def fuzz(first: int, num_seeds: int, policy: str | None) -> None:
+    """Check these workloads, under any policy or one; prints the seed of the first unsound one and raises its error."""
     totals: Counter[str] = Counter()
     signal.signal(signal.SIGVTALRM, _give_up)
     for seed in range(first, first + num_seeds):
         signal.setitimer(signal.ITIMER_VIRTUAL, LONGEST_S)
         try:
-            workload = random_workload(seed, policy)
-            workload = with_beams(workload, random.Random(seed)) if beams else workload
-            trail = check_workload(workload, seed)
+            trail = check_workload(random_workload(seed, policy), seed)
         except BaseException:
             print(f"seed {seed}")
             raise
@@ -69,12 +65,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=NUM_SEEDS, help="number of workloads")
     parser.add_argument("--policy", choices=sorted(POLICIES), help="the policy of all workloads; by default any")
     parser.add_argument("--mutants", action="store_true", help="one campaign for each mutant of the core")
-    parser.add_argument("--beams", action="store_true", help="put beams into every workload")
     args = parser.parse_args()
     if args.mutants:
         try_mutants(args.seeds)
     else:
-        fuzz(args.first, args.seeds, args.policy, beams=args.beams)
+        fuzz(args.first, args.seeds, args.policy)
 
 
 if __name__ == "__main__":

@@ -128,69 +128,9 @@ def for_supply(workload: Workload) -> Workload:
     return replace(workload, cases=cases, options=options, contiguous=None, num_drafts=None, num_lanes=1)
 
 
-def with_beams(workload: Workload, rng: random.Random) -> Workload:
-    """The workload with beams in place of some requests, under rules that can serve beams."""
-    policy = workload.options.policy
-    width = rng.choice([2, 2, 3, 4])
-    most = max(8, workload.max_num_seqs)
-    for case in workload.cases:
-        case.num_sequences = min(case.num_sequences, most // workload.num_lanes)
-        if rng.random() < 0.6:
-            case.num_sequences, case.is_beam_search, case.stop_after = width, True, None
-    options = replace(
-        workload.options, async_scheduling=False, policy="mixed" if policy == "admission_order" else policy
-    )
-    longest = max(-(-len(case.tokens) // workload.block_size) for case in workload.cases)
-    # Enough that some beams fit in whole, and little enough that they drive each other out.
-    num_blocks = workload.num_blocks + workload.num_lanes * rng.choice([0, 1, longest // 2, longest, 2 * longest])
-    slots = workload.max_num_batched_tokens + most - workload.max_num_seqs
-    workload = replace(
-        workload, options=options, num_blocks=num_blocks, max_num_seqs=most, max_num_batched_tokens=slots,
-        num_drafts=None if workload.num_drafts is None else 0, beam_spread=rng.choice([0.1, 0.5, 1.0]),
-    )  # fmt: skip
-    return press_beams(workload, rng) if workload.contiguous is None and rng.random() < 0.5 else workload
-
-
-def press_beams(workload: Workload, rng: random.Random) -> Workload:
-    """The workload with beams that give way again before they are back: prompts take several steps, few blocks are left
-    for those that decode meanwhile, and the host holds few."""
-    options = workload.options
-    preemption: Any = rng.choice(["partial", "partial", "swap", "auto"])
-    may_choose = not POLICIES[options.policy].chooses_victims
-    options = replace(
-        options,
-        preemption=preemption,
-        recompute_token_us=1.0 if preemption == "auto" else None,
-        long_prefill_token_threshold=rng.choice([1, 2, 5]) if options.enable_chunked_prefill else 0,
-        victim="last" if may_choose and rng.random() < 0.6 else options.victim,
-    )
-    block_size = min(workload.block_size, rng.choice([2, 3, 4]))
-    longest = max(-(-len(case.tokens) // block_size) for case in workload.cases)
-    num_host_blocks = rng.choice([1, 3, longest // 2 + 1, longest]) if preemption in ("swap", "auto") else 0
-    if workload.offload is not None:
-        num_host_blocks = max(num_host_blocks, workload.num_host_blocks)
-    for case in workload.cases:
-        case.arrival_step = min(case.arrival_step, 20)
-    return replace(
-        workload,
-        options=options,
-        block_size=block_size,
-        transfer_block_us=0.4 * block_size,
-        num_blocks=workload.num_lanes * longest + rng.choice([1, longest // 2, longest]),
-        num_host_blocks=num_host_blocks,
-    )
-
-
 def random_workload(seed: int, policy: str | None = None) -> Workload:
-    """A workload that shares prefixes, repeats prompts, starves for blocks, aborts, forks and sometimes has beams,
-    under any policy or one."""
-    rng = random.Random(f"beams of {seed}")
-    workload = _without_beams(seed, policy)
-    has_beams = rng.random() < 0.12 and policy != "admission_order"
-    return with_beams(workload, rng) if has_beams else workload
-
-
-def _without_beams(seed: int, policy: str | None) -> Workload:
+    """A workload that shares prefixes, repeats prompts, starves for blocks, aborts and forks, under any policy or
+    one."""
     rng = random.Random(seed)
     block_size = rng.choice([1, 1, 2, 3, 4, 8, 16, 16, 64, 256])
     longest = rng.choice([4, 20, 60, 150])

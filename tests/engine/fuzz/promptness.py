@@ -8,7 +8,6 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from engine.core.admission.need import missing_blocks
 from engine.core.admission.tenant_queue import TenantQueue
 from engine.core.kv.lower_tiers import match_below
 from engine.core.plan import StepPlan
@@ -103,8 +102,7 @@ def check_rank(workload: Workload, scheduler: Scheduler, plan: StepPlan, head: S
     num_seats = lane.running.num_seats - sum(1 + s.num_forks for s in after) + 1 + head.num_forks
     num_due = scheduler.blocks.blocks_for(workload.tokens_per_decode)  # at most, of each of them
     num_blocks = scheduler.blocks.num_free_blocks + sum(len(s.block_table) - num_due for s in after)
-    needed = scheduler.blocks.blocks_for(head.num_tokens) + missing_blocks(scheduler.blocks, head)
-    needed += reserve_of(workload)
+    needed = scheduler.blocks.blocks_for(head.num_tokens) + reserve_of(workload)
     assert num_seats > workload.max_num_seqs or needed > num_blocks, "a less urgent one keeps its place"
 
 
@@ -117,9 +115,6 @@ def check_horizon(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> N
     """A batch that decodes is not planned step by step, whoever waits for its end."""
     if workload.num_lanes == 1 and plan.num_decodes and not plan.prefills and not plan.transfers:
         decodes = scheduler._planners[0].running.decodes
-        if scheduler._planners[0].running.beams:
-            assert plan.horizon == 1, "what beams continue is known after every step"
-            return
         blocks = scheduler.blocks
         num_free = blocks.num_free_blocks if blocks.offload is None else blocks.pool.num_uncached
         steps = decodes.affordable_steps(decodes.next_event(), num_free)
@@ -154,8 +149,7 @@ def reserve_of(workload: Workload) -> int:
 def check_reserve(workload: Workload, scheduler: Scheduler, plan: StepPlan) -> None:
     """Whoever was admitted beside others left the watermark free."""
     others = scheduler.num_running - len(plan.admitted)
-    firsts = [s for s in plan.admitted if s.request.num_common_blocks is None or s is s.request.sequences[0]]
-    if workload.options.allocation == "prompt" and (others or len(firsts) > 1):
+    if workload.options.allocation == "prompt" and (others or len(plan.admitted) > 1):
         # Those that come back from the host are admitted without a prompt, so that decodes may take blocks after them.
         taken = sum(len(growth.blocks) for growth in plan.growth) + sum(t.is_within_device for t in plan.transfers)
         free = scheduler.blocks.num_free_blocks + (taken if plan.parked else 0)
@@ -188,8 +182,7 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
     reserve = reserve_of(workload) if lane.running.sequences else 0
     reserve += outputs_to_come(scheduler, head) if options.policy == OWN_POLICY and lane.running.sequences else 0
     if head.host_blocks is not None:
-        needed = blocks.blocks_for(head.num_tokens) + missing_blocks(blocks, head)
-        return budget > 0 and needed + reserve <= blocks.num_free_blocks
+        return budget > 0 and blocks.blocks_for(head.num_tokens) + reserve <= blocks.num_free_blocks
     match = blocks.match(head)
     if options.admission == "first_chunk" and options.enable_prefix_caching and num_decodes:
         return False  # a decode may have evicted a cached block of the head, so that its first chunk starts earlier
@@ -215,8 +208,5 @@ def could_enter(workload: Workload, scheduler: Scheduler, plan: StepPlan | None,
         padded = max(*sizes, num_tokens) * (len(sizes) + 1)
         if padded > workload.max_num_batched_tokens or padded - sum(sizes) - num_tokens > most_padding:
             return False
-    is_beam = head.request.num_common_blocks is not None
-    is_whole = is_beam or options.admission == "full_prompt"
-    checked = head.num_tokens if is_whole else match.num_cached_tokens + num_tokens
-    reserve += missing_blocks(blocks, head) if is_beam else 0
+    checked = head.num_tokens if options.admission == "full_prompt" else match.num_cached_tokens + num_tokens
     return blocks.blocks_needed(head, match, checked) + reserve <= blocks.num_free_blocks

@@ -9,7 +9,6 @@ from collections import Counter
 from engine.core.flight import Verified
 from engine.core.kv.tier import DEVICE
 from engine.core.plan import StepPlan
-from engine.core.running.beams import longest_beam
 from engine.core.sequence import Request, RequestRefusedError, Sequence, SequenceStatus
 from tests.engine.fuzz.fuzz_workloads import APART
 from tests.engine.fuzz.promptness import check_findable, check_promptness, check_seats
@@ -36,7 +35,6 @@ class ShadowExecutor:
         self.recomputed: Counter[Sequence] = Counter()
         self.parked: list[Sequence] = []  # in the order of their admissions, over and over
         self.arrivals: dict[int, int] = {}  # when what is coming into a block is there
-        self.beam_outputs: dict[Sequence, list[int]] = {}  # of beams that continue another one, by now
         self.events: list[tuple[int, int, int]] = []
         self.trail = Trail()
         for i, case in enumerate(workload.cases):
@@ -114,7 +112,6 @@ class ShadowExecutor:
             tenant=case.tenant,
             deadline=case.deadline,
             num_sequences=case.num_sequences,
-            is_beam_search=case.is_beam_search,
         )
         try:
             self.scheduler.add(request)
@@ -169,7 +166,7 @@ class ShadowExecutor:
         """Set the times when parked sequences are ready: not before what is coming for others into their blocks."""
         coming = {t.target for t in plan.transfers if t.target_tier == DEVICE != t.source_tier}
         for sequence in plan.parked:
-            place = sequence.request.sequences.index(sequence)  # beams are not ready all at once
+            place = sequence.request.sequences.index(sequence)
             ready = step + 1 + (sequence.request_id + sequence.num_preemptions + place) % 4
             ready = max([ready, *(self.arrivals[b] for b in sequence.block_table if b in self.arrivals)])
             mine = coming.intersection(sequence.block_table) - self.arrivals.keys()
@@ -231,25 +228,9 @@ class ShadowExecutor:
                 for fork in sequence.request.sequences[1:]:  # it samples tokens of its own, from its first one on
                     assert fork.token_ids is not None
                     fork.token_ids[sequence.request.num_prompt_tokens :] = self._outputs(fork)[:1]
-        for request in outcome.beams:
-            self._replace_beams(request)
         if plan.num_steps > 1 or self.max_steps == 1:  # what comes of single steps is checked where all are single
             self.scheduler.check_integrity()
             check_findable(self.workload, self.scheduler)
-
-    def _replace_beams(self, request: Request) -> None:
-        parents = self.workload.parents(request)
-        replaced = [(i, parent) for i, parent in enumerate(parents) if parent != i]
-        self.trail.counts["replaced beams"] += len(replaced)
-        self.scheduler.replace_beams(request, parents)
-        self.store.replace_beams(request, parents)
-        known = request.sequences[0].num_output_tokens
-        for beam, source in ((request.sequences[i], request.sequences[parent]) for i, parent in replaced):
-            own, theirs = self._outputs(beam), self._outputs(source)
-            self.beam_outputs[beam] = theirs[: known - 1] + own[known - 1 :]
-            if beam.token_ids is not None:
-                assert beam.token_ids[request.num_prompt_tokens :] == theirs[:known], "a beam has other tokens"
-                beam.token_ids[-1] = own[known - 1]
 
     def _verified(self, plan: StepPlan, tokens: list[Token]) -> Verified | None:
         """What a plan's decodes drafted in its first step, and gained."""
@@ -275,8 +256,6 @@ class ShadowExecutor:
 
     def _outputs(self, sequence: Sequence) -> list[int]:
         """What the model generates in a sequence."""
-        if sequence in self.beam_outputs:
-            return self.beam_outputs[sequence]
         case, index = self.workload.cases[sequence.request_id], sequence.request.sequences.index(sequence)
         return [token + FORK_TOKENS * index for token in case.tokens[case.num_prompt_tokens :]]
 
@@ -287,11 +266,7 @@ class ShadowExecutor:
         case = self.workload.cases[request.request_id]
         expected = case.max_tokens
         expected = min(expected, case.stop_after or expected)
-        longest = self.scheduler.max_model_len
-        if case.is_beam_search:
-            num_blocks = self.scheduler.blocks.num_blocks // self.workload.num_lanes
-            longest = min(longest, longest_beam(request, num_blocks, self.workload.block_size))
-        expected = min(expected, longest - case.num_prompt_tokens)
+        expected = min(expected, self.scheduler.max_model_len - case.num_prompt_tokens)
         assert len(request.sequences) == case.num_sequences, "a sequence was not forked"
         for sequence in request.sequences:
             assert sequence.num_output_tokens == expected, "a sequence ended early or late"

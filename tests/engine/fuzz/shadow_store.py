@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from engine.core.kv.tier import DEVICE, DISK, HOST, Transfer
 from engine.core.plan import StepPlan
-from engine.core.sequence import Request, Sequence, SequenceStatus
+from engine.core.sequence import Sequence, SequenceStatus
 from tests.engine.fuzz.workload import Workload
 
 Holders = dict[int, list[Sequence]]
@@ -91,14 +91,6 @@ class ShadowStore:
             index = sequence.request.sequences.index(sequence)
             self.prefixes[sequence] = self.workload.cases[sequence.request_id].prefixes(index)
         return self.prefixes[sequence]
-
-    def replace_beams(self, request: Request, parents: list[int]) -> None:
-        """Let each beam have what its parent generated, but for a last token of its own."""
-        beams, case = request.sequences, self.workload.cases[request.request_id]
-        for index, parent in enumerate(parents):
-            if parent != index:
-                known = self._content(beams[parent])[: beams[parent].num_tokens]
-                self.prefixes[beams[index]] = case.prefixes(index, known)
 
     def _write(self, sequence: Sequence, start: int, end: int, before: Holders) -> None:
         prefixes, size, table = self._content(sequence), self.workload.block_size, sequence.block_table

@@ -20,9 +20,6 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
         computed |= dict.fromkeys(flight.plan.decodes, 1) if flight.plan.num_decodes else {}
     held, written, kept = (np.zeros((blocks.num_blocks, size), bool) for _ in range(3))
     holders = [s for s in scheduler.waiting if s.block_table]
-    holders += [
-        s for first in holders if first.request.num_common_blocks is not None for s in first.request.sequences[1:]
-    ]
     for running in scheduler._lanes:
         holders += [*running.landing, *(running.sequences.keys() - running.ending.keys())]
     padding = {row for running in scheduler._lanes for row in running.padding}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from hypothesis import strategies as st
 from engine.core.policies import POLICIES
 from engine.core.scheduler_options import SchedulerOptions
 from tests.engine.fuzz.campaigns import NUM_SEEDS, campaign, copy_tree, mutate
-from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, random_workload, with_beams
+from tests.engine.fuzz.fuzz_workloads import ALTERNATIVES, random_workload
 from tests.engine.fuzz.mutants.all_mutants import FOR_A_COMMIT, MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.soundness import check_workload
@@ -24,10 +23,6 @@ from tests.engine.fuzz.workload import Case, Workload
 )
 def test_random_workloads_are_sound(seed: int) -> None:
     check_workload(random_workload(seed), seed)
-
-
-def test_what_was_made_free_is_not_taken_by_prompts_that_go_on() -> None:
-    check_workload(with_beams(random_workload(8006324), random.Random(8006324)))
 
 
 @st.composite

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,11 +13,10 @@ from engine.core.decodes.unforeseen import UnforeseenDecodes
 from engine.core.decodes.uniform import UniformDecodes
 from engine.core.hashing import chain_hash
 from engine.core.kv.contiguous import Contiguous
-from engine.core.running.beams import in_place
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_making import make_scheduler
 from engine.core.scheduler_options import OffloadOptions, SchedulerOptions
-from engine.core.sequence import Request, Sequence
+from engine.core.sequence import Sequence
 
 FORK_TOKENS = 1000  # how far the tokens of one sequence of a request are from those of the next
 
@@ -35,7 +33,6 @@ class Case:
     abort_step: int | None = None
     stop_after: int | None = None  # a stop condition met after this many output tokens
     num_sequences: int = 1
-    is_beam_search: bool = False
     tenant: int = 0
     deadline: int | None = None
 
@@ -43,13 +40,10 @@ class Case:
     def max_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
-    def prefixes(self, index: int, known: list[int] | None = None) -> list[int]:
-        """Hash of the first k tokens of a sequence for every k: what a slot holds after position k - 1 was written.
-
-        `known` are the first of them, where the sequence goes on from what another one has generated.
-        """
-        hashes = [0] if known is None else known.copy()
-        for position, token in enumerate(self.tokens[len(hashes) - 1 :], len(hashes) - 1):
+    def prefixes(self, index: int) -> list[int]:
+        """Hash of the first k tokens of a sequence for every k: what a slot holds after position k - 1 was written."""
+        hashes = [0]
+        for position, token in enumerate(self.tokens):
             own = token + FORK_TOKENS * index if position >= self.num_prompt_tokens else token
             hashes.append(chain_hash(hashes[-1], [own]))
         return hashes
@@ -70,7 +64,6 @@ class Workload:
     num_drafts: int | None = None  # None: decodes grow by one token per step
     max_model_len: int | None = None
     contiguous: Contiguous | None = None  # None: blocks are paged
-    beam_spread: float = 0.5  # how likely a beam is to continue another one
     unforeseen: bool = False  # whether the calendar of the decodes is told of gains only when a step has run
 
     @property
@@ -106,13 +99,6 @@ class Workload:
         if self.unforeseen:
             return UnforeseenDecodes(block_size, self.num_drafts)
         return RaggedDecodes(block_size, self.num_drafts, self._trajectory)
-
-    def parents(self, request: Request) -> list[int]:
-        """Drawn: which beam each beam of a request continues, given the tokens it has."""
-        rng = random.Random(f"{request.request_id} {request.num_output_tokens}")
-        beams = range(request.num_sequences)
-        chosen = [rng.choice(beams) if rng.random() < self.beam_spread else beam for beam in beams]
-        return [chosen[child] for child in in_place(chosen)]
 
     def gain(self, sequence: Sequence, length: int) -> int:
         """Tokens that a step brings a sequence that knows `length`: a matter of the request and of how far it is."""

@@ -120,20 +120,6 @@ BLOCK_SIZE = "must be an integer >= 1 and <= 1048576"
             "on its own",
         ),
         (["trace.n=300"], "trace.n=300: must be <= max_num_seqs=256"),
-        (
-            ["trace.n=2", "trace.beam_width=2"],
-            "trace.n=2: with beam_width=2 a request has beams and no other samples",
-        ),
-        (
-            ["trace.beam_width=4", "scheduler.async_scheduling=true"],
-            "trace.beam_width=4: with scheduler.async_scheduling=true a step is planned before it is known which beams "
-            "go on",
-        ),
-        (
-            ["trace.beam_width=4", "scheduler.policy=admission_order"],
-            "trace.beam_width=4: scheduler.policy=admission_order lets single sequences sit out a step, and the beams "
-            "of a request go on together; use scheduler=mixed or prefill_first",
-        ),
         (["calibration.widths={a:-3}"], "calibration.widths.a=-3: must be a number > 0"),
         (["scheduler=vllm", "num_blocks=1"], "num_blocks=1: must be > 1, scheduler.reserved_blocks"),
         (

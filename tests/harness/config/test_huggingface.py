@@ -10,13 +10,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from harness.config import ModelConfig, load, parse, to_yaml
-from harness.config.huggingface import resolve_model
+from harness.config import load, parse, to_yaml
 from harness.config.parse import explain_override
 from harness.errors import ConfigError
 from tests.harness.builders import composed
+from tests.harness.config.builders import MODELS, published, read, write
 
-MODELS = Path(__file__).parent / "models"  # keys of published files
 FP8: dict[str, Any] = {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3"}
 FLOAT8 = {"type": "float", "num_bits": 8}
 # Values that a key can be spoilt with: a middle size would be a model.
@@ -27,21 +26,6 @@ VALUES: tuple[Any, ...] = (
     {"quant_method": "compressed-tensors", "config_groups": {"a": 1}},
 )  # fmt: skip
 RAW = (b"", b"null", b"[]", b"[" * 100_000, b"1" * 10_000, b"\xff\xfe\x00", b'{"architectures": ["LlamaForCausalLM"]}')
-
-
-def published(name: str) -> dict[str, Any]:
-    data: dict[str, Any] = json.loads((MODELS / f"{name}.json").read_text())
-    return data
-
-
-def write(folder: Path, data: object) -> Path:
-    (folder / "config.json").write_text(json.dumps(data))
-    return folder
-
-
-def read(path: Path, **given: Any) -> dict[str, Any]:
-    """The group `model` of a run with `model.config=<path>` and these keys."""
-    return ModelConfig(**resolve_model({"config": str(path), "name": None} | given)).model_dump()
 
 
 def refusal(path: Path) -> str:

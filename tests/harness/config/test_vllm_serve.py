@@ -5,15 +5,18 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import yaml
 
+from harness import run
 from harness.config.command_lines import vllm_serve
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
 from harness.config.command_lines.vllm_import import expand, translate
 from harness.config.command_lines.vllm_line import read_line
 from harness.config.command_lines.vllm_serve import overrides, serve_command
 from harness.config.run import RunConfig
+from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, config
 
@@ -206,3 +209,66 @@ def test_what_vllm_has_no_flag_for_is_named() -> None:
 def test_the_fixed_scheduler_is_that_of_the_option() -> None:
     scheduler = config("scheduler=vllm").scheduler
     assert {key: getattr(scheduler, key) for key in vllm_serve._FIXED} == vllm_serve._FIXED
+
+
+def test_the_line_has_a_length_that_the_pool_holds() -> None:
+    long = ("model=llama-3.1-70b", "tensor_parallel_size=2", "scheduler=vllm")
+    table = pd.DataFrame({"arrival_time": [0.0], "num_prompt_tokens": [9], "num_output_tokens": [2]})
+    found = run(*long, "arrival=trace", "plots=false", trace=table)
+    tokens = found.summary["num_blocks"] * 16
+    assert tokens < 131_072
+    assert f" --max-model-len {tokens} " in found.summary["vllm_command"]
+    assert any(
+        f"holds {tokens:,} tokens" in note and f"max_model_len={tokens} fits" in note for note in found.summary["notes"]
+    )
+    assert serve_line(config(*long)) == found.summary["vllm_command"], "the line of searches"
+    roomy = run(*long[::2], "model=qwen3-0.6b", "arrival=trace", "plots=false", trace=table)
+    assert "--max-model-len" not in roomy.summary["vllm_command"]
+    assert not any("refuses to start" in note for note in roomy.summary["notes"])
+
+
+def test_the_file_of_config_is_read_and_the_command_line_counts_more(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "kv-cache-dtype: fp8\nno-enable-prefix-caching: true\nmax-num-batched-tokens: 8192\nmax_model_len: 10240\n"
+        "enforce-eager: false\nspeculative-config: {method: ngram, num_speculative_tokens: 2, prompt_lookup_max: 3}\n"
+    )
+    for given in (f"--config {file}", f"--config={file}"):
+        found = translate(f"{SERVE} {given} --max-model-len=9000 --max-num-seqs 64")
+        made = config(*found.overrides)
+        assert (made.engine.kv_cache_dtype, made.max_num_batched_tokens, made.max_model_len) == ("fp8", 8192, 9000)
+        assert not made.scheduler.enable_prefix_caching and made.speculation.kind == "ngram"
+        assert any("enforce-eager: has no effect there" in note for note in found.notes)
+    assert config(*translate(f"{SERVE} --config {file}").overrides).max_model_len == 10240
+    file.write_text("model: Qwen/Qwen3-0.6B\nport: 8000\n")
+    assert "model=qwen3-0.6b" in translate(f"vllm serve --config {file} --max-num-seqs 3").overrides
+    assert "model=qwen3-8b" in translate(f"{SERVE} --config {file}").overrides
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[1]", "must hold flags"),
+        ("a: [", "not YAML"),
+        ("max-modell-len: 3", "--max-modell-len: no flag of vLLM"),
+        (None, "cannot"),
+    ],
+)
+def test_a_file_of_config_that_cannot_be_used_is_one_line(tmp_path: Path, content: str | None, message: str) -> None:
+    file = tmp_path / "c.yaml"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(ConfigError, match=message) as error:
+        translate(f"{SERVE} --config {file}")
+    assert "\n" not in str(error.value)
+
+
+def test_environment_variables_and_nodes_are_not_dropped_unseen() -> None:
+    for prefix in ("VLLM_ATTENTION_BACKEND=FLASHINFER A='x y' ", "env VLLM_ATTENTION_BACKEND=FLASHINFER "):
+        notes = translate(prefix + SERVE).notes
+        assert any(note.startswith("VLLM_ATTENTION_BACKEND=FLASHINFER") and "not simulated" in note for note in notes)
+    with pytest.raises(ConfigError, match="VLLM_USE_V1=0: asks for vLLM's engine V0"):
+        translate(f"VLLM_USE_V1=0 {SERVE}")
+    with pytest.raises(ConfigError, match="--nnodes 2: not simulated"):
+        translate(f"{SERVE} --nnodes 2 -tp 16")
+    assert translate(f"{SERVE} --nnodes 1").overrides == translate(SERVE).overrides

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import asdict
 from itertools import islice
 from typing import Any
@@ -69,7 +68,6 @@ class LoggingRecorder(Recorder):
         self.issued: list[tuple[int, int]] = []
         self.durations: list[int] = []
         self.requests: dict[int, Request] = {}
-        self.parents: dict[int, list[list[int]]] = defaultdict(list)
         self.num_tokens: dict[int, list[int]] = {}  # how many each request knows after each of its steps
 
     def on_issued(self, issued: Issued, now_ns: int) -> None:
@@ -155,13 +153,6 @@ def make_intake(
     executor = LocalExecutor(config, ModelConfig.from_shape(SHAPE))
     engine = LLMEngine(config, executor, max_model_len=512)
     recorder = LoggingRecorder(reserves=contiguous is not None)
-    replace_beams = engine.scheduler.replace_beams
-
-    def keep_parents(request: Request, parents: list[int]) -> None:
-        recorder.parents[request.request_id].append(list(parents))
-        replace_beams(request, parents)
-
-    engine.scheduler.replace_beams = keep_parents  # type: ignore[method-assign,assignment]
     prompts = PromptSource(trace, 300, seed=0)
     intake = Intake(engine, prompts, recorder, lambda n: SamplingParams(max_tokens=n, temperature=0.0, ignore_eos=True))
     return intake, recorder
@@ -248,11 +239,8 @@ def run_twin(
         return Request(
             row, before.num_prompt_tokens, before.max_tokens, before.arrival_time, block_hashes=hashes,
             priority=before.priority, tenant=before.tenant, deadline=before.deadline,
-            num_sequences=before.num_sequences, is_beam_search=before.is_beam_search,
+            num_sequences=before.num_sequences,
         )  # fmt: skip
-
-    def parents_of(request: Request) -> list[int]:
-        return real.parents[request.request_id].pop(0)
 
     recorder = Recorder(reserves=contiguous is not None)
     recorder.record_spans()
@@ -260,7 +248,7 @@ def run_twin(
     cost = MeasuredCost(real.durations)
     replica = Replica(
         scheduler, cost, recorder, compress=False, max_lookahead_steps=lookahead,
-        transfers=WithTheStep(cost), choose_parents=parents_of,
+        transfers=WithTheStep(cost),
     )  # fmt: skip
     Fleet(arrivals, make, [replica]).run()
     return recorder

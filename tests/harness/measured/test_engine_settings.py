@@ -11,7 +11,7 @@ import pytest
 
 from harness.errors import MeasuredRunError
 from harness.measured import load_measured
-from harness.measured.measured_run import TIMES, check_order, requests_table
+from harness.measured.measured_run import TIMES, MeasuredRun, check_order, requests_table
 from harness.validation.simulated_run import different_pool, simulation_config
 from tests.harness.builders import config
 from tests.harness.measured.builders import bench, refusal, write_llmservingsim
@@ -96,6 +96,27 @@ def test_the_pool_that_a_run_tells_is_simulated(tmp_path: Path) -> None:
     assert simulation_config(config("num_blocks=7"), run).num_blocks == 7
     (tmp_path / "b" / "other.log").write_text(log.format("17,000"))
     assert "logs of different KV pools (other.log 17,000, server.log 16,000 tokens)" in refusal(name)
+
+
+def test_what_meta_tells_of_pool_and_card_is_simulated(tmp_path: Path) -> None:
+    name = with_settings(tmp_path / "a", max_num_seqs=None)
+    meta = json.loads((tmp_path / "a" / "meta.json").read_text())
+
+    def load(**more: Any) -> MeasuredRun:
+        (tmp_path / "a" / "meta.json").write_text(json.dumps(meta | more))
+        return load_measured(name)
+
+    told = {"num_gpu_blocks": 2588, "block_size": 16, "gpu_memory_utilization": 0.9, "num_kv_tokens": 41408}
+    run = load(kv_cache=told, resolved_config={"max_num_seqs": 64}, hardware={"memory_bytes": 24 << 30})
+    assert run.kv_tokens == 41408 and simulation_config(config(), run).num_blocks == 2588
+    assert run.settings["max_num_seqs"] == 64, "what was left open was resolved"
+    assert load(kv_cache={"num_gpu_blocks": 100, "block_size": 32}).kv_tokens == 3200
+    card = load(hardware={"memory_bytes": 70 << 30})
+    assert simulation_config(config(), card).device.memory_bytes == 70 << 30
+    assert simulation_config(config(), card).num_blocks is None
+    for odd in ({"kv_cache": [1]}, {"kv_cache": {"num_kv_tokens": -1}}, {"hardware": {"memory_bytes": "x"}}):
+        with pytest.raises(MeasuredRunError, match=r"meta.json: "):
+            load(**odd)
 
 
 def test_a_formula_that_is_off_the_measured_pool_is_called_so(tmp_path: Path) -> None:

@@ -225,8 +225,11 @@ def test_an_archive_gives_back_its_profiles_and_no_other(root: Path, tmp_path: P
     assert found is not None and max(found.meta.token_buckets) == 16
     for name, table in profile.tables.items():
         pd.testing.assert_frame_equal(found.tables[name], table.round(3), check_dtype=False)
+    renamed = archive.find_profile("made_up", replace(MODEL, name="x/my-finetune"), 1, max_num_seqs=8)
+    assert renamed is not None and renamed.meta == found.meta, "equal sizes, equal times"
     others: list[tuple[str, dict[str, Any], int]] = [
-        ("made_up", {}, 2), ("nowhere", {}, 1), ("made_up", {"name": "x/other"}, 1), ("made_up", {"num_layers": 3}, 1),
+        ("made_up", {}, 2), ("nowhere", {}, 1),
+        ("made_up", {"name": "x/other", "vocab_size": 7}, 1), ("made_up", {"num_layers": 3}, 1),
         ("made_up", {"quantization": QUANTIZATIONS["fp8"]}, 1), ("made_up", {"kv_dtype": "fp8"}, 1),
     ]  # fmt: skip
     for system, changes, ranks in others:

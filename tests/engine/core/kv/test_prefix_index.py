@@ -155,10 +155,3 @@ def test_blocks_that_were_never_found_are_entered_under_one_hash() -> None:
     index.remove([*range(60, 100)], [*range(1060, 1100)])
     assert len(index._blocks) == 1
     assert index.find([*range(1000, 1100)], 100) == [*range(60)] and len(index._blocks) == 60
-
-
-def test_a_block_that_beams_share_is_entered_once_though_each_of_them_registers_it() -> None:
-    index = PrefixIndex()
-    for block in (1, 2, 2):
-        index.add([block], [7])
-    index.check_integrity({1: 7, 2: 7}, 4)

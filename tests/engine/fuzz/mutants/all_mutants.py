@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 from tests.engine.fuzz.mutants.admission_mutants import ADMISSION_MUTANTS
-from tests.engine.fuzz.mutants.beam_mutants import BEAM_MUTANTS
 from tests.engine.fuzz.mutants.kv_mutants import KV_MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.mutants.padding_mutants import PADDING_MUTANTS
@@ -14,7 +13,6 @@ from tests.engine.fuzz.mutants.padding_mutants import PADDING_MUTANTS
 MUTANTS = [
     *ADMISSION_MUTANTS,
     *KV_MUTANTS,
-    *BEAM_MUTANTS,
     *PADDING_MUTANTS,
     # -- decodes ------------------------------------------------------------------------------------------------------
     Mutant("growth comes one step late", "decodes/uniform.py", "phase, end = (offset + 1) %",
@@ -70,6 +68,8 @@ MUTANTS = [
     Mutant("who paused takes part in the step", "running/running_set.py",
            "self.decodes.remove(sequence)\n        sequence.leave(SequenceStatus.DECODING)",
            "sequence.leave(SequenceStatus.DECODING)"),
+    Mutant("copies of shared blocks are not planned", "running/running_set.py",
+           "min(count, self._blocks.pool.num_references(block) - 1)", "1"),
     Mutant("a chunk unblocks nobody", "running/progress.py",
            "self._waiting.unblock_head()  # what was computed may shorten the prompt of the first in the queue",
            "pass"),

@@ -121,8 +121,6 @@ def check_spans(result: RunResult) -> pd.Series[int]:
                 (SWAP, "swapped parked"),
                 (("scheduler.async_scheduling=true",), "preempted"),
                 (("scheduler=vllm_v0", "trace.n=3"), "preempted"),
-                (("trace.beam_width=3", "num_blocks=400"), "preempted"),
-                (("trace.beam_width=3", "num_blocks=400", *SWAP), "swapped parked"),
                 (("scheduler=static",), "preempted"),
                 (("trace=shared_prefix", "tiers=host_disk", "tiers.host.gib=0.05"), "parked"),
             )

@@ -10,7 +10,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.config import RunConfig, SloConfig
+from harness.config import RunConfig
 from harness.errors import ConfigError, TwinServeError
 from harness.studies.capacity import capacity as task
 from harness.studies.capacity import worker_pool
@@ -19,7 +19,7 @@ from harness.studies.capacity.capacity_sweep import best_of, best_sentence, with
 from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token
 from harness.studies.capacity.keys import load_of, searched_key, with_load
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
-from harness.studies.capacity.probe import Probe, beyond_limits, run_probe
+from harness.studies.capacity.probe import Probe, run_probe
 from harness.studies.capacity.row import row_of
 from tests.harness.builders import config, execute_in
 from tests.harness.studies.capacity.builders import ROOM, World, probe
@@ -172,17 +172,6 @@ def test_errors_of_users_are_one_line(overrides: Sequence[str], message: str, tm
 def test_a_value_out_of_range_is_an_error_of_the_configuration() -> None:
     with pytest.raises(ConfigError, match="max_num_seqs=2048"):  # more than max_num_batched_tokens
         with_load(config(*SMALL), "max_num_seqs", 2048)
-
-
-def test_requests_that_were_not_served_are_beyond_every_limit() -> None:
-    requests = pd.DataFrame(
-        {"status": ["finished"] * 3 + ["rejected"], "ttft": [0.1, 0.5, 0.6, None], "tpot": [0.01, None, 0.05, None]}
-    )
-    slow = beyond_limits(requests, SloConfig(ttft_ms=500, tpot_ms=40))
-    assert {name: flags.tolist() for name, flags in slow.items()} == {
-        "ttft": [False, False, True, True],
-        "tpot": [False, False, True, True],
-    }
 
 
 def test_costs_and_energies() -> None:

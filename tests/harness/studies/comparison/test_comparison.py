@@ -74,7 +74,7 @@ def test_summary_says_measured_and_what_to_beware_of() -> None:
     assert f"INCOMPLETE: interrupted, {summary['unfinished']} of {summary['num_prompts']} requests unfinished" in text
     assert "3 rejected" in text and f"{summary['unfinished']} unfinished" in text
     assert "1,234 rows of the trace were skipped: no output tokens" in text
-    assert "7 requests were cut short" in text
+    assert "7 cut short" in text
     assert f"{summary['num_excluded']} requests are left out" in text
     assert "late by up to 12.0 ms" in text
     assert "ITL covers the whole run" in text

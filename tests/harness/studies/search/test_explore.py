@@ -185,6 +185,15 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert values[1] == values[2]
 
 
+def test_a_run_that_refuses_requests_is_no_best(tmp_path: Path) -> None:
+    space = "search.space={num_blocks:[2,2000]}"
+    execute_in(tmp_path, config(*TINY, "search.objective=median_ttft_ms", "search.direction=minimize", space))
+    document = json.loads((tmp_path / "search.json").read_text())
+    given_up = {row["overrides"]["num_blocks"]: row["given_up"] for row in document["rows"]}
+    assert given_up["2000"] is None and given_up["2"].startswith("not all served: ")
+    assert document["rows"][document["best"]]["overrides"] == {"num_blocks": "2000"}
+
+
 def test_another_space_in_the_folder_is_an_error(made_up: list[int], tmp_path: Path) -> None:
     execute_in(tmp_path, config(*CAPACITY, SEATS, "search.trials=1"))
     with pytest.raises(ConfigError, match="this folder holds a search of another space"):
@@ -217,6 +226,12 @@ def test_contradicting_configurations_are_given_up(made_up: list[int], tmp_path:
         (("search.space={max_num_seqs:many}",), "must be a list of values or a range such as '128..1024'"),
         (("search.space={max_num_seqs:9..8}",), "the first number must be below the second"),
         (("search.space={max_num_seqs:[]}",), "search.space"),
+        (("search.space={seed:1..9}",), "search.space.seed: the best seed is the luckiest"),
+        (
+            ("search.space={arrival.rate:1..9}", "search.objective=capacity_per_gpu", "metrics.slo.ttft_ms=5"),
+            "search.space.arrival.rate: the load is what each trial searches for",
+        ),
+        (("search.space={capacity.precision:[0.1,0.2]}",), "search.space.capacity.precision: changes what is asked"),
         (("search.space={max_num_sees:[1,2]}", "search.trials=2"), "max_num_sees: unknown key"),
         ((SEATS, "search.objective=goodness", "search.trials=1"), "the summary of a run has no such number"),
         ((SEATS, "search.objective=capacity_per_gpu"), "metrics.slo: task=search needs a limit to hold"),

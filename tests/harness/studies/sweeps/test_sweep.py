@@ -207,6 +207,30 @@ def test_overrides_that_are_paths_or_long_make_one_folder_each(run_sweep: Sweep,
     assert sorted(path.name for path in Path("m").iterdir() if path.is_dir()) == sorted(recorder.jobs)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["seed=1,2", "hydra.sweep.subdir=same"], "jobs that differ in seed alone would share a folder"),
+        (["seed=1,2", "block_size=16,32", "hydra.sweep.subdir=s${seed}"], "jobs that differ in block_size alone"),
+        (["plots=true,false"], "jobs that differ in plots alone would share a folder"),
+        (["seed=range(0)"], "seed=range(0): has no value, so that the sweep has no job"),
+    ],
+)
+def test_jobs_without_a_folder_of_their_own_and_no_job_are_refused(
+    run_sweep: Sweep, recorder: Recorder, overrides: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_sweep(*overrides) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+    assert recorder.jobs == [] and not recorder.compared
+
+
+@pytest.mark.parametrize("subdir", ["${hydra.job.num}", "b${block_size}-s${seed}", "x${hydra.job.override_dirname}"])
+def test_folders_may_be_named_in_other_ways(run_sweep: Sweep, recorder: Recorder, subdir: str) -> None:
+    assert run_sweep("seed=1,2", "block_size=16,32", f"hydra.sweep.subdir='{subdir}'") == 0
+    assert len(set(recorder.jobs)) == 4
+
+
 SCRIPT = """
 import sys
 from pathlib import Path

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from harness.config import JsonlTrace
@@ -99,3 +100,21 @@ def test_jsonl_wrong_files(path: Path, records: list[dict[str, object]], message
 def test_jsonl_absurd_hash_block_sizes(path: Path, size: object) -> None:
     with pytest.raises(TraceError, match="hash_ids and hash_block_size"):
         read_jsonl(path, HASHED | {"hash_block_size": size})
+
+
+def test_the_size_of_hashed_blocks_can_be_given(path: Path) -> None:
+    names = {"timestamp": "arrival_time", "input_length": "num_prompt_tokens", "output_length": "num_output_tokens"}
+    common = {"input_length": 40, "output_length": 4, "turn": 1}
+    rows = [{"timestamp": i / 2, **common, "hash_ids": [1, 2, 10 + i]} for i in range(3)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    trace = load_trace(JsonlTrace(path=str(path), columns=names, hash_block_size=16), seed=0)
+    assert trace.hash_block_size == 16 and trace.table["hash_ids"][2].tolist() == [1, 2, 12]
+    assert "turn" not in trace.table, "of a file with other names"
+    table = pd.DataFrame(rows)
+    found = load_trace(JsonlTrace(path="x", columns=names, hash_block_size=16), seed=0, table=table)
+    assert found.hash_block_size == 16
+    with pytest.raises(TraceError, match="trace.hash_block_size=<tokens> gives the size"):
+        load_trace(JsonlTrace(path=str(path), columns=names), seed=0)
+    path.write_text("".join(json.dumps(row | {"hash_block_size": 16}) + "\n" for row in rows))
+    with pytest.raises(TraceError, match="beside which trace.hash_block_size has no use"):
+        load_trace(JsonlTrace(path=str(path), columns=names, hash_block_size=16), seed=0)

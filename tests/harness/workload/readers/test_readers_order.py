@@ -69,8 +69,11 @@ def test_rows_with_equal_times_keep_the_order_of_the_file(path: Path) -> None:
     assert read(path, [2, 1, 2, 1, 1]).table["num_prompt_tokens"].tolist() == [2, 4, 5, 1, 3]
 
 
-def test_a_limit_takes_rows_from_the_start_of_the_file(path: Path) -> None:
-    assert read(path, [5, 4, 3, 1], limit=3).table["num_prompt_tokens"].tolist() == [3, 2, 1]
+def test_a_limit_takes_the_earliest_rows(path: Path) -> None:
+    trace = read(path, [1000, 0, 5, 6], limit=2)
+    assert trace.table["num_prompt_tokens"].tolist() == [2, 3] and trace.table["arrival_time"].tolist() == [0, 5]
+    as_in_file = load_trace(CsvTrace(path=str(path), limit=2), seed=0, with_times=False)
+    assert as_in_file.table["num_prompt_tokens"].tolist() == [1, 2], "without times it is the order of the file"
 
 
 def test_more_bad_rows_than_one_in_a_hundred_are_refused(path: Path) -> None:

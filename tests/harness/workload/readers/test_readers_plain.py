@@ -26,6 +26,12 @@ def read(path: Path, text: str | bytes, **keys: object) -> Trace:
     return load_trace(CsvTrace(path=str(path), **({"on_bad_row": "drop"} | keys)), seed=0)  # type: ignore[arg-type]
 
 
+def read_untimed(path: Path, text: str, **keys: object) -> Trace:
+    path.write_text(text)
+    settings = CsvTrace(path=str(path), **({"on_bad_row": "drop"} | keys))  # type: ignore[arg-type]
+    return load_trace(settings, seed=0, with_times=False)
+
+
 def prompts(trace: Trace) -> list[int]:
     return trace.table["num_prompt_tokens"].tolist()
 
@@ -95,13 +101,11 @@ def test_csv_bad_rows(path: Path, row: str, reason: str) -> None:
 def test_requests_say_how_many_samples_they_want(path: Path) -> None:
     text = "num_prompt_tokens,num_output_tokens,n\n5,1,4\n6,2,1\n7,2,0\n8,1,1e9\n"
     trace = read(path, text)
-    assert trace.num_sequences.tolist() == [4, 1] and trace.beam_replacement is None
+    assert trace.num_sequences.tolist() == [4, 1]
     assert trace.bad_rows == {"n is 0": 1, "n is larger than 1048576": 1}
-    with pytest.raises(ConfigError, match=r"trace.beam_width=2: \S+ has a column n, which says it for each request"):
-        read(path, text, beam_width=2)
+    with pytest.raises(ConfigError, match=r"trace.n=2: \S+ has a column n, which says it for each request"):
+        read(path, text, n=2)
     without = "num_prompt_tokens,num_output_tokens\n5,1\n6,2\n"
-    beams = read(path, without, beam_width=3, beam_replacement=0.5)
-    assert beams.num_sequences.tolist() == [3, 3] and beams.beam_replacement == 0.5
     assert read(path, without, n=2).num_sequences.tolist() == [2, 2]
     assert read(path, without).num_sequences.tolist() == [1, 1]
 
@@ -131,15 +135,17 @@ def test_line_numbers_go_on_from_chunk_to_chunk(path: Path, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("limit", "kept", "bad"), [(1, [1], 0), (2, [1, 4], 2), (3, [1, 4, 6], 4), (9, [1, 4, 6], 5)])
-def test_limit_counts_usable_rows_and_looks_no_further(path: Path, limit: int, kept: list[int], bad: int) -> None:
+def test_without_times_a_limit_counts_usable_rows_and_looks_no_further(
+    path: Path, limit: int, kept: list[int], bad: int
+) -> None:
     text = HEADER + "1,1,1\n2\n3,0,1\n4,4,1\n5,0,1\n5\n6,6,1\n7,0,1\n"
-    trace = read(path, text, limit=limit)
+    trace = read_untimed(path, text, limit=limit)
     assert prompts(trace) == kept
     assert sum(trace.bad_rows.values()) == bad
 
 
-def test_limit_leaves_later_bad_rows_alone(path: Path) -> None:
-    assert prompts(read(path, HEADER + "1,1,1\n2,x,1\n", limit=1, on_bad_row="error")) == [1]
+def test_without_times_a_limit_leaves_later_bad_rows_alone(path: Path) -> None:
+    assert prompts(read_untimed(path, HEADER + "1,1,1\n2,x,1\n", limit=1, on_bad_row="error")) == [1]
 
 
 rows = st.sampled_from(["1,1,1", "2,5,3", "3,7,1", "1", "x,1,1", "2,0,4", "", '"2",6,2', "9,9,9,9"])

@@ -1,0 +1,27 @@
+"""Checkpoints as `model=hf` reads them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness.config import ModelConfig
+from harness.config.huggingface import resolve_model
+
+MODELS = Path(__file__).parent / "models"  # keys of published files
+
+
+def published(name: str) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads((MODELS / f"{name}.json").read_text())
+    return data
+
+
+def write(folder: Path, data: object) -> Path:
+    (folder / "config.json").write_text(json.dumps(data))
+    return folder
+
+
+def read(path: Path, **given: Any) -> dict[str, Any]:
+    """The group `model` of a run with `model.config=<path>` and these keys."""
+    return ModelConfig(**resolve_model({"config": str(path), "name": None} | given)).model_dump()
