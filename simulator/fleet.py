@@ -10,7 +10,7 @@ from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
-from simulator.drivers.phases import ARRIVALS, Phase
+from simulator.drivers.phases import ARRIVALS, READINGS, Phase
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
 from simulator.gateway import Gateway, MakeRequest
@@ -25,6 +25,7 @@ class Fleet:
     Args:
         rule: chooses the server of each request; None for one server.
         stages: of each replica the cost models of its pipeline's stages, or none.
+        reading_ns: every so many ns the router reads what servers tell of themselves; 0 where it always knows.
         alone: whether a single replica may run without the queue.
 
     Raises:
@@ -39,6 +40,7 @@ class Fleet:
         rule: Router | None = None,
         *,
         stages: Sequence[Sequence[CostModel]] = (),
+        reading_ns: int = 0,
         alone: bool = True,
     ) -> None:
         for number, replica in enumerate(replicas):
@@ -48,6 +50,7 @@ class Fleet:
         self._env = simpy.Environment(initial_time=0)
         self._stages = stages
         self._alone = alone and len(replicas) == 1 and not any(stages)
+        self._reading_ns = reading_ns
         self._dispatch_ns = NEVER  # when the next dispatch is due, among those that are on their way
         self._gateway = Gateway(
             arrivals, make_request, replicas, rule, clock=lambda: self._env.now, on_earlier=self._expect
@@ -69,6 +72,8 @@ class Fleet:
             else:
                 Shared(self._env, replica)
         self._expect()
+        if self._reading_ns and len(self._replicas) > 1:
+            Phase(self._env, READINGS, 0, self._read)
         self._env.run()
         return int(self._env.now)
 
@@ -83,6 +88,11 @@ class Fleet:
             return
         self._dispatch_ns = self._gateway.next_ns
         Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
+
+    def _read(self, event: simpy.Event) -> None:
+        self._gateway.read_metrics()
+        if self._env.peek() < NEVER:  # as long as anything is to come
+            Phase(self._env, READINGS, self._reading_ns, self._read)
 
     def _dispatch(self, event: simpy.Event) -> None:
         if self._replicas[0].is_stopping:

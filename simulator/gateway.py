@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 from engine.core.routing.prefix_estimate import PrefixEstimate
 from engine.core.routing.router import Router
@@ -14,29 +15,48 @@ MakeRequest = Callable[[int, int], Request]
 """Makes the request of a row of the trace, given the row and its intended arrival in ns; the row is its id."""
 
 
+class Metrics(NamedTuple):
+    """What a server tells of itself when its metrics are read."""
+
+    num_waiting: int
+    num_running: int
+    num_free_blocks: int
+
+
 class View:
-    """A server as the router sees it. Counts are exact at the time of the arrival; prefixes are what was sent."""
+    """A server as the router sees it.
+
+    The gateway's own accounts are exact: requests and tokens under way, and the prompts that it has sent. What the
+    server tells is as it was when its metrics were last read, or as it is where nobody reads them.
+    """
 
     def __init__(self, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool) -> None:
         self.num_requests = 0
         self.num_tokens = 0
         self._replica = replica
         self._clock = clock
+        self._metrics: Metrics | None = None
         blocks = replica.scheduler.blocks
+        self.num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
         self._estimate = PrefixEstimate(blocks.num_blocks) if keeps_prefixes else None
 
+    def read(self) -> None:
+        """Read the server's metrics, which hold until they are read again."""
+        self._metrics = None
+        self._metrics = Metrics(self.num_waiting, self.num_running, self.num_free_blocks)
+
     @property
     def num_waiting(self) -> int:
-        return self._replica.num_waiting
+        return self._metrics.num_waiting if self._metrics else self._replica.num_waiting
 
     @property
     def num_running(self) -> int:
-        return self._replica.scheduler.num_running
+        return self._metrics.num_running if self._metrics else self._replica.scheduler.num_running
 
     @property
     def num_free_blocks(self) -> int:
-        return self._replica.num_free_blocks(self._clock())
+        return self._metrics.num_free_blocks if self._metrics else self._replica.num_free_blocks(self._clock())
 
     def prefix_hits(self, request: Request) -> int:
         assert self._estimate is not None, "the rule says that it reads prefixes"
@@ -99,6 +119,11 @@ class Gateway:
         for replica, view in zip(replicas, self._views, strict=True):
             replica.on_finish = self._on_end(view)
         self.next_ns = arrivals.next_ns
+
+    def read_metrics(self) -> None:
+        """Read the metrics of all servers: until the next call, rules see them as they are now."""
+        for view in self._views:
+            view.read()
 
     def dispatch(self, until_ns: int) -> None:
         """Send all requests that arrive up to `until_ns` to their servers."""

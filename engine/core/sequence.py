@@ -44,6 +44,7 @@ class Request:
         max_tokens: tokens to generate per sequence; fewer come out when the model or the pool allows fewer.
         priority: smaller is more urgent.
         tenant: who is served, for policies that share fairly.
+        session: the conversation that it is a turn of, for routers that keep these together; None where it is none.
         deadline: when it should be done, for policies that go by deadlines; None where there is none.
         num_sequences: samples of the same prompt.
         reads_prefix_cache: whether it may skip what the prefix cache holds; what it computes is cached either way.
@@ -55,7 +56,7 @@ class Request:
     """
 
     __slots__ = (
-        "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "deadline",
+        "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "session", "deadline",
         "num_sequences", "reads_prefix_cache", "order", "sequences", "num_unfinished", "first_scheduled_time",
         "first_token_time", "finish_time",
     )  # fmt: skip
@@ -71,6 +72,7 @@ class Request:
         block_hashes: list[int] | None = None,
         priority: int = 0,
         tenant: int = 0,
+        session: int | None = None,
         deadline: int | None = None,
         num_sequences: int = 1,
         reads_prefix_cache: bool = True,
@@ -81,6 +83,7 @@ class Request:
         self.max_tokens = max_tokens
         self.priority = priority
         self.tenant = tenant
+        self.session = session
         self.deadline = deadline
         self.num_sequences = num_sequences
         self.reads_prefix_cache = reads_prefix_cache

@@ -32,6 +32,7 @@ class SimulatedEngine:
         cost: prices the steps; None takes the system's own cost model.
         num_servers: how many servers like `system` there are.
         rule: chooses the server of each request, where there are several.
+        reading_ns: every so many ns the router reads the metrics of the servers; 0 where it always knows them.
 
     Raises:
         ConfigError: the pools need more memory than there is.
@@ -46,6 +47,7 @@ class SimulatedEngine:
         *,
         num_servers: int = 1,
         rule: Router | None = None,
+        reading_ns: int = 0,
     ) -> None:
         recorders = [Recorder(reserves=system.contiguous is not None) for _ in range(num_servers)]
         self.record = Record(recorders)
@@ -59,7 +61,7 @@ class SimulatedEngine:
             trace, system.block_size, cache_outputs=system.cache_outputs, max_model_len=system.max_model_len
         )
         stages = [stage_costs(system, self._cost)] * num_servers
-        self._fleet = Fleet(arrivals, make_request, self._replicas, rule, stages=stages)
+        self._fleet = Fleet(arrivals, make_request, self._replicas, rule, stages=stages, reading_ns=reading_ns)
 
     @property
     def device_name(self) -> str:

@@ -196,8 +196,12 @@ def _reason(failure: BaseException | None) -> str | None:
 def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        rule = config.router.make() if config.replicas > 1 else None
-        return SimulatedEngine(resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule)
+        router = config.router
+        rule = router.make() if config.replicas > 1 else None
+        reading_ns = round(router.view_delay_ms * 1e6)
+        return SimulatedEngine(
+            resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule, reading_ns=reading_ns
+        )
     with interrupts.held():
         from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)

@@ -71,6 +71,8 @@ def _request_columns(trace: Trace) -> dict[str, list[Any]]:
         columns["priority"] = trace.table["priority"].tolist()
     if (tenant_of := tenants(trace)) is not None:
         columns["tenant"] = tenant_of
+    if "session_id" in trace.table:
+        columns["session"] = trace.table["session_id"].tolist()
     if (trace.num_sequences > 1).any():
         columns["num_sequences"] = trace.num_sequences.tolist()
     return columns

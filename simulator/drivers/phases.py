@@ -1,6 +1,7 @@
 """What comes first of all that happens at the same time, where several servers share a clock.
 
     ENDS       steps end, and requests with them, which may bring others
+    READINGS   a router reads the metrics of the servers
     ARRIVALS   requests arrive, and the router chooses their servers, on what is known after all ends
     PLANS      servers plan, each on its own
 
@@ -13,7 +14,7 @@ from collections.abc import Callable
 
 import simpy
 
-ENDS, ARRIVALS, PLANS = 1, 2, 3  # ENDS is the priority of SimPy's time-outs
+ENDS, READINGS, ARRIVALS, PLANS = 1, 2, 3, 4  # ENDS is the priority of SimPy's time-outs
 
 
 class Phase(simpy.Event):

@@ -109,6 +109,7 @@ def simulate(
     make_transfers: Callable[[], TransferEngine] | None = None,
     rule: Router | None = None,
     alone: bool = True,
+    reading_ns: int = 0,
     **options: Any,
 ) -> list[RecordedRun]:
     """Serve the trace to its end with a replica for each scheduler, by default in turn; returns the tables of each.
@@ -116,6 +117,7 @@ def simulate(
     Args:
         observer: sees what the recorders of all replicas see.
         alone: whether a single replica runs without an event queue.
+        reading_ns: how often the rule reads the replicas' metrics.
         options: arguments of the replicas.
     """
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
@@ -125,7 +127,7 @@ def simulate(
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
         replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
-    Fleet(arrivals, make_request, replicas, rule or RoundRobin(NoOptions()), alone=alone).run()
+    Fleet(arrivals, make_request, replicas, rule or RoundRobin(NoOptions()), alone=alone, reading_ns=reading_ns).run()
     for scheduler in schedulers:
         assert not scheduler.unfinished
         scheduler.check_integrity()

@@ -55,11 +55,16 @@ def rules() -> dict[str, Router]:
 
 
 @settings(max_examples=60, deadline=None)
-@given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans())
-def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(case: Case, is_flat: bool) -> None:
+@given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans(), st.sampled_from([0, 10_000, 3_000_000]))
+def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(
+    case: Case, is_flat: bool, reading_ns: int
+) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}
     stepped, compressed = Nosy(), Nosy()
-    runs = [simulate_case(case, rule=rule, compress=rule is compressed, **price) for rule in (stepped, compressed)]
+    runs = [
+        simulate_case(case, rule=rule, compress=rule is compressed, reading_ns=reading_ns, **price)
+        for rule in (stepped, compressed)
+    ]
     for one, other in zip(*runs, strict=True):
         assert_same(one, other)
     assert stepped.seen == compressed.seen and len(stepped.seen) == 25
@@ -119,6 +124,21 @@ def test_a_request_that_ends_when_another_arrives_counts_no_more(compress: bool)
     simulate(trace, OpenLoop(times), [make(4), make(4)], FlatCost(1_000_000), rule=rule, compress=compress)
     (_, _, first, second) = rule.seen[2]
     assert first[:4] == (0, 0, 0, 0) and second[:4] == (1, 4, 0, 1)
+
+
+def test_what_servers_tell_is_as_old_as_the_last_reading_and_the_routers_own_accounts_are_not() -> None:
+    """Steps take 1 ms, and metrics are read at 0, 4, 8 ... ms; requests come at 1, 3, 4 and 5 ms."""
+    trace = simple_trace([4] * 4, [50] * 4)
+    times = np.array([1, 3, 4, 5]) * 1_000_000
+    rule = Nosy()
+    servers = [make(4, num_blocks=100), make(4, num_blocks=100)]
+    simulate(trace, OpenLoop(times), servers, FlatCost(1_000_000), rule=rule, reading_ns=4_000_000)
+    told = [[view[2:5] for view in views] for _, _, *views in rule.seen]
+    idle = (0, 0, 100)
+    assert told[0] == told[1] == [idle, idle]  # as read at 0 ms
+    # At 4 ms row 0 has had three steps and is in its second block; row 1 came at 3 ms and has had one.
+    assert told[2] == told[3] == [(0, 2, 97), idle]
+    assert [[view[0] for view in views] for _, _, *views in rule.seen] == [[0, 0], [1, 0], [2, 0], [2, 1]]
 
 
 def test_conversations_stay_where_their_prefix_is() -> None:

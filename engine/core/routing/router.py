@@ -20,7 +20,7 @@ class ServerView(Protocol):
         num_requests: requests that it was sent and that have not ended.
         num_tokens: prompt tokens of these.
         num_waiting, num_running: sequences in its queue and in its batch.
-        num_free_blocks: KV blocks that nobody holds.
+        num_free_blocks, num_blocks: KV blocks that nobody holds, and those of its pool.
     """
 
     @property
@@ -37,6 +37,9 @@ class ServerView(Protocol):
 
     @property
     def num_free_blocks(self) -> int: ...
+
+    @property
+    def num_blocks(self) -> int: ...
 
     def prefix_hits(self, request: Request) -> int:
         """Prompt tokens of the request that its prefix cache holds, as far as is known."""

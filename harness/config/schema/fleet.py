@@ -1,8 +1,8 @@
 """The rule by which requests are spread over the servers of a fleet, and what servers can be pipelines."""
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
 from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
@@ -16,18 +16,25 @@ class RouterConfig(ConfigModel):
     """The router.
 
     Attributes:
-        rule: which server gets a request when it arrives: round_robin, in turn; least_requests, the one with the fewest
-            requests under way; least_tokens, with the fewest prompt tokens in these; prefix_affinity, the one that was
-            sent most of the prompt before; or a rule of your own, as package.module:name.
+        rule: which server gets a request when it arrives: round_robin, in turn; random; least_requests, the one with
+            the fewest requests under way; least_tokens, with the fewest prompt tokens in these; power_of_two, the less
+            busy of two that are drawn; session_affinity, the one of the conversation; prefix_affinity, the one that was
+            sent most of the prompt before; weighted_score, the highest sum of scores, as in
+            llm-d's endpoint picker; or a rule of your own, as package.module:name.
         options: settings of the rule's own.
+        view_delay_ms: the router reads what servers tell of themselves (queue, batch, free KV blocks) every so many ms;
+            0: it always knows. What it has sent itself it always knows.
     """
 
     rule: Text = "round_robin"
     options: dict[str, Any] = {}
+    view_delay_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
 
     @model_validator(mode="after")
     def _check_options(self) -> "RouterConfig":
         self.make()
+        if 0 < self.view_delay_ms < 1:
+            raise ValueError(f"view_delay_ms={self.view_delay_ms}: must be 0 or >= 1")
         return self
 
     def make(self) -> Router | None:

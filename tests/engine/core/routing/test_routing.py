@@ -26,6 +26,7 @@ class Server:
     num_waiting: int = 0
     num_running: int = 0
     num_free_blocks: int = 0
+    num_blocks: int = 60
     asked: list[Request] = field(default_factory=list)
 
     def prefix_hits(self, request: Request) -> int:
@@ -33,7 +34,7 @@ class Server:
         return self.hits
 
 
-SERVERS = st.lists(st.builds(Server, *[st.integers(0, 60)] * 3), min_size=1, max_size=6)
+SERVERS = st.lists(st.builds(Server, *[st.integers(0, 60)] * 3, *[st.integers(0, 9)] * 3), min_size=1, max_size=6)
 
 
 def make(name: str, **options: Any) -> Router:
@@ -42,8 +43,8 @@ def make(name: str, **options: Any) -> Router:
     return router(read_options(router.options_type, options, name))
 
 
-def request(num_prompt_tokens: int = 50) -> Request:
-    return Request(0, num_prompt_tokens, 1)
+def request(num_prompt_tokens: int = 50, *, request_id: int = 0, session: int | None = None) -> Request:
+    return Request(request_id, num_prompt_tokens, 1, session=session)
 
 
 @given(SERVERS, st.sampled_from(sorted(ROUTERS)))
@@ -68,6 +69,84 @@ def test_the_least_busy_server_is_the_first_with_the_fewest(servers: list[Server
     assert make("least_requests").choose(request(), servers) == counts.index(min(counts))
     by_tokens = [(server.num_tokens, server.num_requests) for server in servers]
     assert make("least_tokens").choose(request(), servers) == by_tokens.index(min(by_tokens))
+
+
+def counts_of(chosen: list[int], num_servers: int) -> list[int]:
+    return [chosen.count(number) for number in range(num_servers)]
+
+
+@given(st.integers(1, 9), st.integers(0, 2**63 - 1))
+def test_draws_are_even_repeatable_and_differ_by_seed(num_servers: int, seed: int) -> None:
+    servers = [Server()] * num_servers
+    requests = [request(request_id=number) for number in range(400)]
+    chosen = [make("random", seed=seed).choose(each, servers) for each in requests]
+    assert chosen == [make("random", seed=seed).choose(each, servers) for each in requests]
+    # A binomial count is within six of its standard deviations.
+    spread = 6 * (400 * (1 - 1 / num_servers) / num_servers) ** 0.5
+    assert all(abs(count - 400 / num_servers) <= spread for count in counts_of(chosen, num_servers))
+    if num_servers > 1:
+        assert chosen != [make("random", seed=seed ^ 1).choose(each, servers) for each in requests]
+
+
+@given(SERVERS, st.integers(0, 10**6))
+def test_of_two_that_are_drawn_the_less_busy_one_is_chosen(servers: list[Server], request_id: int) -> None:
+    chosen = make("power_of_two").choose(request(request_id=request_id), servers)
+    busier = [server for server in servers if server.num_requests >= servers[chosen].num_requests]
+    assert len(busier) >= min(2, len(servers))  # itself, and the other that was drawn
+
+
+def test_all_pairs_of_servers_are_drawn_and_two_choices_are_far_more_even_than_one() -> None:
+    loads = {}
+    for name in ("random", "power_of_two"):
+        servers, rule = [Server() for _ in range(10)], make(name)
+        for number in range(2000):
+            servers[rule.choose(request(request_id=number), servers)].num_requests += 1
+        loads[name] = max(server.num_requests for server in servers)
+    assert loads["power_of_two"] <= 203 < 215 < loads["random"]
+    busy = [Server(number) for number in range(4)]  # the chosen one is the first of its pair
+    chosen = counts_of([make("power_of_two").choose(request(request_id=number), busy) for number in range(600)], 4)
+    assert [round(count / 100) for count in chosen] == [3, 2, 1, 0]  # pairs with a busier server: 3, 2, 1 and 0 of 6
+
+
+@given(st.integers(1, 8), st.lists(st.integers(0, 2**60), min_size=1, max_size=40, unique=True))
+def test_a_session_stays_and_another_server_moves_only_the_sessions_that_it_gets(
+    count: int, sessions: list[int]
+) -> None:
+    rule, busy = make("session_affinity"), [Server(num_requests=number) for number in range(count)]
+    before = {session: rule.choose(request(session=session), busy) for session in sessions}
+    after = {session: rule.choose(request(session=session), [Server(), *busy[1:], Server()]) for session in sessions}
+    assert all(after[session] in (before[session], count) for session in sessions)
+    assert rule.choose(request(), [Server(2), Server(1)]) == 1  # without a session by load
+
+
+def test_sessions_are_spread_over_all_servers() -> None:
+    rule, servers = make("session_affinity"), [Server()] * 5
+    chosen = [rule.choose(request(session=number), servers) for number in range(1000)]
+    assert all(150 < count < 250 for count in counts_of(chosen, 5))
+
+
+@given(SERVERS, st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0]), min_size=4, max_size=4))
+def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: list[float]) -> None:
+    prefix, queue, kv_use, running = weights
+    rule = make("weighted_score", prefix=prefix, queue=queue, kv_use=kv_use, running=running)
+
+    def shortness(name: str, server: Server) -> float:
+        values = [getattr(each, name) for each in servers]
+        span = max(values) - min(values)
+        return (max(values) - getattr(server, name)) / span if span else 1.0
+
+    def score(server: Server) -> float:
+        return (
+            prefix * server.hits / 50 + queue * shortness("num_waiting", server)
+            + kv_use * server.num_free_blocks / server.num_blocks + running * shortness("num_running", server)
+        )  # fmt: skip
+
+    chosen = servers[rule.choose(request(), servers)]
+    best = max(map(score, servers))
+    assert score(chosen) == pytest.approx(best)
+    equal = [server for server in servers if score(server) == best]
+    if len(equal) == len(servers):
+        assert chosen.num_requests == min(server.num_requests for server in servers)
 
 
 @given(SERVERS, st.integers(0, 20), st.floats(1, 3), st.floats(0, 1))
@@ -98,6 +177,14 @@ def test_affinity_follows_the_largest_hit_among_servers_that_are_not_much_busier
 def test_settings_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make("prefix_affinity", **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("random", "seed"), ("power_of_two", "seed"), ("weighted_score", "queue")]
+)
+def test_seeds_and_weights_below_zero_are_refused(name: str, option: str) -> None:
+    with pytest.raises(ValueError, match=f"^options.{option}=-1: must be >= 0"):
+        make(name, **{option: -1})
 
 
 def test_a_rule_that_does_not_exist_is_refused_by_name() -> None:
