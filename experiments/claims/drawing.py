@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -58,7 +59,7 @@ def bars(
     return draw
 
 
-def by_way(rows: Sequence[Mapping[str, float]], key: str, names: Mapping[object, str], value: str) -> Draw:
+def by_way(rows: Sequence[Mapping[str, float]], key: str, names: Mapping[Any, str], value: str) -> Draw:
     """Bars of the tiny model, simulated and measured, a colour for each of `names` of the rows' `key`."""
     groups = {label: [row[value] for row in rows if row[key] == name] for name, label in names.items()}
     return bars(groups, list(WAYS.values()))

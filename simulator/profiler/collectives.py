@@ -7,11 +7,11 @@ import os
 import signal
 import time
 from multiprocessing.connection import Connection
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
 
-from engine.runner.executors.rendezvous import Rendezvous
 from engine.runner.executors.worker import end_with_parent
 
 _RUNS = 20
@@ -28,11 +28,11 @@ class Collectives:
 
     def __init__(self, device: str, size: int) -> None:
         context = multiprocessing.get_context("spawn")
-        self._rendezvous = Rendezvous()
+        self._rendezvous = TemporaryDirectory(prefix="twinserve-ranks-")
         self._pipes, self._processes = [], []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, device, theirs, self._rendezvous.store)
+            arguments = (rank, size, device, theirs, f"{self._rendezvous.name}/store")
             process = context.Process(target=_serve, args=arguments, name=f"twinserve-collective-{rank}", daemon=True)
             process.start()
             theirs.close()
@@ -64,7 +64,7 @@ class Collectives:
             if process.is_alive():
                 process.kill()
                 process.join()
-        self._rendezvous.close()
+        self._rendezvous.cleanup()
 
 
 def _serve(rank: int, size: int, device: str, pipe: Connection, store: str) -> None:

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import FrameType
 from typing import Any
 
 from engine.engine_config import EngineConfig
 from engine.models.model_config import ModelConfig
 from engine.runner.executors.executor import LocalExecutor
-from engine.runner.executors.rendezvous import Rendezvous, remove_left_overs
 from engine.runner.executors.worker import START_TIMEOUT_S, Failure, work
 from engine.runner.inputs.step_inputs import StepInputs
 from engine.runner.step_tokens import StepTokens
@@ -68,7 +68,6 @@ def make_executor(
     All objects that exist by then are exempt from garbage collection (`gc.freeze`). A collection that visits everything
     that the libraries have loaded takes a quarter of a second, in the middle of a step.
     """
-    remove_left_overs()
     executor = LocalExecutor if config.tensor_parallel_size == 1 else TensorParallelExecutor
     made = executor(config, model_config, folder)
     gc.freeze()
@@ -86,7 +85,7 @@ class TensorParallelExecutor:
 
     def __init__(self, config: EngineConfig, model_config: ModelConfig, folder: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")
-        rendezvous = Rendezvous()
+        rendezvous = TemporaryDirectory(prefix="twinserve-ranks-")  # its file is how the ranks find each other
         self._workers: list[_Worker] = []
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, rendezvous)
         self._timeout_s = config.worker_timeout_s
@@ -94,7 +93,7 @@ class TensorParallelExecutor:
         for rank in range(config.tensor_parallel_size):
             ours, theirs = context.Pipe()
             _limit_waiting(ours, self._timeout_s)
-            arguments = (rank, theirs, config, model_config, folder, rendezvous.store)
+            arguments = (rank, theirs, config, model_config, folder, f"{rendezvous.name}/store")
             process = context.Process(target=work, args=arguments, name=f"twinserve-rank-{rank}", daemon=True)
             process.start()
             theirs.close()
@@ -266,7 +265,7 @@ def _receive(worker: _Worker) -> Any:
         return Failure(f"the process ended with exit code {worker.process.exitcode}")
 
 
-def _shut_down(workers: list[_Worker], rendezvous: Rendezvous) -> None:
+def _shut_down(workers: list[_Worker], rendezvous: TemporaryDirectory[str]) -> None:
     for worker in workers:
         worker.pipe.close()  # a worker that waits for inputs then ends by itself
     deadline = time.monotonic() + _JOIN_S
@@ -275,4 +274,4 @@ def _shut_down(workers: list[_Worker], rendezvous: Rendezvous) -> None:
         if worker.process.exitcode is None:
             worker.process.kill()
             worker.process.join(_JOIN_S)
-    rendezvous.close()
+    rendezvous.cleanup()

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -27,14 +26,12 @@ from engine.api.llm import LLM  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
-from engine.runner.executors.rendezvous import Rendezvous, remove_left_overs  # noqa: E402
 from engine.runner.executors.tensor_parallel import (  # noqa: E402
     TensorParallelExecutor,
     WorkerError,
     _interrupts_after,
     _limit_waiting,
     _SecondInterruptError,
-    make_executor,
 )
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
 
@@ -154,7 +151,7 @@ def children_end(pids: list[int]) -> bool:
     return False
 
 
-def test_workers_of_a_killed_engine_end_and_the_next_start_removes_its_folder(temporary: Path) -> None:
+def test_workers_of_a_killed_engine_end(temporary: Path) -> None:
     """One worker is blocked in a collective when the engine dies, because the other one is stopped."""
     process = subprocess.Popen([sys.executable, "-c", ENDLESS], cwd=ROOT, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -170,42 +167,6 @@ def test_workers_of_a_killed_engine_end_and_the_next_start_removes_its_folder(te
         process.kill()
         process.stdout.close()
     assert children_end(pids[:1])
-    assert len(list(temporary.iterdir())) == 1
-    make_executor(EngineConfig(load_format="random", num_blocks=8), MODEL).close()
-    assert list(temporary.iterdir()) == []
-
-
-def test_folders_of_living_engines_and_of_others_stay(temporary: Path) -> None:
-    living, others = Rendezvous(), temporary / "twinserve-other"
-    others.mkdir()
-    (temporary / "twinserve-ranks-file").touch()
-    (temporary / "twinserve-ranks-link").symlink_to(others)
-    (temporary / "twinserve-ranks-dead").mkdir()
-    remove_left_overs()
-    names = {path.name for path in temporary.iterdir()}
-    assert names == {"twinserve-other", "twinserve-ranks-file", "twinserve-ranks-link", Path(living.store).parent.name}
-    living.close()
-    assert not Path(living.store).parent.exists()
-
-
-def test_folders_that_are_made_while_others_clean_up_are_there(temporary: Path) -> None:
-    stop = threading.Event()
-
-    def clean() -> None:
-        while not stop.is_set():
-            remove_left_overs()
-
-    cleaner = threading.Thread(target=clean)
-    cleaner.start()
-    try:
-        for _ in range(300):
-            one = Rendezvous()
-            Path(one.store).touch()
-            one.close()
-    finally:
-        stop.set()
-        cleaner.join()
-    assert list(temporary.iterdir()) == []
 
 
 class Drift:

@@ -87,7 +87,7 @@ def of_steps(result: RunResult, plot: PlotConfig) -> Chart | None:
     times = np.geomspace(1e-3, 0.2, 30)
     steps = pd.DataFrame({"kind": np.resize(kinds, 30), "measured": times, "predicted": times * 1.2})
     errors = {kind: {"count": 12345, "mape_pct": 20.0, "bias_pct": 20.0} for kind in (*kinds, "all")}
-    return validation.steps_chart(steps, errors, 2, _FROM)
+    return validation.steps_chart(steps, errors, _FROM)
 
 
 def of_rows(result: RunResult, plot: PlotConfig) -> Chart:
