@@ -81,13 +81,13 @@ def simulated(arm: str, trace: pd.DataFrame, stage_of: np.ndarray[Any, np.dtype[
 def show(measured: pd.DataFrame, found: dict[str, pd.DataFrame]) -> None:
     titles = [f"{arm}, {text}" for arm in ARMS for text in ("output tokens/s", "TTFT p50, s", "TTFT p90, s")]
     table = Table("requests/s", *titles, box=None, title="simulated (measured)")
-    for row in measured.itertuples():
+    for stage, row in enumerate(measured.to_dict("records"), start=1):
         cells = []
         for arm in ARMS:
             for measure in MEASURES:
-                value, other = found[arm].loc[row.Index + 1, measure], getattr(row, f"{arm}_{measure}")
+                value, other = float(found[arm][measure][stage]), float(row[f"{arm}_{measure}"])
                 cells.append(f"{value:,.0f} ({other:,.0f})" if "tokens" in measure else f"{value:.2f} ({other:.1f})")
-        table.add_row(f"{row.rate}", *cells)
+        table.add_row(f"{row['rate']}", *cells)
     console = Console(width=180)
     console.print(table)
     for arm in ARMS:

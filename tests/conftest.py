@@ -1,11 +1,12 @@
 """What every test starts from."""
 
+import atexit
 import gc
 import logging
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,21 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(multiprocessing, "get_context", _forked)
 
 
+def _tell_charts(charts: Mapping[str, object], folder: Path, plot: Any) -> list[Path]:
+    folder.mkdir(parents=True, exist_ok=True)
+    told = {folder / f"{name}.{kind}": chart for name, chart in charts.items() for kind in plot.formats if chart}
+    return [path for path, chart in told.items() if path.write_text(repr(chart))]
+
+
 @pytest.fixture(autouse=True)
-def coarse_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are written sooner, and no test looks at their pixels."""
-    if (style := sys.modules.get("harness.figures.style")) is not None:
-        monkeypatch.setattr(style, "_DPI", 60)
+def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Charts are drawn in tests of figures only, coarsely: that takes longer than most runs that leave them. Elsewhere
+    their files tell what they show."""
+    if (drawing := sys.modules.get("harness.figures.drawing")) is not None:
+        if "figures" in request.path.parts:
+            monkeypatch.setattr(sys.modules["harness.figures.style"], "_DPI", 60)
+        else:
+            monkeypatch.setattr(drawing, "write_charts", _tell_charts)
 
 
 @pytest.fixture(autouse=True)
@@ -79,17 +90,13 @@ _get_context = multiprocessing.get_context
 
 
 def pytest_collection_finish() -> None:
-    """Exempts what exists by now from garbage collection for good. An engine that is closed looks for garbage, which
-    takes half a second where the modules of all tests are searched."""
-    gc.collect()
+    """Exempts what exists by now from garbage collection, until the process ends: libraries in C++ complain of objects
+    that are never freed. An engine that is closed looks for garbage, which takes half a second where the modules of all
+    tests are searched."""
     gc.freeze()
     gc.enable()
     gc.freeze = gc.unfreeze = lambda: None
-
-
-def pytest_unconfigure() -> None:
-    """Ends the exemption, as libraries in C++ complain of objects that are never freed."""
-    _unfreeze()
+    atexit.register(_unfreeze)
 
 
 @pytest.fixture

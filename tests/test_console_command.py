@@ -63,8 +63,3 @@ def test_a_sweep_from_any_folder_is_quiet_when_piped(installed: Path, tmp_path: 
     assert done.stdout.count("SIMULATED ") == 2 and "KV pool: " in done.stdout  # -v shows the runs, too
     assert {path.name for path in (tmp_path / "m").iterdir() if path.is_dir()} == {"block_size=16", "block_size=64"}
     assert "measured kernels" in (tmp_path / "m/block_size=16/summary.json").read_text()  # from the profiles
-
-
-def test_help_speaks_of_the_command(installed: Path, tmp_path: Path) -> None:
-    done = twinserve(installed, tmp_path, "--help")
-    assert "Usage: twinserve [group=option ...]" in done.stdout and "run.py" not in done.stdout

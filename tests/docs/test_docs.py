@@ -55,7 +55,7 @@ SMALL_AND_REAL = (
 
 
 def small(arguments: list[str]) -> list[str]:
-    """The same command with few requests and short searches, and two jobs where it is a sweep."""
+    """The same command with few requests and short searches, and two jobs where it is a sweep, one of searches."""
     if "--help" in arguments:
         return arguments
     words = " ".join(arguments)
@@ -69,27 +69,30 @@ def small(arguments: list[str]) -> list[str]:
         keys.add("calibration.max_evaluations")
     if "num_requests=auto" in words:
         keys = keys - {"trace.num_requests"} | {"metrics.interval.max_requests"}
-    kept = _two_jobs([word for word in arguments if word.partition("=")[0] not in keys])
+    most = 1 if "capacity" in words else 2
+    kept = _few_jobs([word for word in arguments if word.partition("=")[0] not in keys], most)
     if "engine=cpu" in arguments:
         kept = [*(word for word in kept if not word.startswith("arrival.rate=")), *SMALL_AND_REAL]
-    return [*kept, *_fewer_jobs(arguments), *(f"{key}={SMALL[key]}" for key in sorted(keys))]
+    return [*kept, *_fewer_jobs(arguments, most), *(f"{key}={SMALL[key]}" for key in sorted(keys))]
 
 
-def _two_jobs(arguments: list[str]) -> list[str]:
-    """Two values of the first key that is swept, and one of all others."""
+def _few_jobs(arguments: list[str], most: int) -> list[str]:
+    """At most so many values of the first key that is swept, and one of all others."""
     swept = [word for word in arguments if re.fullmatch(r"[\w.]+=[\w.-]+(,[\w.-]+)+", word)]
-    return [",".join(word.split(",")[: 2 if word == swept[0] else 1]) if word in swept else word for word in arguments]
+    return [
+        ",".join(word.split(",")[: most if word == swept[0] else 1]) if word in swept else word for word in arguments
+    ]
 
 
-def _fewer_jobs(arguments: list[str]) -> list[str]:
-    """For an experiment that is a sweep: one value of each key, and two of the last."""
+def _fewer_jobs(arguments: list[str], most: int) -> list[str]:
+    """For an experiment that is a sweep: one value of each key, and at most so many of the last."""
     name = next((word.partition("=")[2] for word in arguments if word.startswith("experiment=")), None)
     if name is None:
         return []
     setup = yaml.safe_load((CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8"))
     swept = setup.get("hydra", {}).get("sweeper", {}).get("params", {})
     first = {key: str(values).split(",") for key, values in swept.items()}
-    return [f"{key}={','.join(values[: 2 if key == list(first)[-1] else 1])}" for key, values in first.items()]
+    return [f"{key}={','.join(values[: most if key == list(first)[-1] else 1])}" for key, values in first.items()]
 
 
 def compose_only(arguments: list[str]) -> None:

@@ -142,12 +142,16 @@ def test_the_process_ends_with_the_line_and_the_code_alone(tmp_path: Path) -> No
 
 
 def test_help_needs_no_working_directory_and_explains_the_groups(
-    launch: Launch, capsys: pytest.CaptureFixture[str]
+    launch: Launch, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert launch("--help") == 0
     out = capsys.readouterr().out
     lines = ("Usage: python run.py", "\n  scheduler\n", "\n  * mixed ", "block_size=16")
     assert all(line in out for line in lines)
+    monkeypatch.setattr(sys, "argv", ["twinserve", "--help"])
+    assert cli.main() == 0
+    out = capsys.readouterr().out
+    assert "Usage: twinserve [group=option ...]" in out and "run.py" not in out
 
 
 def test_a_run_gets_the_checked_configuration_and_its_folder(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,14 +126,14 @@ def test_the_second_interrupt_does_not_disturb_the_writing_and_the_third_ends_it
 def test_jobs_in_worker_processes_write_what_they_have(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
     process = start(
-        STARTED, "-m", "seed=1,2,3", "trace.num_requests=60000", "plots=false", f"hydra.sweep.dir={tmp_path}",
+        STARTED, "-m", "seed=1,2,3", "trace.num_requests=30000", "plots=false", f"hydra.sweep.dir={tmp_path}",
         "hydra/launcher=joblib", "hydra.launcher.n_jobs=2",
     )  # fmt: skip
     try:
         wait_for(lambda: len(list(tmp_path.glob("*/inputs.json"))) == 2, process)
         before = seconds_used(process.pid)
         wait_for(
-            lambda: sum(s > before.get(pid, 0) + 0.7 for pid, s in seconds_used(process.pid).items()) == 2, process
+            lambda: sum(s > before.get(pid, 0) + 0.3 for pid, s in seconds_used(process.pid).items()) == 2, process
         )
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, errors = process.communicate(timeout=90)

@@ -64,8 +64,7 @@ def test_silu_and_mul(triton_device: str, dtype: torch.dtype, width: int) -> Non
     torch.testing.assert_close(activation.silu_and_mul_triton(x), expected, **rounding(dtype))
 
 
-@pytest.mark.parametrize("rows", [1, 5, 300])
-@pytest.mark.parametrize("block_size", [1, 7, 256])
+@pytest.mark.parametrize(("rows", "block_size"), [(1, 1), (1, 7), (5, 1), (5, 256), (300, 7)])
 def test_decode_step(triton_device: str, rows: int, block_size: int) -> None:
     """`begin_decode` equals its reference; two calls of `end_decode` store the tokens of rows that are not padding."""
     generator = torch.Generator().manual_seed(rows)
@@ -107,7 +106,7 @@ def test_decode_step(triton_device: str, rows: int, block_size: int) -> None:
 )
 def test_sample(triton_device: str, dtype: torch.dtype, use_k: bool, use_p: bool) -> None:
     """The same tokens as the reference, for a vocabulary of several blocks, in greedy and in sampled rows."""
-    rows, vocabulary = 4, 4200
+    rows, vocabulary = 4, 1100 if use_k and use_p else 4200
     generator = torch.Generator().manual_seed(3)
     logits = (torch.randn(rows, vocabulary, generator=generator) * 3).to(triton_device, dtype)
     temperature = (torch.arange(rows) * 0.4).to(triton_device)
@@ -127,12 +126,17 @@ def test_sample_greedy_takes_the_lowest_of_equals(triton_device: str) -> None:
     assert tokens.tolist() == [4099, 0]
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
-    ("tokens", "experts", "top_k"), [(1, 8, 4), (5, 4, 2), (37, 3, 1), pytest.param(3, 24, 8, marks=pytest.mark.slow)]
+    ("tokens", "experts", "top_k", "dtype"),
+    [
+        (1, 8, 4, torch.float32),
+        (5, 4, 2, torch.bfloat16),
+        (37, 3, 1, torch.float32),
+        *(pytest.param(3, 24, 8, dtype, marks=pytest.mark.slow) for dtype in DTYPES),
+    ],
 )
 def test_fused_moe(
-    triton_device: str, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, tokens: int, experts: int, top_k: int
+    triton_device: str, monkeypatch: pytest.MonkeyPatch, tokens: int, experts: int, top_k: int, dtype: torch.dtype
 ) -> None:
     monkeypatch.setattr(moe, "silu_and_mul", activation.silu_and_mul_triton)
     hidden, width = 72, 40
@@ -141,7 +145,7 @@ def test_fused_moe(
         for shape in ((tokens, hidden), (experts, 2 * width, hidden), (experts, hidden, width))
     )
     logits = torch.randn(tokens, experts, device=triton_device)
-    for renormalize in (True, False):
-        expected = moe.fused_moe_reference(x, logits, w13, w2, top_k, renormalize)
-        got = moe.fused_moe_triton(x, logits, w13, w2, top_k, renormalize)
-        torch.testing.assert_close(got, expected, **rounding(dtype))
+    renormalize = tokens != 5
+    expected = moe.fused_moe_reference(x, logits, w13, w2, top_k, renormalize)
+    got = moe.fused_moe_triton(x, logits, w13, w2, top_k, renormalize)
+    torch.testing.assert_close(got, expected, **rounding(dtype))

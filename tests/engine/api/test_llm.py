@@ -44,14 +44,11 @@ def test_a_script_that_does_not_close_its_engine_ends_quietly() -> None:
     "settings",
     [
         {},
-        {"policy": "prefill_first"},
         {"max_num_batched_tokens": 9},
         {"block_size": 1, "num_blocks": 1600},
         {"block_size": 16, "num_blocks": 60},
-        {"num_blocks": 64},
         {"num_blocks": 64, "policy": "prefill_first"},
         {"max_lookahead_steps": 1},
-        {"enable_prefix_caching": False},
         {"num_blocks": 64, "eviction": "lfu"},
         {"enable_prefix_caching": False, "contiguous": Contiguous(), "max_model_len": 260, "num_blocks": 140},
         {

@@ -121,7 +121,6 @@ def test_the_cases_show_what_the_parameters_do() -> None:
         {},
         {"max_lookahead_steps": 1},
         {"max_num_batched_tokens": 9},
-        {"policy": "prefill_first"},
         {"cuda_graphs": True},
         {"enable_prefix_caching": False, "block_size": 16, "num_blocks": 60},
     ],

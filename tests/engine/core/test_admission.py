@@ -99,6 +99,19 @@ def test_nobody_looks_into_the_prefix_cache_for_who_waits_for_something_else(
     assert plan.horizon == 48 and matched == [0]
 
 
+def test_the_next_batch_is_planned_when_the_one_before_it_has_ended() -> None:
+    """With steps planned ahead too, where its end is certain before."""
+    scheduler = make("static", async_scheduling=True)
+    scheduler.add(Request(0, 4, 2))
+    first, last = scheduler.schedule(0), scheduler.schedule(0)
+    assert first and last
+    scheduler.add(Request(1, 4, 2))
+    scheduler.commit(first, 1)
+    assert scheduler.schedule(1) is None
+    scheduler.commit(last, 2)
+    assert ids(step(scheduler, 2).admitted) == [1]
+
+
 def test_displacement_asks_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody gives way for an urgent request that would not be let in."""
 
@@ -121,6 +134,49 @@ def test_displacement_asks_the_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 def outputs_fit(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(POLICIES, OWN_POLICY, OutputsFit)
     return OWN_POLICY
+
+
+def test_what_waits_for_the_rule_in_one_lane_may_enter_another(outputs_fit: str) -> None:
+    scheduler = make(outputs_fit, num_blocks=9, num_lanes=2)
+    for i in range(2):
+        scheduler.add(Request(i, 4, 20))
+    plans = [scheduler.schedule(0, lane) for lane in (0, 1)]
+    assert [plan and ids(plan.admitted) for plan in plans] == [[0], [1]]
+
+
+def entries(scheduler: Scheduler, *, groups: bool) -> list[tuple[int, int]]:
+    """Step and request of every admission."""
+    admitted, steps = [], 0
+    for plan in run(scheduler, groups=groups):
+        admitted += [(steps, request_id) for request_id in ids(plan.admitted)]
+        steps += plan.num_steps
+    return admitted
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_who_waits_for_the_rule_enters_with_the_block_that_a_decode_fills(outputs_fit: str, groups: bool) -> None:
+    scheduler = make(outputs_fit, num_blocks=9)
+    for i, (tokens, num_outputs) in enumerate((([1, 2, 3, 4], 21), ([1, 2, 3, 4] + [7] * 10, 4))):
+        scheduler.add(Request(i, len(tokens), num_outputs, token_ids=tokens))
+    assert entries(scheduler, groups=groups) == [(0, 0), (4, 1)]
+
+
+@pytest.mark.parametrize("groups", [False, True])
+def test_a_rule_that_nobody_could_ask_in_a_starved_step_is_asked_in_the_next(
+    restricted: type[Restricted], monkeypatch: pytest.MonkeyPatch, groups: bool
+) -> None:
+    """It lets long prompts in, and what is needed is not known where nobody has looked."""
+
+    def admit(self: Restricted, need: Need, state: AdmissionState) -> Admit | Wait:
+        return WAIT if need.tokens < 5 and state.running else BasePolicy.admit(self, need, state)
+
+    monkeypatch.setattr(Restricted, "admit", admit)
+    scheduler = make("restricted", max_num_seqs=2, num_blocks=12, queue="priority")
+    scheduler.add(Request(0, 5, 40))
+    scheduler.add(Request(1, 5, 40))
+    step(scheduler)
+    scheduler.add(Request(2, 8, 3, priority=-1))
+    assert entries(scheduler, groups=groups) == [(20, 2), (39, 1)]
 
 
 def test_outputs_that_fit_preempt_nobody(outputs_fit: str) -> None:

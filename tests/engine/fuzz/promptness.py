@@ -56,6 +56,9 @@ def check_promptness(workload: Workload, scheduler: Scheduler, plan: StepPlan | 
         assert queue.served[head.request.tenant] == min(queue.served[tenant] for tenant in queue.heaps)
     if admitted and plan is not None and workload.num_lanes == 1:
         check_reserve(workload, scheduler, plan)
+        ending = scheduler._planners[0].running.ending
+        assert workload.options.policy != "static" or not ending, "a batch begins before the one before it has ended"
+    assert queue.held is None or queue.held.sequence is head, "what is held of the head is the need of another one"
     may_wait = preempted or workload.num_lanes > 1 or (plan is None and scheduler.plans_ahead)
     if plan is not None and workload.options.policy == "static" and not scheduler.plans_ahead:
         check_horizon(workload, scheduler, plan)

@@ -42,12 +42,12 @@ from simulator.fleet import Fleet
 from simulator.replica import Replica
 
 SHAPE = {
-    "name": "twin", "num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
+    "name": "twin", "num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "num_kv_heads": 2, "head_dim": 16,
     "intermediate_size": 128, "vocab_size": 300, "tie_word_embeddings": False, "max_position_embeddings": 512,
     "dtype": "float32", "num_experts": 0, "num_experts_per_token": 0, "moe_intermediate_size": 0,
 }  # fmt: skip
 BLOCK_SIZE = 4
-BLOCK_BYTES = 2 * 2 * BLOCK_SIZE * 2 * 16 * 4
+BLOCK_BYTES = 2 * BLOCK_SIZE * 2 * 16 * 4
 HOST_BLOCKS = 20
 GB_PER_S = 1.0
 LIMITS: dict[str, Any] = {"max_num_seqs": 6, "max_num_batched_tokens": 48}

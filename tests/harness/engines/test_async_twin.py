@@ -29,7 +29,7 @@ from tests.harness.engines.builders import (  # noqa: E402
 )
 
 AHEAD = {name: replace(options, async_scheduling=True) for name, options in OPTIONS.items()}
-NUM_FUZZED = 9
+NUM_FUZZED = 6
 
 
 @pytest.mark.parametrize(

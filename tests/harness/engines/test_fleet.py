@@ -14,7 +14,7 @@ from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
 from tests.harness.builders import config
 
-ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=600", "progress=false")
+ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=200", "progress=false")
 
 
 def served(*overrides: str) -> Run:
@@ -27,7 +27,7 @@ def test_the_metrics_of_a_fleet_are_those_of_its_servers_together(router: str) -
     run = served("replicas=3", f"router={router}")
     summary, requests, steps = run.summary, run.requests, run.steps
     servers: list[dict[str, Any]] = summary["servers"]
-    assert sum(server["num_requests"] for server in servers) == 600 == summary["completed"]
+    assert sum(server["num_requests"] for server in servers) == 200 == summary["completed"]
     assert [server["num_requests"] for server in servers] == requests["server"].value_counts().sort_index().tolist()
     assert sum(server["num_steps"] for server in servers) == summary["num_steps"] == len(steps)
     for name in ("output_throughput", "mean_running", "mean_waiting"):
@@ -48,7 +48,7 @@ def test_servers_are_told_of_the_requests_that_count() -> None:
 
 def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
     lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
-    lengths += ["trace=synthetic", "trace.prompt.value=90000", "trace.output.value=40000", "trace.num_requests=2"]
+    lengths += ["trace=synthetic", "trace.prompt.value=125000", "trace.output.value=200", "trace.num_requests=2"]
     limits = ["max_num_seqs=2", "max_num_batched_tokens=131072", "num_blocks=20000"]
     model = ["model=llama-3.1-8b", "cost=profiled", "pipeline_parallel_size=2"]
     run = served(*model, *lengths, *limits)
@@ -57,8 +57,8 @@ def test_a_pipeline_says_where_its_steps_are_beyond_the_profile() -> None:
 
 @pytest.mark.parametrize("rate", [20, 200])
 def test_the_verdict_is_that_of_one_server_with_its_share_of_the_rate(rate: int) -> None:
-    one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=1500").summary
-    two = served(f"arrival.rate={2 * rate}", "max_num_seqs=16", "trace.num_requests=3000", "replicas=2").summary
+    one = served(f"arrival.rate={rate}", "max_num_seqs=16", "trace.num_requests=500").summary
+    two = served(f"arrival.rate={2 * rate}", "max_num_seqs=16", "trace.num_requests=1000", "replicas=2").summary
     assert one["verdict"] == two["verdict"]
     assert two["offered_load"] == pytest.approx(one["offered_load"], rel=0.06)
 
@@ -82,7 +82,7 @@ def test_stored_results_of_fleets_are_read_again(tmp_path: Path) -> None:
 
 
 def test_conversations_find_their_prefix_on_the_server_that_has_it() -> None:
-    trace = ("trace=sharegpt_multiturn", "arrival=sessions", "arrival.rate=8", "trace.num_requests=400", "replicas=4")
+    trace = ("trace=sharegpt_multiturn", "arrival=sessions", "arrival.rate=8", "trace.num_requests=150", "replicas=4")
     rates = {router: served(*trace, f"router={router}").summary["prefix_cache_hit_rate"]
              for router in ("round_robin", "prefix_affinity")}  # fmt: skip
     assert rates["prefix_affinity"] > 1.4 * rates["round_robin"]
@@ -91,8 +91,8 @@ def test_conversations_find_their_prefix_on_the_server_that_has_it() -> None:
 def test_two_stages_serve_a_backlog_faster_than_one_and_no_faster_than_twice() -> None:
     lengths = [f"trace/lengths@trace.{part}=constant" for part in ("prompt", "output")]
     lengths += ["trace=synthetic", "trace.prompt.value=100", "trace.output.value=60"]
-    backlog = ("arrival=all_at_once", "trace.num_requests=640", "model=qwen3-8b", *lengths)
-    one, two = (served(*backlog, f"pipeline_parallel_size={n}", f"max_num_seqs={64 * n}") for n in (1, 2))
+    backlog = ("arrival=all_at_once", "trace.num_requests=320", "model=qwen3-8b", *lengths)
+    one, two = (served(*backlog, f"pipeline_parallel_size={n}", f"max_num_seqs={32 * n}") for n in (1, 2))
     assert 1.3 < one.summary["duration"] / two.summary["duration"] < 2
     assert two.steps["lane"].unique().tolist() == [0, 1] and two.summary["num_gpus"] == 2
     # A lane's steps follow one another, and every gap between tokens is one of its steps or longer.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -80,10 +78,10 @@ def test_what_all_panels_of_a_row_share_is_said_once() -> None:
 
 
 def test_a_name_with_dollar_signs_is_no_formula(tmp_path: Path) -> None:
-    result = run_toy_engine(heavy_tailed_requests(20, 3))
+    result = run_toy_engine(heavy_tailed_requests(20, 50), until_s=0.03)
     assert write_run_charts(result, {**summary_of(result), "trace": "$$ $\\bad{$"}, tmp_path, AS_USUAL)
     table = table_of(["a $$"], "arrival.rate", **RATES, **{"a $$": ["$\\x{$", "y", "$\\x{$", "y"]})
-    assert write_comparison_charts(table, curves_of(table), tmp_path, AS_USUAL)
+    assert write_comparison_charts(table, curves_of(table), tmp_path, PlotConfig(y=("p99_ttft_ms",)))
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -126,9 +124,3 @@ def test_a_figure_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypa
     with pytest.raises(OSError, match="no space"):
         save(Figure(), tmp_path / "x.png")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_matplotlib_is_not_imported_before_a_figure_is_drawn() -> None:
-    code = "import sys, harness.figures, harness.studies.sweeps.sweep, harness.studies.run\n"
-    code += "sys.exit('matplotlib' in sys.modules or 'torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0

@@ -179,6 +179,7 @@ def test_every_format_asked_for_is_written(kind: str, result: RunResult, tmp_pat
     plot = PlotConfig(formats=("svg", "pdf"), width="column", labels={"Mixed steps": "BOTH", "Mean TTFT": "FIRST"})
     paths = write_charts({"x": KINDS[kind](result, plot)}, tmp_path, plot)
     assert [path.suffix for path in paths] == [".svg", ".pdf"]
+    assert [path.read_bytes()[:4] for path in paths] == [b"<?xm", b"%PDF"]
     figure = drawn(kind, result, plot)
     assert figure.get_figwidth() == pytest.approx(3.35)
     titles = {axes.get_title(loc="left") for axes in figure.axes}

