@@ -45,13 +45,8 @@ def test_the_page_has_a_command_for_each_launcher() -> None:
     assert COMMANDS.keys() == {"joblib", "submitit_local", "ray", ON_A_CLUSTER}
 
 
-@pytest.mark.parametrize(
-    "launcher",
-    [
-        pytest.param(name, marks=() if name == "submitit_local" else pytest.mark.slow)
-        for name in sorted(COMMANDS.keys() - {ON_A_CLUSTER})
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("launcher", HERE)
 def test_a_launcher_gives_what_the_default_gives(tmp_path: Path, launcher: str) -> None:
     if not installed(launcher):
         pytest.skip(f"no launcher {launcher}")
