@@ -10,7 +10,7 @@ not set is vLLM's default: 1,024 sequences, 8,192 tokens a step, 40,960 tokens a
 The load is inference-perf's `guide_optimized-baseline_1`: 750 prompts in an order drawn once, again and again, in
 Poisson stages; a stage begins when the one before it has been answered. Its output rate is all tokens of the stage over
 the time from its first request to its last token, as the load generator counts. Results go to
-experiments/results/measured_fleet.json.
+experiments/results/measured_fleet*.json.
 """
 
 from __future__ import annotations
@@ -68,9 +68,12 @@ def _identities(prompt: int) -> list[int]:
     ]
 
 
-def simulated(arm: str, trace: pd.DataFrame, stage_of: np.ndarray[Any, np.dtype[np.int64]]) -> pd.DataFrame:
+def simulated(
+    arm: str, trace: pd.DataFrame, stage_of: np.ndarray[Any, np.dtype[np.int64]], overrides: list[str]
+) -> pd.DataFrame:
     """The measures of each stage, the warm-up among them."""
-    requests = run(*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={SPAN}", trace=trace).requests
+    settings = [*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={SPAN}", *overrides]
+    requests = run(*settings, trace=trace).requests
     requests["ttft"] = requests["first_token_time"] - requests["arrival_time"]
     stages = requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
@@ -99,15 +102,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path("../shared/ground_truth/llm_d"))
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("overrides", nargs="*", help="what is to be otherwise, such as num_blocks=30000")
     args = parser.parse_args()
     measured = pd.read_csv(args.data / "router_qwen3_32b_8xTP2_h100.csv")
     ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
     trace, stage_of = load([WARM_UP, *ladder], args.seed)
-    found = {arm: simulated(arm, trace, stage_of) for arm in ARMS}
+    found = {arm: simulated(arm, trace, stage_of, args.overrides) for arm in ARMS}
     show(measured, found)
     stages = {arm: stages.loc[1:].round(4).to_dict("list") for arm, stages in found.items()}
     record = {**provenance("experiments.measured_fleet"), "rates": measured["rate"].tolist(), "simulated": stages}
-    write_result(RESULTS / "measured_fleet.json", record)
+    name = "_".join(["measured_fleet", *args.overrides]).replace("=", "_")
+    write_result(RESULTS / f"{name}.json", record)
 
 
 if __name__ == "__main__":

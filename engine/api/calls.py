@@ -95,6 +95,17 @@ class Calls:
                 with self._change():
                     self._abort(call)
 
+    def abandon(self, call: _Call) -> None:
+        """Drop the requests of a call without waiting: at once, or, while another thread has its turn, at the end of the
+        next change. Garbage collection asks for it, which may run in a thread that the other one waits for."""
+        if not self.turns.take():
+            self._abandoned.append(call)
+            return
+        try:
+            self.abort(call)
+        finally:
+            self.turns.give_up()
+
     def close(self, reason: str) -> None:
         """End all calls; later ones raise EngineClosedError."""
         with self.turns:
@@ -251,7 +262,7 @@ class Stream:
             self._calls.abort(self._call)
 
     def __del__(self) -> None:
-        self.close()
+        self._calls.abandon(self._call)
 
     def _output(self, request: Request) -> RequestOutput:
         try:

@@ -177,25 +177,31 @@ class LLM:
 
         Raises:
             RequestRefusedError: a prompt is malformed or can never run.
-            ValueError: `params` do not fit the model.
+            ValueError: `params` are none, or do not fit the model.
             ModelError: a prompt is a text, but the model has no tokenizer.
             RequestAbortedError, EngineClosedError: see `engine.api.calls`.
         """
+        if not isinstance(params, BeamSearchParams):
+            raise ValueError(f"params={params!r}: must be BeamSearchParams")
         size = self.model_config.vocab_size
         if 2 * params.beam_width > size:
             raise ValueError(f"beam_width={params.beam_width}: needs a vocabulary of twice as many tokens, not {size}")
-        read = read_prompts(prompts, self.tokenizer, size, adds_special_tokens=True)
+        with self._calls.turns:
+            read = read_prompts(prompts, self.tokenizer, size, adds_special_tokens=True)
         eos, longest = self.engine.eos_token_ids, self.engine.scheduler.max_model_len
         searches = [BeamSearch(prompt.token_ids, params, eos, longest) for prompt in read]
         with _progress("Beam search", params.max_tokens, " tokens", use_tqdm) as bar:
             while growing := [search for search in searches if search.goes_on]:
                 beams = [Prompt(None, beam.tokens) for search in growing for beam in search.live]
-                with closing(self._open(beams, params.sampling_params, None)) as stream:
+                with self._calls.turns:
+                    stream = self._open(beams, params.sampling_params, None)
+                with closing(stream):
                     outputs = iter(_run(stream, use_tqdm=False))
                 for search in growing:
                     search.step(outputs)
                 bar.update()
-        return [search.output(self.tokenizer) for search in searches]
+        with self._calls.turns:
+            return [search.output(self.tokenizer) for search in searches]
 
     def get_default_sampling_params(self) -> SamplingParams:
         """What the model's `generation_config.json` recommends: temperature, top_k, top_p, min_p, repetition_penalty

@@ -24,12 +24,25 @@ class Turns:
         else:
             with self._next:
                 self._held.acquire()
-        self._owner = threading.get_ident()
-        self._depth += 1
+        self._note_owner()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.give_up()
+
+    def take(self) -> bool:
+        """Take the lock if no other thread has it; returns whether it was taken."""
+        is_taken = self._held.acquire(blocking=False)
+        if is_taken:
+            self._note_owner()
+        return is_taken
+
+    def _note_owner(self) -> None:
+        self._owner = threading.get_ident()
+        self._depth += 1
+
+    def give_up(self) -> None:
         self._depth -= 1
         if not self._depth:
             self._owner = None

@@ -147,6 +147,8 @@ def test_outputs_say_why_they_ended_and_how_likely_each_token_was() -> None:
         assert total == pytest.approx(each.cum_logprob) and each.finish_reason == "length" and each.text is None
     with pytest.raises(RequestRefusedError, match=r"prompts\[1\]: a prompt of 512 tokens and its output exceed the"):
         llm.beam_search([PROMPTS[0], [1] * 512], BeamSearchParams(beam_width=2, max_tokens=5))
+    with pytest.raises(ValueError, match="^params=None: must be BeamSearchParams"):
+        llm.beam_search([[1]], None)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="beam_width=200: needs a vocabulary"):
         llm.beam_search([PROMPTS[0]], BeamSearchParams(beam_width=200, max_tokens=5))
     with pytest.raises(ValueError, match="beam_width=0 must be an integer of at least 1"):

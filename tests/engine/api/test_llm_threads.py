@@ -12,6 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from engine.api.beam_search import BeamSearchParams  # noqa: E402
 from engine.api.calls import EngineClosedError  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
 from engine.api.turns import Turns  # noqa: E402
@@ -19,6 +20,7 @@ from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts, one_by_
 
 NUM_THREADS = 6
 BRIEF = replace(GREEDY, max_tokens=12)
+BEAMS = BeamSearchParams(beam_width=2, max_tokens=4)
 
 
 @pytest.fixture(scope="module")
@@ -34,9 +36,12 @@ def from_threads(work: Callable[[int], object]) -> list[object]:
 
 def test_each_thread_gets_its_own_outputs(llm: LLM) -> None:
     prompts, expected = make_prompts(), [tokens[:12] for tokens in one_by_one()]
+    best = [output.sequences[0].tokens for output in llm.beam_search(prompts, BEAMS)]
 
     def work(number: int) -> object:
         at = number % (len(prompts) - 2)
+        if number % 4 == 3:
+            return llm.beam_search(prompts[at : at + 1], BEAMS)[0].sequences[0].tokens == best[at]
         if number % 3 == 0:
             return [found["token_ids"] for found in llm.generate(prompts[at : at + 2], BRIEF)] == expected[at : at + 2]
         if number % 3 == 1:
@@ -54,6 +59,19 @@ def test_each_thread_gets_its_own_outputs(llm: LLM) -> None:
     llm.generate(prompts[:1], BRIEF)  # takes in what was abandoned last
     assert not scheduler.unfinished and scheduler.blocks.num_used_blocks() == 0
     scheduler.check_integrity()
+
+
+def test_a_stream_that_a_thread_drops_does_not_wait_for_the_engine(llm: LLM) -> None:
+    """Garbage collection drops streams in any thread, also in one that the thread with the engine waits for."""
+    streams = [llm.stream(make_prompts()[:2], BRIEF)]
+    next(streams[0])
+    with llm._calls.turns:
+        dropping = threading.Thread(target=streams.clear, daemon=True)
+        dropping.start()
+        dropping.join(timeout=30)
+        assert not dropping.is_alive()
+    llm.generate(make_prompts()[:1], BRIEF)
+    assert not llm.engine.scheduler.unfinished and llm.engine.scheduler.blocks.num_used_blocks() == 0
 
 
 def test_closing_ends_the_calls_of_other_threads() -> None:
