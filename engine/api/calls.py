@@ -96,8 +96,8 @@ class Calls:
                     self._abort(call)
 
     def abandon(self, call: _Call) -> None:
-        """Drop the requests of a call without waiting: at once, or, while another thread has its turn, at the end of the
-        next change. Garbage collection asks for it, which may run in a thread that the other one waits for."""
+        """Drop the requests of a call without waiting: at once, or, while another thread has its turn, at the end of
+        the next change. Garbage collection asks for it, which may run in a thread that the other one waits for."""
         if not self.turns.take():
             self._abandoned.append(call)
             return
