@@ -232,7 +232,7 @@ _SIMULATED_ONLY = {"learned_positions": 0, "sliding_window": 0, "num_sliding_lay
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
-    ours = configured.model_dump(exclude={"name", "dtype", "quantization"})
+    ours = configured.model_dump(exclude={"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys"})
     known = {name: getattr(model, name) for name in ours if name not in _SIMULATED_ONLY} | _SIMULATED_ONLY
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:

@@ -45,6 +45,7 @@ SMALL = {
     "trace.num_requests": "20", "plots": "false", "progress": "false",
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
     "capacity.confirm": "0", "calibration.max_evaluations": "3", "metrics.interval.max_requests": "1000",
+    "metrics.warmup": "0.2", "metrics.drain": "0.2",
 }  # fmt: skip
 # Of runs of the real engine: ten requests of a few tokens.
 SMALL_AND_REAL = (

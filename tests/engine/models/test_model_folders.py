@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import save_file  # noqa: E402
 
+from engine import documents  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
 from engine.models import build_model, memory_check  # noqa: E402
 from engine.models.blocks import CausalLM  # noqa: E402
@@ -174,7 +175,7 @@ def test_a_folder_or_a_pipe_or_a_closed_door_in_place_of_a_file(
         def closed(*arguments: Any, **options: Any) -> str:
             raise PermissionError(13, "Permission denied")
 
-        monkeypatch.setattr(Path, "read_text", closed)
+        monkeypatch.setattr(documents, "unzipped", closed)
         assert "cannot be read: Permission denied" in refusal(folder)
 
 
