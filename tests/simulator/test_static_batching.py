@@ -34,7 +34,7 @@ def test_static_batching_of_a_backlog_has_an_event_per_plan_and_few_plans(monkey
         scheduler = make(16, policy="static", num_blocks=5000)
         arrivals = OpenLoop(np.zeros(64, np.int64))
         runs += simulate(trace, arrivals, [scheduler], observer=log, alone=False, compress=compress)
-        # Beside the ends of plans the arrivals and the first planning at 0, and the planning after which nothing is left.
+        # Beside ends of plans: the arrivals, the first planning at 0, and the one after which nothing is left.
         # A run is lengthened up to three times.
         assert num_events <= 3 + len(log.plans) * (4 if compress else 1)
         counts.append(len(log.plans))
