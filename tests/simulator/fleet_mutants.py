@@ -93,8 +93,12 @@ def is_caught(mutant: FleetMutant, folder: Path) -> bool:
     assert text.count(mutant.old) == 1, f"{mutant.name}: out of date"
     path.write_text(text.replace(mutant.old, mutant.new), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
-    done = subprocess.run([*command, *TESTS], cwd=folder, capture_output=True, text=True, check=False, timeout=600)
-    path.write_text(text, encoding="utf-8")
+    try:
+        done = subprocess.run([*command, *TESTS], cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    except subprocess.TimeoutExpired:  # a run that never ends is noticed
+        return True
+    finally:
+        path.write_text(text, encoding="utf-8")
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return done.returncode == 1
 
