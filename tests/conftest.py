@@ -11,6 +11,7 @@ from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start keep what they compile
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
 import pytest

@@ -27,9 +27,8 @@ class Phase(simpy.Event):
         delay: int = 0,
         then: Callable[[simpy.Event], None] | None = None,
     ) -> None:
-        super().__init__(env)
-        if then is not None:
-            self.callbacks.append(then)
+        self.env = env  # what `Event.__init__` does, without a call of it for each event
+        self.callbacks = [] if then is None else [then]
         self._ok = True
         self._value = None
         env.schedule(self, phase, delay)

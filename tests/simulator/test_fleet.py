@@ -54,7 +54,7 @@ def rules() -> dict[str, Router]:
     }
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans(), st.sampled_from([0, 10_000, 3_000_000]))
 def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(
     case: Case, is_flat: bool, reading_ns: int
@@ -70,7 +70,7 @@ def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(
     assert stepped.seen == compressed.seen and len(stepped.seen) == 25
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(num_replicas=3), st.permutations(range(3)), st.booleans())
 def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, order: list[int], is_flat: bool) -> None:
     price = {"cost_model": FlatCost(10_000)} if is_flat else {}  # many steps end at the same time
