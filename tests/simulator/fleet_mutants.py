@@ -17,7 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_router.py",
-    "tests/simulator/test_replica.py", "tests/simulator/drivers",
+    "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py", "tests/simulator/drivers",
 )  # fmt: skip
 
 
@@ -65,8 +65,6 @@ MUTANTS = (
                 "if len(shorter[1]) < len(self._price[1]):", "if False:"),
     FleetMutant("an idle server sleeps on", f"{DRIVERS}/shared.py", "        if self._is_idle:", "        if False:"),
     FleetMutant("events that are out of date occur", f"{DRIVERS}/shared.py", "if event is self._next:", "if True:"),
-    FleetMutant("a run goes on beyond a request", "simulator/replica.py",
-                "            limit = self._steps_until_seen(wait, ends)\n", "            pass\n"),
     FleetMutant("later steps are priced as the first ones", "simulator/replica.py",
                 "plan.work.after(passed)", "plan.work"),
     FleetMutant("a lengthened run is not cut", "simulator/replica.py",
