@@ -3,7 +3,7 @@
 A replica knows what happens to it, and not how time passes: it takes in requests, plans steps, prices them and commits
 them. A driver (`simulator.drivers`) lets the time between these pass:
 
-    take_in(until) ──▶ plan(now) ──▶ price(plan, now) ──▶ the driver waits ──▶ finish(plan, now, price, steps)
+    take_in(until) ──▶ plan(now) ──▶ price(plan, now) ──▶ the driver waits ──▶ finish(plan, now, price)
 """
 
 from __future__ import annotations
@@ -200,9 +200,8 @@ class Replica:
             return first
         durations = self._plausible(self.cost_model.decode_ns(work, limit), limit)
         ends = np.add.accumulate(durations)
-        num_steps = min(limit, self._steps_until_seen(wait, ends)) if self.compress else limit
         self._under_way = now, ends
-        return durations[:num_steps], ends[:num_steps]
+        return self.cut(now, (durations, ends))
 
     def lengthen(self, plan: StepPlan, start: int, price: int | Run) -> Run | None:
         """The same run with more steps, where the plan goes on and no request is seen at the run's end.
@@ -235,9 +234,9 @@ class Replica:
         num_steps = self._steps_until_seen(wait, ends)
         return durations[:num_steps], ends[:num_steps]
 
-    def finish(self, plan: StepPlan, now: int, price: int | Run, num_steps: int = 1) -> tuple[StepPlan | None, int]:
-        """Account for a plan that ran from `now` on, of a run its first steps; returns the plan that was made
-        meanwhile, and the end.
+    def finish(self, plan: StepPlan, now: int, price: int | Run) -> tuple[StepPlan | None, int]:
+        """Account for a plan that ran from `now` on as long as priced; returns the plan that was made meanwhile, and
+        the end.
 
         Raises:
             ImplausibleStepError: the run is longer than a simulation can last.
@@ -249,9 +248,9 @@ class Replica:
         else:
             durations, ends = price
             self._under_way = None
-            plan = scheduler.extend(plan, num_steps)
-            end, last = now + ends.item(num_steps - 1), durations.item(num_steps - 1)
-            self.observer.on_step(plan, now, durations[:num_steps])
+            plan = scheduler.extend(plan, len(ends))
+            end, last = now + ends.item(-1), durations.item(-1)
+            self.observer.on_step(plan, now, durations)
         if end > _LONGEST_RUN_NS:
             raise ImplausibleStepError(f"the run would take {_TOO_LONG}")
         planned = None

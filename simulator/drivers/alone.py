@@ -22,7 +22,5 @@ def run_alone(replica: Replica) -> int:
                 break
             now = wake_at
             continue
-        price = replica.price(plan, now)
-        num_steps = 1 if isinstance(price, int) else len(price[1])
-        plan, now = replica.finish(plan, now, price, num_steps)
+        plan, now = replica.finish(plan, now, replica.price(plan, now))
     return now

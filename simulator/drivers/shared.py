@@ -65,9 +65,8 @@ class Shared:
         if longer := replica.lengthen(self._plan, self._start, price):
             self._run(longer)
             return
-        num_steps = 1 if isinstance(price, int) else len(price[1])
         self._price = 0
-        self._plan, _ = replica.finish(self._plan, self._start, price, num_steps)
+        self._plan, _ = replica.finish(self._plan, self._start, price)
         if self._plan is None and env.peek() == env.now:
             self._expect(PLANS, 0, self._begin)
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import abc
 
-from engine.core.routing.router import BaseRouter, ServerView
+from engine.core.routing.router import BaseRouter, ServerView, least_busy
 from engine.core.sequence import Request
 
 
@@ -12,8 +12,7 @@ class LeastRequests(BaseRouter):
     """Of several with as few, the first."""
 
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        counts = [server.num_requests for server in servers]
-        return counts.index(min(counts))
+        return least_busy(servers)
 
 
 ROUTER = LeastRequests

@@ -15,16 +15,12 @@ class PowerOfTwo(BaseRouter):
 
     options_type = DrawOptions
 
-    def __init__(self, options: DrawOptions) -> None:
-        super().__init__(options)
-        self._seed = options.seed
-
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        count = len(servers)
-        first = draw(request.request_id, count, 2 * self._seed)
+        count, seed = len(servers), self.options.seed
+        first = draw(request.request_id, count, 2 * seed)
         if count == 1:
             return first
-        other = draw(request.request_id, count - 1, 2 * self._seed + 1)  # any but the first
+        other = draw(request.request_id, count - 1, 2 * seed + 1)  # any but the first
         other += other >= first
         return other if servers[other].num_requests < servers[first].num_requests else first
 

@@ -39,12 +39,8 @@ class PrefixAffinity(BaseRouter):
     options_type = PrefixAffinityOptions
     reads_prefixes = True
 
-    def __init__(self, options: PrefixAffinityOptions) -> None:
-        super().__init__(options)
-        self._options = options
-
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        options = self._options
+        options: PrefixAffinityOptions = self.options
         counts = [server.num_requests for server in servers]
         fewest = min(counts)
         most = max(fewest + options.max_ahead, fewest * options.max_ratio)

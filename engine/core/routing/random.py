@@ -28,12 +28,8 @@ class DrawOptions:
 class Random(BaseRouter):
     options_type = DrawOptions
 
-    def __init__(self, options: DrawOptions) -> None:
-        super().__init__(options)
-        self._seed = options.seed
-
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        return draw(request.request_id, len(servers), self._seed)
+        return draw(request.request_id, len(servers), self.options.seed)
 
 
 ROUTER = Random

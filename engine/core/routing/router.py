@@ -63,9 +63,16 @@ class Router(Protocol):
 
 
 class BaseRouter:
-    """A rule without settings that does not ask for prefixes."""
+    """A rule that keeps its `options`; by default it has none, and does not ask for prefixes."""
 
     options_type: ClassVar[type[Any]] = NoOptions
     reads_prefixes: ClassVar[bool] = False
 
-    def __init__(self, options: Any) -> None: ...
+    def __init__(self, options: Any) -> None:
+        self.options = options
+
+
+def least_busy(servers: abc.Sequence[ServerView]) -> int:
+    """The server with the fewest requests that have not ended; of several with as few, the first."""
+    counts = [server.num_requests for server in servers]
+    return counts.index(min(counts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import abc
 
 from engine.core.routing.draws import rank
-from engine.core.routing.router import BaseRouter, ServerView
+from engine.core.routing.router import BaseRouter, ServerView, least_busy
 from engine.core.sequence import Request
 
 
@@ -16,8 +16,7 @@ class SessionAffinity(BaseRouter):
         session = request.session
         if session is not None:
             return max(range(len(servers)), key=lambda server: rank(session, server))
-        counts = [server.num_requests for server in servers]
-        return counts.index(min(counts))
+        return least_busy(servers)
 
 
 ROUTER = SessionAffinity

@@ -38,12 +38,8 @@ class WeightedScore(BaseRouter):
     options_type = WeightedScoreOptions
     reads_prefixes = True
 
-    def __init__(self, options: WeightedScoreOptions) -> None:
-        super().__init__(options)
-        self._options = options
-
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
-        options = self._options
+        options: WeightedScoreOptions = self.options
         queues = _shortness([server.num_waiting for server in servers])
         batches = _shortness([server.num_running for server in servers])
         scores = [
