@@ -4,6 +4,7 @@
     READINGS   a router reads the metrics of the servers
     ARRIVALS   requests arrive, and the router chooses their servers, on what is known after all ends
     PLANS      servers plan, each on its own
+    TRANSFERS  what they asked for of each other's KV begins to move
 
 So it changes nothing in which order servers come to a time.
 """
@@ -14,7 +15,7 @@ from collections.abc import Callable
 
 import simpy
 
-ENDS, READINGS, ARRIVALS, PLANS = 1, 2, 3, 4  # ENDS is the priority of SimPy's time-outs
+ENDS, READINGS, ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5  # ENDS is the priority of SimPy's time-outs
 
 
 class Phase(simpy.Event):
