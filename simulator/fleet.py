@@ -13,7 +13,7 @@ from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
-from simulator.drivers.phases import ARRIVALS, READINGS, TRANSFERS, Phase
+from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Phase
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
 from simulator.gateway import Decoders, Gateway, MakeRequest
@@ -109,7 +109,7 @@ class Fleet:
         self._dispatch_ns = self._gateway.next_ns
         Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
 
-    def _later(self, delay_ns: int, then: Callable[[], None], phase: int = ARRIVALS) -> None:
+    def _later(self, delay_ns: int, then: Callable[[], None], phase: int = HANDOVERS) -> None:
         Phase(self._env, phase, delay_ns, lambda event: then())
 
     def _read(self, event: simpy.Event) -> None:

@@ -106,7 +106,12 @@ class Desk:
     """
 
     def __init__(
-        self, replicas: Sequence[Replica], rule: Router | None, clock: Callable[[], int], *, keeps_prefixes: bool = False
+        self,
+        replicas: Sequence[Replica],
+        rule: Router | None,
+        clock: Callable[[], int],
+        *,
+        keeps_prefixes: bool = False,
     ) -> None:
         assert rule is not None or len(replicas) == 1, "several servers need a rule"
         self.replicas = replicas
@@ -145,7 +150,7 @@ class Gateway:
         clock: the time, for views that depend on it.
         on_earlier: called when the next request comes earlier than `next_ns` was.
         decoders: for the rest of a request.
-        later: calls a function so many ns later, among the arrivals of that time.
+        later: calls a function so many ns later, before anybody arrives.
 
     Attributes:
         next_ns: no request comes before this time, unless one that runs now ends; NEVER where none does.

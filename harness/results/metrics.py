@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -184,10 +184,10 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
     """Of each server its share of the `requests` that count, and the metrics that it would have alone."""
     found = []
     for number in range(result.num_servers):
-        own, steps = (table[table["server"] == number] for table in (requests, result.steps))
+        own = requests[requests["server"] == number]
         finished = own[(own["status"] == "finished").to_numpy()]
         ttft = floats(finished, "ttft")
-        alone = replace(result, steps=steps, meta={**result.meta, "num_servers": 1})
+        alone = result.of_servers([number])
         metrics = {
             **_throughput(own, finished, duration),
             **_cache_and_preemptions(own),

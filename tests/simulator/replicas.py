@@ -114,7 +114,7 @@ def simulate(
     alone: bool = True,
     reading_ns: int = 0,
     num_prefill: int = 0,
-    network: Network = Network(1e9),
+    network: Network | None = None,
     decode_rule: Router | None = None,
     local_tokens: int = 0,
     **options: Any,
@@ -137,7 +137,7 @@ def simulate(
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
         if num_prefill:
-            transfers = Port(network, 100, transfers or NoTransfers())
+            transfers = Port(network or Network(1e9), 100, transfers or NoTransfers())
             ports.append(transfers)
         replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
     decoders = None
@@ -145,7 +145,9 @@ def simulate(
         decode_rule = decode_rule or LeastRequests(NoOptions())
         split = slice(num_prefill), slice(num_prefill, None)
         first, last = (ports[part] for part in split)
-        decoders = Decoders(replicas[split[1]], first, last, decode_rule, local_tokens, network.request_ns)
+        decoders = Decoders(
+            replicas[split[1]], first, last, decode_rule, local_tokens, network.request_ns if network else 0
+        )
         replicas = replicas[split[0]]
     rule = rule or RoundRobin(NoOptions())
     Fleet(arrivals, make_request, replicas, rule, decoders=decoders, alone=alone, reading_ns=reading_ns).run()

@@ -67,9 +67,7 @@ def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_f
 
 @settings(max_examples=40, deadline=None)
 @given(apart_cases(), networks, st.sampled_from([0, 20]))
-def test_every_request_ends_once_and_no_block_is_held_for_ever(
-    case: Case, network: Network, local_tokens: int
-) -> None:
+def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, network: Network, local_tokens: int) -> None:
     schedulers: list[Scheduler] = []
 
     def noted(self: Case, trace: object) -> Scheduler:
@@ -111,7 +109,7 @@ def two(prompts: list[int], outputs: list[int], arrivals_ms: list[float], **opti
 
 @pytest.mark.parametrize("compress", [True, False])
 def test_a_request_by_hand(compress: bool) -> None:
-    """10 tokens are 3 blocks: prompt until 1 ms, queue at 1.05, copied at 1.351, a token at 2.351, two more by 4.351."""
+    """10 tokens are 3 blocks: computed at 1 ms, queued at 1.05, copied at 1.351; tokens at 2.351, 3.351 and 4.351."""
     first, second = two([10], [3], [0], compress=compress)
     (row,) = second.requests.itertuples()
     assert row.first_scheduled_time == 0 and row.first_token_time == pytest.approx(0.002351)
