@@ -6,6 +6,7 @@ Prompts and decodes may have servers of their own (`simulator.handover`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import simpy
 
@@ -19,6 +20,10 @@ from simulator.drivers.shared import Shared
 from simulator.gateway import Decoders, Gateway, MakeRequest
 from simulator.handover import Exchange
 from simulator.replica import Replica
+
+
+def _tell(replica: Replica) -> None:
+    replica.on_change()  # which its driver sets
 
 
 class Fleet:
@@ -55,7 +60,7 @@ class Fleet:
             replicas = [*entries, *decoders.replicas]
             for replica, port in zip(replicas, (*decoders.prefill_ports, *decoders.ports), strict=True):
                 port.exchange = exchange
-                port.on_change = lambda replica=replica: replica.on_change()  # which its driver sets
+                port.on_change = partial(_tell, replica)
         for number, replica in enumerate(replicas):
             if replica.scheduler.num_lanes > 1 and not (stages and stages[number]):
                 raise ValueError("a replica has one lane; several are for pipelines")

@@ -15,19 +15,20 @@ from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
 from simulator.handover import Network, Port
 from simulator.replica import Observer, Replica
 from simulator.system import System
-from simulator.transfers import NoTransfers
+from simulator.transfers import NoTransfers, TransferEngine
 
 
 def make_replica(system: System, cost: CostModel, observer: Observer, port: Port | None = None) -> Replica:
     """A server as `system` describes it, whose steps `cost` prices; `port` is its link to others that it hands KV to or
     takes it from."""
+    transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size)
     return Replica(
         scheduler_of(system),
         cost,
         observer,
         compress=system.compress,
         max_lookahead_steps=system.max_lookahead_steps,
-        transfers=port or system.tiers.links(system.pool, system.tensor_parallel_size),
+        transfers=transfers,
     )
 
 

@@ -10,7 +10,7 @@ from engine.documents import DocumentError, read_yaml
 from harness.config.composing.conf_tree import CONF
 from harness.config.explaining import explain
 from harness.config.run import RunConfig
-from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig
+from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, Role
 from harness.config.schema.reader import nearest
 from harness.config.schema.system import DeviceConfig, SchedulerConfig
 from harness.config.schema.tiers import TiersConfig
@@ -25,7 +25,7 @@ _SAME = (
 class Pool(NamedTuple):
     """`config.replicas` servers with the same `role`, each as `config` describes it."""
 
-    role: str
+    role: Role
     config: RunConfig
 
 
@@ -65,7 +65,7 @@ def _config_of(pool: PoolConfig, config: RunConfig) -> RunConfig:
     return RunConfig(**{**dict(config), "fleet": AlikeFleet(), "replicas": pool.replicas, **update})
 
 
-def _obstacle(role: str, config: RunConfig) -> str | None:
+def _obstacle(role: Role, config: RunConfig) -> str | None:
     """Why a server cannot hand KV over, or take it; None where it can."""
     scheduler = config.scheduler
     found = {

@@ -50,10 +50,8 @@ class SimulatedEngine:
         costs = [each for each, pool in zip(self._costs, fleet.pools, strict=True) for _ in range(pool.num_servers)]
         self._ports = [] if fleet.apart is None else [make_port(system, fleet.apart.network) for system in systems]
         self._replicas = [
-            make_replica(system, price, recorder, port)
-            for system, price, recorder, port in zip(
-                systems, costs, recorders, self._ports or [None] * len(systems), strict=True
-            )
+            make_replica(system, costs[number], recorders[number], self._ports[number] if self._ports else None)
+            for number, system in enumerate(systems)
         ]
         make_request = request_factory(
             trace, first.block_size, cache_outputs=first.cache_outputs, max_model_len=first.max_model_len

@@ -132,13 +132,15 @@ def simulate(
     """
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
     recorders = [Recorder(reserves=isinstance(each.blocks, ContiguousManager)) for each in schedulers]
-    replicas, ports = [], []
+    network = network or Network(1e9)
+    replicas: list[Replica] = []
+    ports: list[Port] = []
     for scheduler, recorder in zip(schedulers, recorders, strict=True):
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
         if num_prefill:
-            transfers = Port(network or Network(1e9), 100, transfers or NoTransfers())
-            ports.append(transfers)
+            ports.append(Port(network, 100, transfers or NoTransfers()))
+            transfers = ports[-1]
         replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
     decoders = None
     if num_prefill:

@@ -11,7 +11,9 @@ from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.round_robin import RoundRobin
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions
+from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
+from harness.workload.trace import Trace
 from simulator.handover import Network
 from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
 from tests.simulator.test_fleet import Nosy
@@ -70,7 +72,7 @@ def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_f
 def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, network: Network, local_tokens: int) -> None:
     schedulers: list[Scheduler] = []
 
-    def noted(self: Case, trace: object) -> Scheduler:
+    def noted(self: Case, trace: Trace) -> Scheduler:
         schedulers.append(plain(self, trace))
         return schedulers[-1]
 
@@ -97,14 +99,18 @@ def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, netwo
     assert sum(run.steps["num_first_admitted_tokens"].sum() for run in runs) == prompts.sum()
 
 
-def two(prompts: list[int], outputs: list[int], arrivals_ms: list[float], **options: object) -> list[object]:
+def two(
+    prompts: list[int],
+    outputs: list[int],
+    arrivals_ms: list[float],
+    schedulers: list[Scheduler] | None = None,
+    *,
+    compress: bool = True,
+) -> list[RecordedRun]:
     """A server for prompts and one for decodes; steps take 1 ms."""
     times = np.round(np.array(arrivals_ms) * MS).astype(np.int64)
-    schedulers = options.pop("schedulers", None) or [make(4), make(4)]
-    return simulate(
-        simple_trace(prompts, outputs), OpenLoop(times), schedulers, STEP, num_prefill=1,
-        **{"network": SLOW, **options},
-    )  # fmt: skip
+    trace, schedulers = simple_trace(prompts, outputs), schedulers or [make(4), make(4)]
+    return simulate(trace, OpenLoop(times), schedulers, STEP, num_prefill=1, network=SLOW, compress=compress)
 
 
 @pytest.mark.parametrize("compress", [True, False])
@@ -133,13 +139,13 @@ def test_transfers_that_share_a_link_follow_one_another() -> None:
 
 def test_blocks_are_held_until_they_are_copied_and_no_longer() -> None:
     """The pool of the first server has room for one prompt: the next is computed when the first is copied."""
-    first, _ = two([12, 12], [1, 1], [0, 0], schedulers=[make(4, num_blocks=4), make(4)])
+    first, _ = two([12, 12], [1, 1], [0, 0], [make(4, num_blocks=4), make(4)])
     begins = first.steps["start_time"].to_numpy()
     assert begins.tolist() == pytest.approx([0, 0.001351])  # 1.05 in the queue, 0.3 on the link, 1 us of latency
 
 
 def test_the_decoding_server_takes_a_prompt_when_it_has_blocks_for_all_of_it() -> None:
-    second = two([12, 12], [10, 2], [0, 0], schedulers=[make(4), make(4, num_blocks=6)])[1]
+    second = two([12, 12], [10, 2], [0, 0], [make(4), make(4, num_blocks=6)])[1]
     times = second.requests
     assert times["first_token_time"][1] > times["finish_time"][0]
 
@@ -163,14 +169,14 @@ def test_short_prompts_and_those_that_are_known_stay_with_the_decoding_server() 
 
 
 def test_who_gives_way_on_the_decoding_server_computes_its_prompt_there() -> None:
-    second = two([16, 16], [30, 30], [0, 0], schedulers=[make(4), make(4, num_blocks=14)])[1]
+    second = two([16, 16], [30, 30], [0, 0], [make(4), make(4, num_blocks=14)])[1]
     assert second.requests["num_preemptions"].sum() >= 1
     assert second.requests["num_output_tokens"].tolist() == [30, 30]
     assert second.steps["num_prefill_tokens"].max() > 16
 
 
 def test_who_can_never_run_on_one_of_both_is_refused() -> None:
-    first, second = two([40, 8], [2, 2], [0, 0], schedulers=[make(4), make(4, num_blocks=8)])
+    first, second = two([40, 8], [2, 2], [0, 0], [make(4), make(4, num_blocks=8)])
     assert second.requests["status"].tolist() == ["rejected", "finished"]
-    first, second = two([40, 8], [2, 2], [0, 0], schedulers=[make(4, num_blocks=8), make(4)])
+    first, second = two([40, 8], [2, 2], [0, 0], [make(4, num_blocks=8), make(4)])
     assert first.requests["status"][0] == "rejected" and second.requests["status"][1] == "finished"

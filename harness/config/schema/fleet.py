@@ -11,6 +11,8 @@ from harness.config.schema.base import ConfigModel, Fraction, Text, within
 from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig, WeightFormat
 from harness.config.schema.tiers import TiersConfig
 
+Role = Literal["serve", "prefill", "decode"]
+
 
 class RuleConfig(ConfigModel):
     """How a router chooses.
@@ -94,7 +96,7 @@ class PoolConfig(ConfigModel):
     """
 
     replicas: Annotated[int, within("replicas")] = 1
-    role: Literal["serve", "prefill", "decode"] = "serve"
+    role: Role = "serve"
     device: Text | None = None
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] | None = None
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] | None = None
@@ -148,7 +150,7 @@ class DisaggregatedFleet(PoolsConfig):
 
     @property
     def pools(self) -> tuple[PoolConfig, ...]:
-        roles: dict[str, PoolConfig] = {"prefill": self.prefill, "decode": self.decode}
+        roles: dict[Role, PoolConfig] = {"prefill": self.prefill, "decode": self.decode}
         return tuple(pool.model_copy(update={"role": role}) for role, pool in roles.items())
 
 
