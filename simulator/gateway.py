@@ -6,6 +6,7 @@ Where prompts and decodes have servers of their own, it chooses one of each when
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -37,7 +38,7 @@ class View:
     server tells is as it was when its metrics were last read, or as it is where nobody reads them.
     """
 
-    def __init__(self, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool) -> None:
+    def __init__(self, replica: Replica, clock: Callable[[], int], *, keeps_prefixes: bool, reads_caches: bool) -> None:
         self.num_requests = 0
         self.num_tokens = 0
         self._replica = replica
@@ -47,6 +48,8 @@ class View:
         self.num_blocks = blocks.num_blocks
         self._block_size = blocks.block_size
         self._estimate = PrefixEstimate(blocks.num_blocks) if keeps_prefixes else None
+        self._reads_caches = reads_caches
+        self._coming: Counter[int] = Counter()  # blocks of prompts that are under way
 
     def read(self) -> None:
         """Read the server's metrics, which hold until they are read again."""
@@ -69,6 +72,14 @@ class View:
         assert self._estimate is not None, "the rule says that it reads prefixes"
         return self._estimate.num_hits(self._prompt_hashes(request)) * self._block_size
 
+    def cached_tokens(self, request: Request) -> tuple[int, int]:
+        hashes = list(self._prompt_hashes(request))
+        on_device, behind = self._replica.scheduler.blocks.cached_prefix(hashes)
+        num_coming = next((n for n, block in enumerate(hashes) if block not in self._coming), len(hashes))
+        if num_coming > on_device:
+            on_device, behind = num_coming, max(0, on_device + behind - num_coming)
+        return on_device * self._block_size, behind * self._block_size
+
     def check(self, request: Request) -> None:
         """Raises RequestRefusedError: it can never run there."""
         self._replica.scheduler.check(request)
@@ -79,6 +90,8 @@ class View:
         self.num_tokens += request.num_prompt_tokens
         if self._estimate is not None:
             self._estimate.add(self._prompt_hashes(request))
+        if self._reads_caches:
+            self._coming.update(self._prompt_hashes(request))
 
     def submit(self, request: Request, now_ns: int) -> None:
         """Hand a counted request over."""
@@ -88,6 +101,11 @@ class View:
         """The request has ended."""
         self.num_requests -= 1
         self.num_tokens -= request.num_prompt_tokens
+        if self._reads_caches:
+            for block in self._prompt_hashes(request):
+                self._coming[block] -= 1
+                if not self._coming[block]:
+                    del self._coming[block]
 
     def _prompt_hashes(self, request: Request) -> Sequence[int]:
         """Identities of the full blocks of the prompt that the trace knows."""
@@ -117,7 +135,11 @@ class Desk:
         self.replicas = replicas
         self._rule = rule
         keeps = keeps_prefixes or (rule is not None and rule.reads_prefixes)
-        self.views = [View(replica, clock, keeps_prefixes=keeps) for replica in replicas]
+        reads_caches = rule is not None and rule.reads_caches
+        self.views = [View(each, clock, keeps_prefixes=keeps, reads_caches=reads_caches) for each in replicas]
+        if reads_caches:
+            for replica in replicas:
+                replica.compress = False  # within a run of steps nobody knows what is cached
 
     def choose(self, request: Request) -> int:
         return 0 if self._rule is None else self._rule.choose(request, self.views)

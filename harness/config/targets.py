@@ -41,7 +41,8 @@ _KINDS = {  # what each is called, derives from and must have
         ("options_type", "chooses_victims", "make_queue", "admit", "compose"),
     ),
     "router.rule": (
-        "routing rule", "engine.core.routing.router.BaseRouter", ("options_type", "reads_prefixes", "choose"),
+        "routing rule", "engine.core.routing.router.BaseRouter",
+        ("options_type", "reads_prefixes", "reads_caches", "choose"),
     ),
 }  # fmt: skip
 _KINDS["fleet.decode_router.rule"] = _KINDS["router.rule"]

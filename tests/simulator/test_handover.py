@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import abc
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,8 +12,10 @@ from hypothesis import strategies as st
 
 from engine.core.planning.policy_options import NoOptions
 from engine.core.routing.round_robin import RoundRobin
+from engine.core.routing.router import BaseRouter, ServerView
 from engine.core.scheduler import Scheduler
 from engine.core.scheduler_options import SchedulerOptions
+from engine.core.sequence import Request
 from harness.record.record import RecordedRun
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
@@ -180,3 +185,74 @@ def test_who_can_never_run_on_one_of_both_is_refused() -> None:
     assert second.requests["status"].tolist() == ["rejected", "finished"]
     first, second = two([40, 8], [2, 2], [0, 0], [make(4, num_blocks=8), make(4)])
     assert first.requests["status"][0] == "rejected" and second.requests["status"][1] == "finished"
+
+
+def at_once(num: int, schedulers: list[Scheduler], **options: Any) -> list[RecordedRun]:
+    """So many prompts of 10 tokens at the same time."""
+    times = OpenLoop(np.zeros(num, np.int64))
+    return simulate(simple_trace([10] * num, [3] * num), times, schedulers, STEP, network=SLOW, **options)
+
+
+def test_transfers_to_the_same_server_follow_one_another() -> None:
+    runs = at_once(2, [make(4) for _ in range(3)], num_prefill=2)
+    assert runs[2].requests["parked_time"].tolist() == pytest.approx([0.000301, 0.001301])  # 0.601, seen after a step
+    runs = at_once(2, [make(4) for _ in range(4)], num_prefill=2)[2:]
+    assert [run.requests["parked_time"][row] for row, run in enumerate(runs)] == pytest.approx([0.000301] * 2)
+
+
+class Given(BaseRouter):
+    """The server of each request, by its number."""
+
+    def __init__(self, *servers: int) -> None:
+        super().__init__(NoOptions())
+        self._servers = servers
+
+    def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+        return self._servers[request.request_id]
+
+
+def test_who_came_first_is_copied_first_whichever_server_asks() -> None:
+    """Both servers for decodes end a step at 2.351 ms, the first one first, and then ask for the KV of rows 3 and 2."""
+    trace = simple_trace([10, 10, 36, 36], [9, 9, 1, 1])
+    runs = simulate(
+        trace, OpenLoop(np.array([0, 0, 100, 100])), [make(4) for _ in range(4)], STEP, num_prefill=2, network=SLOW,
+        rule=Given(0, 1, 0, 0), decode_rule=Given(0, 1, 1, 0),
+    )  # fmt: skip
+    assert runs[3].requests["parked_time"][2] == pytest.approx(0.001)  # 0.901, seen after a step
+    assert runs[2].requests["parked_time"][3] == pytest.approx(0.002)  # 1.801
+
+
+def test_who_came_first_is_handed_over_first_whichever_server_computed_it() -> None:
+    runs = at_once(2, [make(4), make(4), make(1)], num_prefill=2, rule=Given(1, 0))
+    finish = runs[2].requests["finish_time"]
+    assert finish[0] < finish[1]
+
+
+def test_who_is_handed_over_comes_before_who_arrives_at_that_time() -> None:
+    trace = simple_trace([40, 4], [3, 3])
+    network = Network(1e12)
+    for compress in (True, False):
+        second = simulate(
+            trace, OpenLoop(np.array([0, MS])), [make(4), make(1)], STEP, num_prefill=1, network=network,
+            local_tokens=4, compress=compress,
+        )[1]  # fmt: skip
+        assert second.requests["finish_time"][0] < second.requests["finish_time"][1]
+
+
+def test_a_router_that_is_told_of_caches_knows_what_is_there_and_what_is_coming() -> None:
+    """The pool of the second server, of 10 blocks of 4 tokens, loses the first prompt when the third session comes."""
+    seen: list[list[tuple[int, int]]] = []
+
+    class Told(BaseRouter):
+        reads_caches = True
+
+        def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+            seen.append([server.cached_tokens(request) for server in servers])
+            return 1
+
+    trace = simple_trace([16, 20, 16, 20, 24, 20], [1] * 6, session_id=[0, 0, 1, 1, 2, 0])
+    times = OpenLoop(np.array([0, 100, 10 * MS, 15 * MS, 20 * MS, 30 * MS]))
+    schedulers = [make(4), make(4, num_blocks=10)]
+    simulate(trace, times, schedulers, STEP, rule=Told(NoOptions()))
+    assert [servers[0] for servers in seen] == [(0, 0)] * 6
+    assert [servers[1][0] for servers in seen] == [0, 16, 0, 16, 0, 0]
