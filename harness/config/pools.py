@@ -12,8 +12,7 @@ from harness.config.explaining import explain
 from harness.config.run import RunConfig
 from harness.config.schema.fleet import AlikeFleet, DisaggregatedFleet, PoolConfig, Role
 from harness.config.schema.reader import nearest
-from harness.config.schema.system import DeviceConfig, SchedulerConfig
-from harness.config.schema.tiers import TiersConfig
+from harness.config.schema.system import DeviceConfig
 from harness.errors import ConfigError
 
 _SAME = (
@@ -45,7 +44,7 @@ def pools_of(config: RunConfig) -> list[Pool]:
         try:
             found.append(Pool(pool.role, _config_of(pool, config)))
         except ValidationError as error:
-            raise ConfigError(f"{key}: {explain(error)}") from None
+            raise ConfigError(f"{key}.{explain(error)}") from None
         except ConfigError as error:
             raise ConfigError(f"{key}.{error}") from None
     for role, own in found:
@@ -59,9 +58,9 @@ def _config_of(pool: PoolConfig, config: RunConfig) -> RunConfig:
     if pool.device is not None:
         update["device"] = _device(pool.device)
     if pool.scheduler:
-        update["scheduler"] = SchedulerConfig.model_validate({**config.scheduler.model_dump(), **pool.scheduler})
+        update["scheduler"] = {**config.scheduler.model_dump(), **pool.scheduler}
     if pool.tiers:
-        update["tiers"] = TiersConfig.model_validate(_merged(config.tiers.model_dump(), pool.tiers))
+        update["tiers"] = _merged(config.tiers.model_dump(), pool.tiers)
     return RunConfig(**{**dict(config), "fleet": AlikeFleet(), "replicas": pool.replicas, **update})
 
 
