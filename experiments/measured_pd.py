@@ -2,17 +2,21 @@
 
     python -m experiments.measured_pd --data ../shared/ground_truth/llm_d
 
-The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-120b on H200, 8 servers of vLLM 0.27 for
-prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NIXL, blocks of 128 tokens. The router has the
-scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted. What the
-manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a sequence.
-Assumed: the network's rate and latency, as in conf/network/rdma_400g.yaml.
+The fleet is that of llm-d's guide "pd-disaggregation" with CPU tiers: gpt-oss-120b on H200, 8 servers of vLLM 0.27
+for prompts (one GPU each) and 2 for decodes (4 GPUs each), KV over RDMA with NIXL, blocks of 128 tokens. The router
+has the scores of the guide: prefix 3, queue 2, KV use 2 for prompts, active requests for decodes. Nothing is fitted.
+What the manifests do not set is vLLM's default on this device: 1,024 sequences, 8,192 tokens a step, 131,072 tokens a
+sequence. The router reads metrics every 50 ms, as its endpoint picker does by default. Assumed: the network's rate
+and latency, as in conf/network/rdma_400g.yaml.
 
-`random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5 prompts
-with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to 40
-requests/s with pauses of 60 s, in three arms: without tiers (`nixl`), with 100 GiB of host memory for each server for
-prompts that the router does not see (`cpu_blind`), and that it counts with 0.4 (`cpu_aware`). Results go to
-experiments/results/measured_pd*.json.
+`random` is 5,400 prompts of 5,000 tokens that share nothing, at 45 requests/s. `eviction` is 1,000 groups of 5
+prompts with 16,000 tokens in common, 1.3 times what the servers' KV pools hold, in Poisson stages of 60 s from 5 to
+40 requests/s with pauses of 60 s. Half of the model's layers have a sliding window, and vLLM keeps what they computed
+of a prefix in the same pool as the rest, until it is evicted: 128 tokens of a cached prefix take two of the 12,740
+blocks that a server for prompts reported (1,630,790 tokens). This simulator counts windows apart from the pool, so
+these servers are given 6,370 blocks; `fleet.prefill.num_blocks=null` leaves that out. Three arms: without tiers
+(`nixl`), with 100 GiB of host memory for each server for prompts that the router does not see (`cpu_blind`), and that
+it counts with 0.4 (`cpu_aware`). Results go to experiments/results/measured_pd*.json.
 """
 
 from __future__ import annotations
@@ -32,8 +36,10 @@ from harness import run
 SYSTEM = (
     "model=gpt-oss-120b", "device=h200", "scheduler=vllm", "block_size=128", "max_num_seqs=1024",
     "max_num_batched_tokens=8192", "fleet=disaggregated", "fleet.prefill.replicas=8", "fleet.decode.replicas=2",
-    "fleet.decode.tensor_parallel_size=4", "router=weighted_score", "router.options.precise=true", "arrival=trace",
+    "fleet.decode.tensor_parallel_size=4", "router=weighted_score", "router.options.precise=true",
+    "router.view_delay_ms=50", "arrival=trace",
 )  # fmt: skip
+SHARED_PAGES = "fleet.prefill.num_blocks=6370"
 HOST = "fleet.prefill.tiers={host:{gib:100},offload:true}"
 ARMS = {"nixl": [], "cpu_blind": [HOST], "cpu_aware": [HOST, "router.options.host=0.4"]}
 PROMPTS = Prompts(num_groups=1000, per_group=5, prefix=16000, question=256, output=256, span=128)
@@ -41,8 +47,8 @@ STAGE, PAUSE = 60.0, 60.0  # s
 RANDOM = {"num_prompt_tokens": 5000, "num_output_tokens": 250}
 
 
-def random(data: Path, seed: int, overrides: list[str]) -> dict[str, float]:
-    """The measures of `random`, simulated; the measured ones are of the first row of the file."""
+def random(seed: int, overrides: list[str]) -> dict[str, float]:
+    """The measures of `random`, simulated."""
     rng = np.random.default_rng(seed)
     arrivals = np.cumsum(rng.exponential(1 / 45, 5400))
     requests = run(*SYSTEM, *overrides, trace=pd.DataFrame({"arrival_time": arrivals, **RANDOM})).requests
@@ -70,7 +76,7 @@ def eviction(rates: list[float], arm: str, seed: int, overrides: list[str]) -> t
     frame = pd.DataFrame({"arrival_time": np.concatenate(times)})
     frame["num_prompt_tokens"], frame["num_output_tokens"] = PROMPTS.prefix + PROMPTS.question, PROMPTS.output
     frame["hash_ids"] = [PROMPTS.identities(int(prompt)) for prompt in order]
-    settings = [*SYSTEM, *ARMS[arm], f"trace.hash_block_size={PROMPTS.span}", *overrides]
+    settings = [*SYSTEM, *ARMS[arm], SHARED_PAGES, f"trace.hash_block_size={PROMPTS.span}", *overrides]
     requests = run(*settings, trace=frame).requests
     stages = requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
@@ -99,7 +105,7 @@ def main() -> None:
     parser.add_argument("overrides", nargs="*", help="what is to be otherwise")
     args = parser.parse_args()
     console = Console(width=180)
-    drawn = random(args.data, args.seed, args.overrides)
+    drawn = random(args.seed, args.overrides)
     rows = pd.read_csv(args.data / "pd_gpt_oss_120b_h200_random.csv").set_index("arm").loc["nixl"]
     for name, value in drawn.items():
         console.print(f"random: {name} {value:.3f}, measured {rows[name]:.3f} ({value / rows[name] - 1:+.1%})")
