@@ -17,6 +17,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
     "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_handover.py",
+    "tests/simulator/test_handover_content.py",
     "tests/simulator/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
     "tests/simulator/drivers",
 )  # fmt: skip

@@ -1,0 +1,140 @@
+"""Every read of the KV memories of servers that hand prompts over finds what was written there for that prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Many
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from engine.core.kv.tier import DEVICE
+from engine.core.plan import StepOutcome, StepPlan
+from engine.core.planning.policy_options import NoOptions
+from engine.core.routing.least_requests import LeastRequests
+from engine.core.scheduler_options import SchedulerOptions
+from engine.core.sequence import Request, Sequence
+from harness.workload.content import request_factory
+from simulator.fleet import Fleet
+from simulator.gateway import Decoders
+from simulator.handover import Network, Port
+from simulator.replica import Replica
+from simulator.transfers import NoTransfers
+from tests.simulator.replicas import FlatCost
+from tests.simulator.test_handover import apart_cases, networks
+from tests.simulator.workloads import Case, make_arrivals, make_trace
+
+
+class Memory:
+    """An observer that keeps what is in the KV memory of a server, by block and slot, and reads it in every step."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: dict[tuple[int, int], object] = {}
+        self.num_reads = 0
+        self.finished: list[int] = []
+
+    def _slot(self, sequence: Sequence, position: int) -> tuple[int, int]:
+        index, offset = divmod(position, self.block_size)
+        return sequence.block_table[index], offset
+
+    def _content(self, sequence: Sequence, position: int) -> object:
+        """What stands for the tokens up to a position: equal for equal prefixes, as far as the trace's hashes tell."""
+        index, hashes = position // self.block_size, sequence.block_hashes or []
+        if index < len(hashes) and hashes[index] >= 0:  # below 0: named by a preemption, for this sequence alone
+            return hashes[index], position
+        return f"row {sequence.request_id}", position
+
+    def compute(self, sequence: Sequence, start: int, end: int) -> None:
+        self.check(sequence, start)
+        self.write(sequence, start, end)
+
+    def write(self, sequence: Sequence, start: int, end: int) -> None:
+        for position in range(start, end):
+            self.slots[self._slot(sequence, position)] = self._content(sequence, position)
+
+    def check(self, sequence: Sequence, end: int) -> None:
+        for position in range(end):
+            assert self.slots.get(self._slot(sequence, position)) == self._content(sequence, position)
+        self.num_reads += end
+
+    def on_refused(self, request: Request, reason: str) -> None:
+        raise AssertionError(reason)
+
+    def on_transfers(self, plan: StepPlan, wait_ns: int) -> None: ...
+
+    def on_step(self, plan: StepPlan, start_ns: int, durations_ns: NDArray[np.int64] | int) -> None:
+        for source_tier, source, target_tier, target in plan.transfers:
+            assert source_tier == target_tier == DEVICE
+            for offset in range(self.block_size):
+                self.slots[target, offset] = self.slots.get((source, offset))
+        for sequence, start, num_tokens, _ in plan.prefills:
+            self.compute(sequence, start, start + num_tokens)
+        for sequence in plan.decodes:
+            self.compute(sequence, sequence.num_computed_tokens, sequence.num_computed_tokens + 1)
+
+    def on_commit(self, outcome: StepOutcome) -> None:
+        self.finished += [request.request_id for request in outcome.finished]
+
+
+class CheckedPort(Port):
+    """Copies content, and proves when blocks are let go that they still have what was copied."""
+
+    memory: Memory
+
+    def pull(self, sequence: Sequence, now_ns: int) -> None:
+        origin, source = self._origins[sequence.request_id]
+        assert isinstance(origin, CheckedPort)
+        origin.memory.check(source, sequence.request.num_prompt_tokens)
+        first = sequence.num_registered_blocks * self.memory.block_size  # what is shared may come with this step
+        self.memory.write(sequence, first, sequence.request.num_prompt_tokens - 1)
+        super().pull(sequence, now_ns)
+
+    def pop_ready(self, until_ns: int) -> list[Sequence]:
+        ready = super().pop_ready(until_ns)
+        for sequence in ready:
+            num_tokens = sequence.request.num_prompt_tokens - sequence.request.prefilled_elsewhere
+            self.memory.check(sequence, num_tokens)
+        return ready
+
+
+def serve(case: Case, network: Network, local_tokens: int) -> list[Memory]:
+    trace = make_trace(case)
+    schedulers = [case.make_scheduler(trace) for _ in range(case.num_replicas)]
+    memories = [Memory(case.block_size) for _ in schedulers]
+    ports: list[CheckedPort] = []
+    replicas = []
+    for scheduler, memory in zip(schedulers, memories, strict=True):
+        ports.append(CheckedPort(network, 100, NoTransfers()))
+        ports[-1].memory = memory
+        replicas.append(Replica(scheduler, FlatCost(10_000), memory, compress=False, transfers=ports[-1]))
+    half = case.num_replicas // 2
+    rules: Many[Any] = [LeastRequests(NoOptions()) for _ in range(2)]
+    decoders = Decoders(replicas[half:], ports[:half], ports[half:], rules[0], local_tokens, network.request_ns)
+    make_request = request_factory(trace, case.block_size)
+    Fleet(make_arrivals(case, trace), make_request, replicas[:half], rules[1], decoders=decoders).run()
+    for scheduler in schedulers:
+        scheduler.check_integrity()
+        assert scheduler.blocks.num_used_blocks() == 0 and not scheduler.unfinished
+    finished = [row for memory in memories[half:] for row in memory.finished]
+    assert sorted(finished) == list(range(len(trace.table)))
+    return memories
+
+
+@settings(max_examples=25, deadline=None)
+@given(apart_cases(), networks, st.sampled_from([0, 20]))
+def test_nothing_is_read_that_was_not_written(case: Case, network: Network, local_tokens: int) -> None:
+    memories = serve(case, network, local_tokens)
+    assert sum(memory.num_reads for memory in memories) > 0
+
+
+@pytest.mark.parametrize("extra_blocks", [1, 1000])
+def test_prompts_that_are_shared_are_read_on_both_sides(extra_blocks: int) -> None:
+    case = Case(
+        options=SchedulerOptions(), block_size=4, extra_blocks=extra_blocks, max_num_seqs=4, max_num_batched_tokens=64,
+        arrivals="open", contents="hash_ids", max_lookahead_steps=1, seed=3, num_replicas=4,
+    )  # fmt: skip
+    serve(case, Network(3e4, 1000, 7), 0)
