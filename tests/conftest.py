@@ -5,6 +5,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import BaseContext
@@ -15,7 +16,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start ke
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
 import pytest
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.config_source import ConfigResult
 from hypothesis import Phase, settings
 
 from harness.config.composing.composer import Composer, Merged
@@ -23,6 +26,8 @@ from harness.config.composing.composer import Composer, Merged
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 _initialize = GlobalHydra.initialize
+_load_config = ConfigRepository.load_config
+_loaded: dict[str, bytes] = {}
 _merged: Merged = {}
 
 
@@ -35,12 +40,24 @@ def _compose_once(instance: GlobalHydra, hydra: Any) -> None:
     _initialize(instance, hydra)
 
 
+def _load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+    """In place of `ConfigRepository.load_config`: the files of this project are parsed once."""
+    folders = [source.path for source in repository.sources if source.provider not in ("hydra", "schema")]
+    if [Path(folder).resolve() for folder in folders] != [CONF]:
+        return _load_config(repository, config_path)
+    if config_path not in _loaded:
+        _loaded[config_path] = pickle.dumps(_load_config(repository, config_path))
+    result: ConfigResult | None = pickle.loads(_loaded[config_path])
+    return result
+
+
 GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
+ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
-# A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.
-settings.register_profile("commit", deadline=None, max_examples=50)
-settings.register_profile("mutants", settings.get_profile("commit"), phases=(Phase.explicit, Phase.generate))
+# A machine that is busy makes no example fail. A quarter of the usual number of examples, as a commit is tested often.
+settings.register_profile("commit", deadline=None, max_examples=25)
+settings.register_profile("mutants", deadline=None, max_examples=50, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("commit")
 
 
@@ -95,6 +112,7 @@ def pytest_collection_finish() -> None:
     that are never freed. An engine that is closed looks for garbage, which takes half a second where the modules of all
     tests are searched."""
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
     gc.enable()
     gc.freeze = gc.unfreeze = lambda: None
     atexit.register(_unfreeze)

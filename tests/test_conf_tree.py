@@ -17,7 +17,7 @@ from tests.harness.builders import CONF, composed
 
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)
 # Groups of which no option excludes one of another group.
-TOGETHER = ("model", "device", "scheduler", "arrival")
+TOGETHER = ("model", "device", "scheduler", "arrival", "router", "tiers")
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},

@@ -137,7 +137,7 @@ def test_preemptions_change_nothing(settings: dict[str, Any]) -> None:
     assert_equal(outputs, expected())
 
 
-@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+@pytest.mark.parametrize("policy", [pytest.param("mixed", marks=pytest.mark.slow), "prefill_first"])
 def test_each_prompt_token_is_scored_once_however_often_it_is_computed(policy: str) -> None:
     prompts = [make_prompts()[i][:length] for i, length in ((0, 40), (1, 5), (2, 30), (3, 9), (4, 33), (5, 6), (6, 20))]
     scored = [Case(prompt, replace(DRAWN, n=2, max_tokens=18, prompt_logprobs=1)) for prompt in prompts]
@@ -185,8 +185,10 @@ def test_an_adjusted_request_does_not_change_its_neighbours_nor_hold_them_up_for
     llm.close()
 
 
-@pytest.mark.parametrize("stop", ["token", "text"])
-@pytest.mark.parametrize("num_blocks", [400, 30])
+@pytest.mark.parametrize(
+    ("stop", "num_blocks"),
+    [("token", 30), ("text", 400), *(pytest.param(*e, marks=pytest.mark.slow) for e in (("token", 400), ("text", 30)))],
+)
 def test_a_fork_can_end_with_its_first_token(stop: str, num_blocks: int) -> None:
     prompt = make_prompts()[4]
     params = replace(DRAWN, n=4, seed=50, max_tokens=12)

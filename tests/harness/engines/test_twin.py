@@ -61,7 +61,7 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     assert (measured.requests["parked_time"] > 0).any() == overlap
 
 
-FOR_A_COMMIT = [("mixed", 40, 1), ("vllm", 400, 8), ("priority", 400, 8)]
+FOR_A_COMMIT = [("mixed", 40, 1), ("priority", 400, 8)]
 
 
 def cases() -> Iterator[Any]:

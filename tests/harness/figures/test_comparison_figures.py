@@ -65,7 +65,7 @@ def test_a_sweep_is_drawn_by_what_was_swept(case: str) -> None:
     assert page is not None and len(page.panels) == 7, "all that are known"
 
 
-@pytest.mark.parametrize("case", ["load and word", "many", "three words", "word"])
+@pytest.mark.parametrize("case", [case if case == "many" else pytest.param(case, marks=pytest.mark.slow) for case in SWEEPS])
 def test_comparisons_are_drawn_at_both_widths(case: str) -> None:
     for width in ("page", "column"):
         chart = metrics_chart(SWEEPS[case][0], plot := PlotConfig(width=width))

@@ -97,8 +97,17 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lat
     return stream
 
 
-@pytest.mark.parametrize("late", [3, 10**9], ids=["asked for", "waited for"], indirect=True)
-@pytest.mark.parametrize("settings", [{"enable_prefix_caching": False}, {"offload": True}], ids=["swaps", "hits too"])
+@pytest.mark.parametrize(
+    ("late", "settings"),
+    [
+        pytest.param(3, {"enable_prefix_caching": False}, marks=pytest.mark.slow),
+        (10**9, {"enable_prefix_caching": False}),
+        (3, {"offload": True}),
+        pytest.param(10**9, {"offload": True}, marks=pytest.mark.slow),
+    ],
+    ids=["swaps asked for", "swaps waited for", "hits asked for", "hits waited for"],
+    indirect=["late"],
+)
 def test_no_token_depends_on_when_copies_end(
     settings: dict[str, Any], late: Late, expected: Any, kept: Counter[str]
 ) -> None:
