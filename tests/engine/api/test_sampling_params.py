@@ -16,6 +16,7 @@ from engine.core.sequence import SequenceStatus  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.api.sampling_reference import Case, Output, Reference, add_case, finish, make_llm, run_engine  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
+from tests.selection import few  # noqa: E402
 
 EOS = 7
 GREEDY_14 = replace(GREEDY, max_tokens=14)
@@ -117,20 +118,23 @@ def test_the_cases_show_what_the_parameters_do() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"max_lookahead_steps": 1},
-        {"max_num_batched_tokens": 9},
-        {"cuda_graphs": True},
-        {"enable_prefix_caching": False, "block_size": 16, "num_blocks": 60},
-    ],
+    few(
+        [
+            {"max_num_batched_tokens": 9},
+            {"cuda_graphs": True},
+            {},
+            {"max_lookahead_steps": 1},
+            {"enable_prefix_caching": False, "block_size": 16, "num_blocks": 60},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_outputs_are_those_of_the_definitions(settings: dict[str, Any]) -> None:
     assert_equal(serve(**settings)[0], expected())
 
 
-@pytest.mark.parametrize("settings", [{}, {"policy": "prefill_first"}, {"max_num_batched_tokens": 13}], ids=str)
+@pytest.mark.parametrize("settings", few([{}, {"policy": "prefill_first"}, {"max_num_batched_tokens": 13}]), ids=str)
 def test_preemptions_change_nothing(settings: dict[str, Any]) -> None:
     outputs, num_preemptions = serve(num_blocks=30, **settings)
     assert num_preemptions > 2
@@ -255,7 +259,7 @@ def test_prompt_logprobs_read_no_prefix_cache_and_are_cached_for_others() -> Non
     llm.close()
 
 
-@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.2}])
+@pytest.mark.parametrize("more", few([{}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.2}], 2))
 def test_tiny_temperatures_take_the_most_likely_token(more: dict[str, Any]) -> None:
     prompt, bias = make_prompts()[0], {100: 60.0}
     llm = LLM(MODEL, **SETTINGS)

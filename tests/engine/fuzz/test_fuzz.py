@@ -16,6 +16,7 @@ from tests.engine.fuzz.mutants.all_mutants import FOR_A_COMMIT, MUTANTS
 from tests.engine.fuzz.mutants.mutant import Mutant
 from tests.engine.fuzz.soundness import check_workload
 from tests.engine.fuzz.workload import Case, Workload
+from tests.selection import few
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def check_caught(mutant: Mutant, folder: Path) -> None:
     assert result.stdout.startswith("seed "), "it failed before it ran a workload: " + result.stderr
 
 
-@pytest.mark.parametrize("name", FOR_A_COMMIT)
+@pytest.mark.parametrize("name", few(FOR_A_COMMIT, 2))
 def test_the_fuzz_catches_a_mutant(name: str, tmp_path: Path) -> None:
     (mutant,) = (mutant for mutant in MUTANTS if mutant.name == name)
     check_caught(mutant, tmp_path)

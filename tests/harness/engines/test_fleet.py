@@ -13,6 +13,7 @@ from harness.results.servers import levels, step_integral
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
 from tests.harness.builders import config
+from tests.selection import few
 
 ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=200", "progress=false")
 
@@ -22,7 +23,7 @@ def served(*overrides: str) -> Run:
     return serve_trace(config(*ARRIVALS, *rate, *overrides))
 
 
-@pytest.mark.parametrize("router", ["round_robin", "least_requests", "least_tokens", "prefix_affinity"])
+@pytest.mark.parametrize("router", few(["round_robin", "prefix_affinity", "least_requests", "least_tokens"], 2))
 def test_the_metrics_of_a_fleet_are_those_of_its_servers_together(router: str) -> None:
     run = served("replicas=3", f"router={router}")
     summary, requests, steps = run.summary, run.requests, run.steps

@@ -19,6 +19,7 @@ from engine.runner.cache.kv_cache import OutOfMemoryError  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import GREEDY, KINDS, MODEL, SETTINGS, STARVED, Late, make_prompts  # noqa: E402
+from tests.selection import few  # noqa: E402
 
 BRIEF = replace(GREEDY, max_tokens=25)
 # Sequences of a request that draw tokens of their own, of which some stop early.
@@ -57,7 +58,7 @@ def engine(kind: str, **settings: Any) -> LLM:
     return LLM(MODEL, **{**STARVED, **KINDS[kind], **settings})
 
 
-@pytest.mark.parametrize("kind", ["partial", "swap", "auto"])
+@pytest.mark.parametrize("kind", few(["partial", "swap", "auto"], 2))
 def test_tokens_are_those_of_an_ample_pool(kind: str, expected: Any, kept: Counter[str]) -> None:
     llm = engine(kind, enable_prefix_caching=kind != "partial")
     assert serve(llm, BRIEF) == expected["greedy"]
