@@ -97,6 +97,13 @@ def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.fixture(autouse=True)
+def kernels_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's kernels for products are compiled when first used: most tests need few of the sizes."""
+    if (weights := sys.modules.get("engine.models.weights")) is not None:
+        monkeypatch.setattr(weights, "_compile_packed", lambda model: None)
+
+
+@pytest.fixture(autouse=True)
 def one_thread() -> None:
     """A run of the real engine in this process may have given PyTorch more."""
     if (torch := sys.modules.get("torch")) is not None:
