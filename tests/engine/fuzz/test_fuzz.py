@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.policies import POLICIES
@@ -70,7 +70,6 @@ def small_workloads(draw: st.DrawFn) -> Workload:
     )
 
 
-@settings(max_examples=50, deadline=None)
 @given(small_workloads())
 def test_small_workloads_are_sound(workload: Workload) -> None:
     check_workload(workload)

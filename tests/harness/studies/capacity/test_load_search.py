@@ -114,7 +114,6 @@ def test_more_probes_make_the_interval_narrower() -> None:
     assert many.precision < few.precision
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     loads=st.lists(st.floats(0.1, 100), min_size=1, max_size=8),
     shares=st.lists(st.floats(0, 1), min_size=8, max_size=8),
