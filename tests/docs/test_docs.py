@@ -21,10 +21,10 @@ from hydra.core.hydra_config import HydraConfig
 from engine.core import policies
 from harness import cli
 from harness.config import parse, targets
-from harness.engines.resolving.system import resolve
 from tests.docs.pages import PAGES, ROOT, commands, text_of, write_files
 from tests.docs.samples import write_samples
 from tests.harness.builders import CONF, composed
+from tests.selection import few
 
 # Commands whose configuration is composed and checked, and that do not run: what they hold, and why.
 NOT_RUN = {
@@ -38,6 +38,10 @@ NOT_RUN = {
     "arrival=closed_loop": "searches long; tests/harness/studies/capacity/test_capacity.py has closed loops",
     "model=llama-3.1-70b": "the same as the command before it, with a larger model",
 }
+# Pages whose commands run for every commit: the first that are tried, those with code of their own, and the real engine.
+RUN = ("README.md", "extend.md", "real_engine.md", "sweeps.md")
+# Of commands that cannot be composed without what a command before them wrote, or that are not composed.
+MADE_BY_RUNS = ("import_vllm", "--config-dir")
 SMALL = {
     "trace.num_requests": "20", "plots": "false", "progress": "false",
     "search.trials": "2", "capacity.num_requests": "100", "capacity.max_probes": "6", "capacity.workers": "1",
@@ -99,20 +103,6 @@ def compose_only(arguments: list[str]) -> None:
     parse(composed(*(re.sub(r"^([\w.]+=[\w.-]+),.*", r"\1", word) for word in words)))
 
 
-# What a command holds that does more than simulate with options of this project.
-MORE = re.compile(r"task=|experiment=|engine=|own:|:\w*LongApart|results=|figures=|perfetto=|=auto|--|(^| )-m|hydra\.")
-
-
-def run_or_resolve(arguments: list[str]) -> int:
-    """Runs a command of a page. One that only simulates is resolved instead: tests/harness/studies/test_run.py runs
-    every kind of those."""
-    sys.argv = small(arguments)
-    if MORE.search(" ".join(arguments)):
-        return cli.main()
-    resolve(parse(composed(*sys.argv[1:])))
-    return 0
-
-
 @pytest.fixture
 def forgetting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Code of a page is forgotten afterwards."""
@@ -139,18 +129,29 @@ def first_shown() -> dict[str, list[list[str]]]:
 
 @pytest.mark.usefixtures("forgetting")
 @pytest.mark.parametrize("page", first_shown())
+def test_the_commands_of_a_page_compose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: str) -> None:
+    write_samples(tmp_path)
+    write_files(page, tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for arguments in first_shown()[page]:
+        if "--help" not in arguments and not any(name in " ".join(arguments) for name in MADE_BY_RUNS):
+            compose_only(arguments[1:])
+
+
+@pytest.mark.usefixtures("forgetting")
+@pytest.mark.parametrize("page", few(sorted(first_shown(), key=lambda page: page not in RUN), len(RUN)))
 def test_the_commands_of_a_page_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], page: str
 ) -> None:
     write_samples(tmp_path)
     write_files(page, tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "argv", [])
     for arguments in first_shown()[page]:
         if any(reason in " ".join(arguments) for reason in NOT_RUN):
             compose_only(arguments[1:])
             continue
-        assert run_or_resolve(arguments) == 0, f"{sys.argv}\n{capsys.readouterr().err}"
+        monkeypatch.setattr(sys, "argv", small(arguments))
+        assert cli.main() == 0, f"{sys.argv}\n{capsys.readouterr().err}"
 
 
 @pytest.mark.usefixtures("forgetting")
