@@ -62,7 +62,7 @@ with interrupts.raised():
     time.sleep(0.3)
     del block
 """
-SMALL = ("trace.num_requests=30", "plots=false")
+SMALL = ("trace.num_requests=30", "plots=false", "cost=roofline")
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
