@@ -119,7 +119,6 @@ def pytest_collection_finish() -> None:
     that are never freed. An engine that is closed looks for garbage, which takes half a second where the modules of all
     tests are searched."""
     gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
     gc.enable()
     gc.freeze = gc.unfreeze = lambda: None
     atexit.register(_unfreeze)

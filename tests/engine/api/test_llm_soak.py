@@ -127,7 +127,7 @@ def resident_bytes() -> int:
 
 
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["in turn", "ahead"])
-@pytest.mark.parametrize("num_steps", [150, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("num_steps", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_an_engine_outlives_anything(
     num_steps: int, asynchronous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
