@@ -95,11 +95,11 @@ class Forwarded:
     """
 
     def __init__(self) -> None:
-        self._signals: list[int] = []
-        self._is_over = threading.Event()
-        arguments = (self._signals, self._is_over)
+        signals: list[int] = []
+        self._signals, self._is_over = signals, threading.Event()
+        arguments = (signals, self._is_over)
         self._watcher = threading.Thread(target=_forward, args=arguments, name="signals", daemon=True)
-        self._handling = _handled(lambda number, frame, signals=self._signals: signals.append(number))
+        self._handling = _handled(lambda number, frame: signals.append(number))
 
     def __enter__(self) -> None:
         resource_tracker.ensure_running()  # its start, which unmasks signals, must not come later

@@ -52,7 +52,7 @@ def _load_once(repository: ConfigRepository, config_path: str) -> ConfigResult |
 
 
 GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
-ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
+ConfigRepository.load_config = _load_once  # type: ignore[method-assign, assignment]
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
 # A machine that is busy makes no example fail. A quarter of the usual number of examples, as a commit is tested often.
