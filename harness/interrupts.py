@@ -4,7 +4,7 @@ stage                                    the first signal                       
 imports of run.py; after the end         ends the process: there is nothing to lose
 an engine serves, results are written    stops the engine, whose results are written (`noted`)     ends the process
 late imports                             raises KeyboardInterrupt when they are done (`held`)      ends the process
-a sweep in worker processes              stops all of them (`forwarded`)                           ends all of them
+a sweep in worker processes              stops all of them (`Forwarded`)                           ends all of them
 anything else                            raises KeyboardInterrupt (`raised`)
 
 An exception from a signal handler must not meet an import: some C extensions print it and raise another one.
@@ -83,30 +83,42 @@ def held() -> Iterator[None]:
             signal.raise_signal(signals[0])
 
 
-@contextmanager
-def forwarded() -> Iterator[None]:
+class Forwarded:
     """Signals go to the worker processes of this process, as SIGTERM; after the block the first one acts here, too.
 
     The main thread masks them inside the block, and so does every worker that is started there until it calls
     `received_in_worker`: no signal meets a worker that is not ready for it. Threads of libraries that started before
     mask nothing, so a handler is needed beside the thread that waits. The third ends this process and its workers.
+
+    Not a generator: a suspended one that is dropped runs to its end, where the signal would raise what Python prints
+    and ignores.
     """
-    signals: list[int] = []
-    is_over = threading.Event()
-    resource_tracker.ensure_running()  # its start, which unmasks signals, must not come later
-    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    watcher = threading.Thread(target=_forward, args=(signals, is_over), name="signals", daemon=True)
-    watcher.start()
-    try:
-        with _handled(lambda number, frame: signals.append(number)):
-            yield
-            is_over.set()
-            watcher.join()
-    finally:
-        is_over.set()
+
+    def __init__(self) -> None:
+        signals: list[int] = []
+        self._signals, self._is_over = signals, threading.Event()
+        arguments = (signals, self._is_over)
+        self._watcher = threading.Thread(target=_forward, args=arguments, name="signals", daemon=True)
+        self._handling = _handled(lambda number, frame: signals.append(number))
+
+    def __enter__(self) -> None:
+        resource_tracker.ensure_running()  # its start, which unmasks signals, must not come later
+        try:
+            signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)  # raises what a signal until now raises
+            self._watcher.start()
+            self._handling.__enter__()
+        except BaseException:
+            self._is_over.set()
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+            raise
+
+    def __exit__(self, *exception: object) -> None:
+        self._is_over.set()
+        self._watcher.join()
+        self._handling.__exit__(None, None, None)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        if signals:
-            signal.raise_signal(signals[0])
+        if self._signals:
+            signal.raise_signal(self._signals[0])
 
 
 def _forward(signals: list[int], is_over: threading.Event) -> None:
@@ -130,7 +142,7 @@ def _forward(signals: list[int], is_over: threading.Event) -> None:
 
 @cache
 def received_in_worker() -> list[int]:
-    """In a worker of a parent in `forwarded`: the list to which the parent's SIGTERM is appended from now on."""
+    """In a worker of a parent in `Forwarded`: the list to which the parent's SIGTERM is appended from now on."""
     signals: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})

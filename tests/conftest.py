@@ -5,6 +5,7 @@ import gc
 import logging
 import multiprocessing
 import os
+import pickle
 import sys
 from collections.abc import Iterator, Mapping
 from multiprocessing.context import BaseContext
@@ -15,7 +16,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # processes that tests start ke
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch: tests run side by side, and their tensors are small
 
 import pytest
+from hydra._internal.config_repository import ConfigRepository
 from hydra.core.global_hydra import GlobalHydra
+from hydra.plugins.config_source import ConfigResult
 from hypothesis import Phase, settings
 
 from harness.config.composing.composer import Composer, Merged
@@ -23,6 +26,8 @@ from harness.config.composing.composer import Composer, Merged
 CONF = Path(__file__).resolve().parents[1] / "conf"
 
 _initialize = GlobalHydra.initialize
+_load_config = ConfigRepository.load_config
+_loaded: dict[str, bytes] = {}
 _merged: Merged = {}
 
 
@@ -35,12 +40,24 @@ def _compose_once(instance: GlobalHydra, hydra: Any) -> None:
     _initialize(instance, hydra)
 
 
+def _load_once(repository: ConfigRepository, config_path: str) -> ConfigResult | None:
+    """In place of `ConfigRepository.load_config`: the files of this project are parsed once."""
+    folders = [source.path for source in repository.sources if source.provider not in ("hydra", "schema")]
+    if [Path(folder).resolve() for folder in folders] != [CONF]:
+        return _load_config(repository, config_path)
+    if config_path not in _loaded:
+        _loaded[config_path] = pickle.dumps(_load_config(repository, config_path))
+    result: ConfigResult | None = pickle.loads(_loaded[config_path])
+    return result
+
+
 GlobalHydra.initialize = _compose_once  # type: ignore[method-assign, assignment]
+ConfigRepository.load_config = _load_once  # type: ignore[method-assign, assignment]
 gc.disable()  # until the modules of all tests are imported: they leave little garbage, and much that would be searched
 
-# A machine that is busy makes no example fail. Half of the usual number of examples, as a commit is tested often.
-settings.register_profile("commit", deadline=None, max_examples=50)
-settings.register_profile("mutants", settings.get_profile("commit"), phases=(Phase.explicit, Phase.generate))
+# A machine that is busy makes no example fail. A quarter of the usual number of examples, as a commit is tested often.
+settings.register_profile("commit", deadline=None, max_examples=25)
+settings.register_profile("mutants", deadline=None, max_examples=50, phases=(Phase.explicit, Phase.generate))
 settings.load_profile("commit")
 
 
@@ -77,6 +94,13 @@ def pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             monkeypatch.setattr(sys.modules["harness.figures.style"], "_DPI", 60)
         else:
             monkeypatch.setattr(drawing, "write_charts", _tell_charts)
+
+
+@pytest.fixture(autouse=True)
+def kernels_as_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CPU's kernels for products are compiled when first used: most tests need few of the sizes."""
+    if (weights := sys.modules.get("engine.models.weights")) is not None:
+        monkeypatch.setattr(weights, "_compile_packed", lambda model: None)
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from functools import cache
 from itertools import zip_longest
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from tests.harness.builders import CONF, composed
 
 OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path.parent != CONF)
 # Groups of which no option excludes one of another group.
-TOGETHER = ("model", "device", "scheduler", "arrival")
+TOGETHER = ("model", "device", "scheduler", "arrival", "router", "tiers")
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
     **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
@@ -60,6 +61,7 @@ WEIGHTS = {
 }
 
 
+@cache
 def compose_and_parse(*overrides: str) -> RunConfig:
     return parse(composed(*overrides))
 
@@ -97,8 +99,7 @@ def chosen_together() -> list[list[str]]:
     return rows + [[f"{group}/{name}"] for group in names for name in names[group]]
 
 
-@pytest.mark.parametrize("options", chosen_together(), ids=" ".join)
-def test_every_option_composes_and_parses(options: list[str]) -> None:
+def with_options(options: list[str]) -> RunConfig:
     overrides = []
     for path in options:
         group, _, name = path.rpartition("/")
@@ -106,10 +107,20 @@ def test_every_option_composes_and_parses(options: list[str]) -> None:
             overrides += ["trace=synthetic", f"trace/lengths@trace.prompt={name}"]
         else:
             overrides += [f"{group}={name}", *REQUIRED.get(path, [])]
-    config = compose_and_parse(*overrides)
+    return compose_and_parse(*overrides)
+
+
+def with_option(path: str) -> RunConfig:
+    """The configuration in which `test_every_option_composes_and_parses` has an option."""
+    return with_options(next(row for row in chosen_together() if path in row))
+
+
+@pytest.mark.parametrize("options", chosen_together(), ids=" ".join)
+def test_every_option_composes_and_parses(options: list[str]) -> None:
+    config = with_options(options)
     assert parse(OmegaConf.create(config.model_dump(mode="json"))) == config
     if options[0].startswith("trace/lengths"):
-        assert config.trace.prompt.kind == name  # type: ignore[union-attr]
+        assert config.trace.prompt.kind == options[0].rpartition("/")[2]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("path", OPTIONS, ids=str)
@@ -172,7 +183,7 @@ def test_defaults_are_those_of_the_schema() -> None:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 def test_model_shapes_add_up_to_the_published_number_of_weights(name: str) -> None:
-    model = compose_and_parse(f"model={name}").model
+    model = with_option(f"model/{name}").model
     assert count_weights(model) == WEIGHTS[name]
     shape = model_shape(model, "none", "auto")
     assert shape.weight_bytes() / model.dtype_bytes == pytest.approx(WEIGHTS[name], rel=5e-4)  # without biases
@@ -191,7 +202,7 @@ def test_tiny_has_the_weights_its_comment_says() -> None:
 
 @pytest.mark.parametrize("path", sorted((CONF / "device").glob("*.yaml")), ids=lambda path: path.stem)
 def test_device_rates_are_consistent(path: Path) -> None:
-    device = compose_and_parse(f"device={path.name.removesuffix('.yaml')}").device
+    device = with_option(f"device/{path.name.removesuffix('.yaml')}").device
     assert device.memory_bytes % 2**20 == 0
     assert device.flops["fp32"] <= device.flops["bf16"]
     if "fp8" in device.flops:  # dense rates double with half the bits; a sparse rate among them would stand out
@@ -206,7 +217,7 @@ def test_device_rates_are_consistent(path: Path) -> None:
 def test_efficiencies_are_the_measured_ones() -> None:
     document = json.loads((CONF.parent / "experiments" / "results" / "device_rates.json").read_text(encoding="utf-8"))
     for name, rates in document["rates"].items():
-        device = compose_and_parse(f"device={name}").device
+        device = with_option(f"device/{name}").device
         assert (device.memory_efficiency, device.flops_efficiency) == (
             rates["memory_efficiency"],
             rates["flops_efficiency"],

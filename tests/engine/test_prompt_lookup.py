@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.api.llm import LLM
@@ -29,7 +29,6 @@ def looked_up(tokens: list[int], options: NgramOptions, limit: int) -> list[int]
     return []
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=40),
     st.integers(1, 4),

@@ -17,7 +17,7 @@ def without_git(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.studies.run.environment", dict)
 
 
-@pytest.mark.parametrize("case", ["512 seats", "KV pool"])
+@pytest.mark.parametrize("case", ["512 seats", pytest.param("KV pool", marks=pytest.mark.slow)])
 def test_verdicts_on_short_runs_are_right(case: str) -> None:
     rate = verdict.capacity(case, 3000)
     for load, expected in verdict.LOADS.items():

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
+import pytest
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
@@ -38,3 +43,19 @@ def execute_in(folder: Path, settings: RunConfig) -> None:
     """Run the task of `settings` in `folder`, which is made as Hydra would."""
     folder.mkdir(parents=True, exist_ok=True)
     execute(settings, folder)
+
+
+def stub_module(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
+    """Let an import of `name` find a module with these attributes."""
+    module = ModuleType(name)
+    vars(module).update(attributes)
+    monkeypatch.setitem(sys.modules, name, module)
+
+
+def raising(error: BaseException) -> Callable[..., None]:
+    """A function that raises `error`."""
+
+    def raise_it(*_: Any) -> None:
+        raise error
+
+    return raise_it

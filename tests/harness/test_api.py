@@ -285,7 +285,7 @@ def test_a_process_of_a_sweep_does_not_run_the_script_that_began_it(tmp_path: Pa
     script = tmp_path / "script.py"
     script.write_text(
         "from harness import sweep\nopen('begun', 'a').write('x')\n"
-        "print(len(sweep('seed=1,2', 'trace.num_requests=10', workers=2).runs))\n"
+        "print(len(sweep('seed=1,2', 'trace.num_requests=10', 'cost=roofline', workers=2).runs))\n"
     )
     environment = {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(

@@ -1,7 +1,6 @@
 """The command line: every error of the user's is one line on stderr with exit code 2; defects keep their traceback."""
 
 import contextlib
-import importlib.util
 import os
 import signal
 import subprocess
@@ -9,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import hydra
@@ -20,9 +19,8 @@ from omegaconf import DictConfig
 from harness import cli
 from harness.config import RunConfig, load
 from harness.config.composing.composer import Composer
-from harness.engines import availability
-from harness.errors import ConfigError, TraceError
-from tests.harness.builders import CONF, ROOT
+from harness.errors import TraceError
+from tests.harness.builders import CONF, ROOT, raising, stub_module
 
 Launch = Callable[..., int]
 
@@ -48,19 +46,6 @@ def launch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Launch:
         return cli.launch(main)
 
     return call
-
-
-def stub_module(monkeypatch: pytest.MonkeyPatch, name: str, **attributes: Any) -> None:
-    module = ModuleType(name)
-    vars(module).update(attributes)
-    monkeypatch.setitem(sys.modules, name, module)
-
-
-def raising(error: BaseException) -> Callable[..., None]:
-    def raise_it(*_: Any) -> None:
-        raise error
-
-    return raise_it
 
 
 USER_ERRORS = [
@@ -277,39 +262,6 @@ def test_a_report_compares_runs_and_the_jobs_of_sweeps(
     assert capsys.readouterr().out == f"comparison: {tmp_path / 'out'}\n  table.csv\n"
 
 
-def fake_torch(monkeypatch: pytest.MonkeyPatch, *, installed: bool, cuda: bool) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: SimpleNamespace() if installed else None)
-    stub_module(monkeypatch, "torch", cuda=SimpleNamespace(is_available=lambda: cuda))
-
-
-@pytest.mark.parametrize(
-    ("kind", "installed", "cuda", "expected"),
-    [
-        ("gpu", False, False, "torch is not installed.*engine=cpu needs torch only, engine=sim runs anywhere"),
-        ("cpu", False, False, "torch is not installed.*engine=sim runs anywhere"),
-        ("gpu", True, False, "torch finds no CUDA device; engine=cpu needs torch only, engine=sim runs anywhere"),
-    ],
-)
-def test_an_engine_that_cannot_run_says_what_is_missing_and_what_runs(
-    monkeypatch: pytest.MonkeyPatch, kind: Any, installed: bool, cuda: bool, expected: str
-) -> None:
-    fake_torch(monkeypatch, installed=installed, cuda=cuda)
-    with pytest.raises(ConfigError, match=f"^engine={kind}: .*{expected}"):
-        availability.check_engine(kind)
-
-
-def test_an_engine_that_can_run_is_let_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    fake_torch(monkeypatch, installed=True, cuda=True)
-    availability.check_engine("gpu")
-    fake_torch(monkeypatch, installed=True, cuda=False)
-    availability.check_engine("cpu")
-
-
-def test_the_simulation_does_not_look_for_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", raising(AssertionError("looked for torch")))
-    availability.check_engine("sim")
-
-
 def started(folder: Path, command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """A command line of the shell, in which `$twinserve` is the program."""
     program = f"{sys.executable} {ROOT / 'run.py'}"
@@ -325,10 +277,9 @@ def test_a_reader_who_has_gone_and_an_ascii_terminal_cost_no_file(tmp_path: Path
     done = started(tmp_path, f"{RUN} | head -1")
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("SIMULATED")
     assert (tmp_path / "out" / "report.html").is_file()
-    (tmp_path / "out" / "report.html").unlink()
-    done = started(tmp_path, RUN, LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
+    done = started(tmp_path, f"{RUN}/ascii plots=false", LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii")
     assert done.returncode == 0 and "?" in done.stdout and "Traceback" not in done.stderr
-    assert (tmp_path / "out" / "report.html").is_file()
+    assert (tmp_path / "out" / "ascii" / "summary.json").is_file()
 
 
 def test_a_deleted_working_directory_is_named(tmp_path: Path) -> None:

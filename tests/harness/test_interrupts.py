@@ -50,7 +50,19 @@ def interrupt_and_write(path, table):
 files.write_table = interrupt_and_write
 runpy.run_path("run.py", run_name="__main__")
 """
-SMALL = ("trace.num_requests=30", "plots=false")
+# Drops a block of forwarded signals that has received one.
+DROPPED = """
+import os, signal, time
+from harness import interrupts
+
+with interrupts.raised():
+    block = interrupts.Forwarded()
+    block.__enter__()
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.3)
+    del block
+"""
+SMALL = ("trace.num_requests=30", "plots=false", "cost=roofline")
 
 
 def start(code: str, *arguments: str) -> subprocess.Popen[str]:
@@ -91,6 +103,11 @@ def test_noted_signals_call_once_and_held_ones_wait() -> None:
         assert done
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_a_block_of_forwarded_signals_that_is_dropped_is_silent() -> None:
+    process = start(DROPPED)
+    assert process.communicate(timeout=90) == ("", "") and process.returncode == 0
 
 
 def test_an_interrupt_of_a_start_is_one_line(tmp_path: Path) -> None:

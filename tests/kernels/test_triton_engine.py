@@ -49,7 +49,7 @@ def generate(device: str, params: SamplingParams, shape: dict[str, Any], **setti
     ("params", "shape"),
     [
         pytest.param(GREEDY, SHAPE | EXPERTS | {"num_layers": 1}, id="greedy-experts"),
-        pytest.param(FILTERED, SHAPE | {"num_layers": 1}, id="filtered-dense"),
+        pytest.param(FILTERED, SHAPE | {"num_layers": 1}, id="filtered-dense", marks=pytest.mark.slow),
         pytest.param(GREEDY, SHAPE, id="greedy-dense", marks=pytest.mark.slow),
         pytest.param(FILTERED, SHAPE | EXPERTS, id="filtered-experts", marks=pytest.mark.slow),
     ],

@@ -100,7 +100,7 @@ def test_decode_step(triton_device: str, rows: int, block_size: int) -> None:
     [
         (torch.float32, True, True),
         (torch.bfloat16, True, False),
-        (torch.bfloat16, False, True),
+        pytest.param(torch.bfloat16, False, True, marks=pytest.mark.slow),
         (torch.float32, False, False),
     ],
 )

@@ -54,7 +54,7 @@ def rules() -> dict[str, Router]:
     }
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans(), st.sampled_from([0, 10_000, 3_000_000]))
 def test_what_the_router_sees_and_does_is_the_same_compressed_and_stepped(
     case: Case, is_flat: bool, reading_ns: int

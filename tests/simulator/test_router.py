@@ -33,7 +33,7 @@ def served_rows(run: RecordedRun) -> list[int]:
     return np.flatnonzero(run.requests["status"] == "finished").tolist()
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(cases(num_replicas=st.sampled_from([2, 3])), st.booleans())
 def test_compressed_replicas_equal_stepped_ones_to_the_last_bit(case: Case, is_flat: bool) -> None:
     # With a flat cost replicas often end their steps, and requests, at the same time.

@@ -194,7 +194,7 @@ class SweepReport(Callback):
         _hold(config, "sweep.dir")
         _name_jobs(config)
         if _launcher(config.hydra) == "joblib":
-            _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.forwarded())
+            _UNTIL_THE_JOBS_ENDED.enter_context(interrupts.Forwarded())
         self._earlier_failures = _failures(Path(config.hydra.sweep.dir))
         HydraConfig.instance().set_config(copy.deepcopy(config))
         compose_once()

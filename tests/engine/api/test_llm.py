@@ -45,12 +45,15 @@ def test_a_script_that_does_not_close_its_engine_ends_quietly() -> None:
     [
         {},
         {"max_num_batched_tokens": 9},
-        {"block_size": 1, "num_blocks": 1600},
+        pytest.param({"block_size": 1, "num_blocks": 1600}, marks=pytest.mark.slow),
         {"block_size": 16, "num_blocks": 60},
         {"num_blocks": 64, "policy": "prefill_first"},
         {"max_lookahead_steps": 1},
-        {"num_blocks": 64, "eviction": "lfu"},
-        {"enable_prefix_caching": False, "contiguous": Contiguous(), "max_model_len": 260, "num_blocks": 140},
+        pytest.param({"num_blocks": 64, "eviction": "lfu"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"enable_prefix_caching": False, "contiguous": Contiguous(), "max_model_len": 260, "num_blocks": 140},
+            marks=pytest.mark.slow,
+        ),
         {
             "enable_prefix_caching": False,
             "contiguous": Contiguous("requested", "best", 80),

@@ -115,7 +115,11 @@ def test_a_stream_collected_in_the_middle_of_a_step_is_aborted_after_it(
     assert_serves(llm)
 
 
-@pytest.mark.parametrize(("error", "after"), [(KeyboardInterrupt(), False), (MemoryError(), True)], ids=repr)
+@pytest.mark.parametrize(
+    ("error", "after"),
+    [(KeyboardInterrupt(), False), pytest.param(MemoryError(), True, marks=pytest.mark.slow)],
+    ids=repr,
+)
 @pytest.mark.parametrize(
     ("owner", "name"),
     [

@@ -126,6 +126,11 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+@pytest.fixture
+def kernels_as_needed() -> None:
+    """All are compiled first, as otherwise memory grows while sizes come up."""
+
+
 @pytest.mark.parametrize("asynchronous", [False, True], ids=["in turn", "ahead"])
 @pytest.mark.parametrize("num_steps", [300, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_an_engine_outlives_anything(

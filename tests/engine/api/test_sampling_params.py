@@ -16,6 +16,7 @@ from engine.core.sequence import SequenceStatus  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.api.sampling_reference import Case, Output, Reference, add_case, finish, make_llm, run_engine  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, make_prompts  # noqa: E402
+from tests.selection import few  # noqa: E402
 
 EOS = 7
 GREEDY_14 = replace(GREEDY, max_tokens=14)
@@ -117,27 +118,30 @@ def test_the_cases_show_what_the_parameters_do() -> None:
 
 @pytest.mark.parametrize(
     "settings",
-    [
-        {},
-        {"max_lookahead_steps": 1},
-        {"max_num_batched_tokens": 9},
-        {"cuda_graphs": True},
-        {"enable_prefix_caching": False, "block_size": 16, "num_blocks": 60},
-    ],
+    few(
+        [
+            {"max_num_batched_tokens": 9},
+            {"cuda_graphs": True},
+            {},
+            {"max_lookahead_steps": 1},
+            {"enable_prefix_caching": False, "block_size": 16, "num_blocks": 60},
+        ],
+        2,
+    ),
     ids=str,
 )
 def test_outputs_are_those_of_the_definitions(settings: dict[str, Any]) -> None:
     assert_equal(serve(**settings)[0], expected())
 
 
-@pytest.mark.parametrize("settings", [{}, {"policy": "prefill_first"}, {"max_num_batched_tokens": 13}], ids=str)
+@pytest.mark.parametrize("settings", few([{}, {"policy": "prefill_first"}, {"max_num_batched_tokens": 13}]), ids=str)
 def test_preemptions_change_nothing(settings: dict[str, Any]) -> None:
     outputs, num_preemptions = serve(num_blocks=30, **settings)
     assert num_preemptions > 2
     assert_equal(outputs, expected())
 
 
-@pytest.mark.parametrize("policy", ["mixed", "prefill_first"])
+@pytest.mark.parametrize("policy", [pytest.param("mixed", marks=pytest.mark.slow), "prefill_first"])
 def test_each_prompt_token_is_scored_once_however_often_it_is_computed(policy: str) -> None:
     prompts = [make_prompts()[i][:length] for i, length in ((0, 40), (1, 5), (2, 30), (3, 9), (4, 33), (5, 6), (6, 20))]
     scored = [Case(prompt, replace(DRAWN, n=2, max_tokens=18, prompt_logprobs=1)) for prompt in prompts]
@@ -185,8 +189,10 @@ def test_an_adjusted_request_does_not_change_its_neighbours_nor_hold_them_up_for
     llm.close()
 
 
-@pytest.mark.parametrize("stop", ["token", "text"])
-@pytest.mark.parametrize("num_blocks", [400, 30])
+@pytest.mark.parametrize(
+    ("stop", "num_blocks"),
+    [("token", 30), ("text", 400), *(pytest.param(*e, marks=pytest.mark.slow) for e in (("token", 400), ("text", 30)))],
+)
 def test_a_fork_can_end_with_its_first_token(stop: str, num_blocks: int) -> None:
     prompt = make_prompts()[4]
     params = replace(DRAWN, n=4, seed=50, max_tokens=12)
@@ -253,7 +259,7 @@ def test_prompt_logprobs_read_no_prefix_cache_and_are_cached_for_others() -> Non
     llm.close()
 
 
-@pytest.mark.parametrize("more", [{}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.2}])
+@pytest.mark.parametrize("more", few([{}, {"top_p": 0.9}, {"top_k": 7}, {"min_p": 0.2}], 2))
 def test_tiny_temperatures_take_the_most_likely_token(more: dict[str, Any]) -> None:
     prompt, bias = make_prompts()[0], {100: 60.0}
     llm = LLM(MODEL, **SETTINGS)

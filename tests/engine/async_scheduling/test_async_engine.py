@@ -163,7 +163,7 @@ def test_random_calls_streams_and_aborts_leave_the_same_tokens(expected: Any) ->
     rng, llm = random.Random(1), ahead(**STARVED)
     open_streams: dict[int, Any] = {}
     num_ended = 0
-    for _ in range(250):
+    for _ in range(150):
         number = rng.randrange(len(PROMPTS))
         stream = open_streams.get(number)
         if stream is None:
@@ -176,6 +176,6 @@ def test_random_calls_streams_and_aborts_leave_the_same_tokens(expected: Any) ->
                 num_ended += 1
             del open_streams[number]
         llm.engine.scheduler.check_integrity()
-    assert num_ended > 5
+    assert num_ended > 3
     open_streams.clear()
     assert serve(llm) == expected

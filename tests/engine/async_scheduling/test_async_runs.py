@@ -20,6 +20,7 @@ from engine.core.running.preemption import VICTIM_RULES  # noqa: E402
 from engine.core.scheduler import Scheduler  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import KINDS, MODEL, SETTINGS  # noqa: E402
+from tests.selection import few  # noqa: E402
 
 NUM_FOR_A_COMMIT = 3
 STOPS = tuple(range(0, 300, 12))
@@ -139,7 +140,7 @@ def check(seed: int, ample: LLM) -> Life:
     return life
 
 
-@pytest.mark.parametrize("seed", range(NUM_FOR_A_COMMIT))
+@pytest.mark.parametrize("seed", few(range(NUM_FOR_A_COMMIT)))
 def test_a_random_life_gives_the_tokens_of_an_engine_that_does_not_plan_ahead(seed: int, ample: LLM) -> None:
     check(seed, ample)
 

@@ -170,7 +170,7 @@ def check(case: Case, *, compress: bool, **changed: Any) -> None:
 
 
 @pytest.mark.parametrize("compress", [False, True])
-@pytest.mark.parametrize("first", range(0, 150, 50))
+@pytest.mark.parametrize("first", [0, *(pytest.param(i, marks=pytest.mark.slow) for i in (50, 100))])
 def test_the_preset_decides_as_vllm(first: int, compress: bool) -> None:
     for seed in range(first, first + 50):
         check(random_case(seed), compress=compress)

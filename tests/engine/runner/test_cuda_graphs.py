@@ -41,9 +41,9 @@ FILTERED = replace(SAMPLED, top_k=50, top_p=0.9)
     "settings",
     [
         {"max_num_seqs": 5, "max_num_batched_tokens": 9},
-        {"num_blocks": 64, "policy": "prefill_first"},
+        pytest.param({"num_blocks": 64, "policy": "prefill_first"}, marks=pytest.mark.slow),
         {"num_blocks": 64, "max_num_seqs": 11, "max_lookahead_steps": 3},
-        {"block_size": 1, "num_blocks": 1600, "max_lookahead_steps": 1},
+        pytest.param({"block_size": 1, "num_blocks": 1600, "max_lookahead_steps": 1}, marks=pytest.mark.slow),
         pytest.param({"tensor_parallel_size": 2}, marks=pytest.mark.slow),
     ],
     ids=str,
@@ -52,7 +52,11 @@ def test_buckets_give_the_tokens_of_the_eager_path(settings: dict[str, Any]) -> 
     assert generate(cuda_graphs=True, **settings) == one_by_one()
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, FILTERED], ids=["greedy", "plain", "filtered"])
+@pytest.mark.parametrize(
+    "params",
+    [GREEDY, pytest.param(SAMPLED, marks=pytest.mark.slow), FILTERED],
+    ids=["greedy", "plain", "filtered"],
+)
 def test_a_decode_step_hangs_on_nothing_that_a_graph_freezes(
     params: SamplingParams, monkeypatch: pytest.MonkeyPatch
 ) -> None:

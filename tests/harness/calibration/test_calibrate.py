@@ -53,7 +53,7 @@ def test_only_runs_of_our_own_engine_have_step_times_to_fit_to(tmp_path: Path) -
 
 def test_a_narrow_width_keeps_a_constant_near_its_default(tmp_path: Path) -> None:
     pretend_measured(tmp_path / "a", *SHORT, *TRUE)
-    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=40", *TRUE[:2]]
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=25", *TRUE[:2]]
     width = "calibration.widths={step_overhead_s:1e-7}"
     found = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only, width)
     default = config().device.step_overhead_s
@@ -159,7 +159,7 @@ def test_every_constant_at_a_limit_is_named(tmp_path: Path, capsys: pytest.Captu
     found = at_limits(constants, {"fast": 0.9999, "still": 0.0, "free": 0.4})
     assert found == {"fast": "upper limit 1", "still": "lower limit 0, where the fit began"}
     pretend_measured(tmp_path / "a", *SHORT, "device.step_overhead_s=0.5")
-    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=40"]
+    only = ["calibration.constants=[step_overhead_s]", "calibration.max_evaluations=25"]
     fit = calibrate(tmp_path / "out", f"run:{tmp_path / 'a'}", *only)
     assert OmegaConf.load(fit.path).objective.at_limit == {"step_overhead_s": "upper limit 0.02"}
     assert "! step_overhead_s is at its upper limit 0.02" in capsys.readouterr().out

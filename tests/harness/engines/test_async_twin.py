@@ -113,7 +113,7 @@ def _fuzzed_trace(draw: np.random.Generator, *, num_sequences: int) -> Trace:
     return replace(trace, table=trace.table.iloc[:n].reset_index(drop=True).assign(**columns))
 
 
-@pytest.mark.parametrize("seed", range(NUM_FUZZED))
+@pytest.mark.parametrize("seed", [*range(3), *(pytest.param(i, marks=pytest.mark.slow) for i in range(3, NUM_FUZZED))])
 def test_a_random_run_that_plans_ahead_is_repeated(seed: int) -> None:
     Case(seed).run()
 

@@ -13,6 +13,7 @@ from harness.results.servers import levels, step_integral
 from harness.studies.outcome import Run
 from harness.studies.run import serve_trace
 from tests.harness.builders import config
+from tests.selection import few
 
 ARRIVALS = ("model=qwen3-0.6b", "trace.num_requests=200", "progress=false")
 
@@ -22,7 +23,7 @@ def served(*overrides: str) -> Run:
     return serve_trace(config(*ARRIVALS, *rate, *overrides))
 
 
-@pytest.mark.parametrize("router", ["round_robin", "least_requests", "least_tokens", "prefix_affinity"])
+@pytest.mark.parametrize("router", few(["round_robin", "prefix_affinity", "least_requests", "least_tokens"], 2))
 def test_the_metrics_of_a_fleet_are_those_of_its_servers_together(router: str) -> None:
     run = served("replicas=3", f"router={router}")
     summary, requests, steps = run.summary, run.requests, run.steps
@@ -107,7 +108,7 @@ def test_levels_agree_with_a_walk_over_the_steps(overrides: tuple[str, ...]) -> 
     steps = served(*overrides, "trace.num_requests=60").steps
     found = levels(steps, steps["num_running"].to_numpy())
     rng = np.random.default_rng(0)
-    for time in rng.uniform(0, steps["start_time"].max(), 200):
+    for time in rng.uniform(0, steps["start_time"].max(), 60):
         begun = steps[steps["start_time"] <= time]
         last = begun.groupby("server").tail(1)
         ends = (begun["start_time"] + begun["duration"]).groupby(begun["server"]).max()

@@ -28,6 +28,7 @@ from tests.harness.engines.builders import (  # noqa: E402
     run_real,
     run_twin,
 )
+from tests.selection import few  # noqa: E402
 
 TOKENS: dict[int, list[int]] = {}  # of each request, generated in the first run
 # With "auto", a block takes as long, out and back, as 3 of its 4 tokens.
@@ -38,7 +39,7 @@ PREEMPTIONS = {
 }
 
 
-@pytest.mark.parametrize("mode", PREEMPTIONS)
+@pytest.mark.parametrize("mode", few(PREEMPTIONS, 2))
 def test_the_simulator_repeats_what_preemptions_keep(mode: str) -> None:
     torch.set_num_threads(1)
     trace = make_trace()
@@ -61,7 +62,7 @@ def test_the_simulator_repeats_hits_in_host_memory(overlap: bool) -> None:
     assert (measured.requests["parked_time"] > 0).any() == overlap
 
 
-FOR_A_COMMIT = [("mixed", 40, 1), ("vllm", 400, 8), ("priority", 400, 8)]
+FOR_A_COMMIT = [("mixed", 40, 1), ("priority", 400, 8)]
 
 
 def cases() -> Iterator[Any]:
@@ -122,8 +123,9 @@ def test_the_simulator_repeats_a_real_run_of_several_sequences(policy: str, num_
     assert (measured.steps["num_preempted"].sum() > 0) == (num_blocks == 40)
 
 
-@pytest.mark.parametrize(("name", "num_blocks"), [("mixed", 40), ("prefill_first", 400), ("vllm", 40)])
-def test_the_simulator_repeats_a_real_run_with_drafts(name: str, num_blocks: int) -> None:
+@pytest.mark.parametrize("options", few([("mixed", 40), ("prefill_first", 400), ("vllm", 40)], 2), ids=str)
+def test_the_simulator_repeats_a_real_run_with_drafts(options: tuple[str, int]) -> None:
+    name, num_blocks = options
     """The simulation is told what each step accepts, the engine learns it when the step has run: they plan alike."""
     torch.set_num_threads(1)
     trace = make_trace()

@@ -17,6 +17,7 @@ from harness.figures.charts.tradeoff import frontier, frontier_chart
 from harness.figures.drawing import draw
 from harness.figures.metrics import by_throughput, headline_metrics
 from tests.harness.figures.builders import PNG, RATES, curves_of, panel_of, table_of, texts
+from tests.selection import few
 
 SWEEPS: dict[str, tuple[pd.DataFrame, str]] = {
     "one number": (table_of(["block_size"], block_size=[16, 64, 256]), "Metrics over block_size"),
@@ -65,7 +66,7 @@ def test_a_sweep_is_drawn_by_what_was_swept(case: str) -> None:
     assert page is not None and len(page.panels) == 7, "all that are known"
 
 
-@pytest.mark.parametrize("case", ["load and word", "many", "three words", "word"])
+@pytest.mark.parametrize("case", few(sorted(SWEEPS, key=lambda case: case != "many")))
 def test_comparisons_are_drawn_at_both_widths(case: str) -> None:
     for width in ("page", "column"):
         chart = metrics_chart(SWEEPS[case][0], plot := PlotConfig(width=width))

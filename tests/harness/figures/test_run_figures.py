@@ -26,12 +26,13 @@ CASES = {
     "all rejected": ([ToyRequest(0.2, 10**9, 1)], {}, set()),
     "empty": ([], {}, set()),
 }
+QUICK = ("saturated", "nothing finished", "two tokens", "all rejected")
 
 
 @pytest.mark.parametrize(
     ("case", "settings"),
     [
-        *((case, {}) for case in CASES),
+        *(pytest.param(case, {}, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES),
         *((case, {"warmup": 1.0, "drain": 1.0}) for case in ("one token", "empty")),
     ],
 )

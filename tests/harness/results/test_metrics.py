@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import MetricsConfig, SloConfig
@@ -74,7 +74,6 @@ toy_requests = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
 @given(toy_requests, st.sampled_from([20, 60, 1000]), st.floats(0, 8), st.floats(0, 8), st.sampled_from([1.0, np.inf]))
 def test_summary_equals_a_walk_over_tokens(
     requests: list[ToyRequest], num_blocks: int, warmup: float, drain: float, until_s: float

@@ -24,7 +24,7 @@ SHAPES = [
 # All shapes in float32, some of them in a narrow dtype.
 CASES = [
     *((*shape, torch.float32) for shape in SHAPES),
-    (*SHAPES[2], torch.bfloat16),
+    pytest.param(*SHAPES[2], torch.bfloat16, marks=pytest.mark.slow),
     (*SHAPES[1], torch.bfloat16),
     (*SHAPES[3], torch.float16),
 ]

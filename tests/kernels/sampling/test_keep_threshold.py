@@ -57,7 +57,6 @@ def cases(vocabulary: int, dtype: torch.dtype, kind: str) -> torch.Tensor:
     ("kind", "vocabulary", "dtype"),
     [
         ("random", 1, torch.bfloat16),
-        ("random", 1100, torch.bfloat16),
         ("ties", 1100, torch.bfloat16),
         ("masked", 1100, torch.float32),
         *(
@@ -67,6 +66,7 @@ def cases(vocabulary: int, dtype: torch.dtype, kind: str) -> torch.Tensor:
                 ("ties", 37, torch.float32),
                 ("ties", 37, torch.bfloat16),
                 ("random", 1100, torch.float32),
+                ("random", 1100, torch.bfloat16),
                 ("ties", 1100, torch.float32),
                 ("masked", 1100, torch.bfloat16),
             ]

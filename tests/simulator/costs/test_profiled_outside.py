@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.work import StepWork
@@ -38,7 +38,6 @@ def test_it_says_where_it_went_beyond_the_profile() -> None:
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=20), st.integers(1, 300), st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_a_run_of_steps_reaches_as_far_as_its_steps_one_by_one(
     contexts: list[int], num_steps: int, uneven: bool
 ) -> None:
@@ -109,7 +108,6 @@ def test_whatever_is_not_attention_has_its_ends_too(
 
 
 @given(st.lists(st.floats(0, 1e3), min_size=3, max_size=3), st.booleans())
-@settings(max_examples=40, deadline=None)
 def test_all_reduces_beyond_their_points_never_get_shorter(times: list[float], measured: bool) -> None:
     """Whatever a fit makes of the constants, and whatever noise is in a table."""
     table = pd.DataFrame({"num_bytes": [1 << 10, 1 << 20, 1 << 24], "time_us": [time + 1e-3 for time in times]})

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.core.work import ChunkWork, StepWork
@@ -101,7 +101,6 @@ def test_attention_in_8_or_else_16_bits_prices_a_kv_cache_of_integers(root: Path
             assert found is not None and kv_dtype_of(found) == kv_dtype
 
 
-@settings(max_examples=50, deadline=None)
 @given(n=st.integers(32, 40_000), k=st.integers(32, 40_000), m=st.integers(1, 4096))
 def test_gemms_between_measured_sizes_are_bilinear(root: Path, n: int, k: int, m: int) -> None:
     curve = Gemms(Database(root, "made_up")).curve("bfloat16", n, k)

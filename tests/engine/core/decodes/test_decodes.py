@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -117,7 +117,6 @@ def ragged(members: list[Member], block_size: int, num_drafts: int) -> RaggedDec
     return RaggedDecodes(block_size, num_drafts, trajectory)
 
 
-@settings(max_examples=50, deadline=None)
 @given(data=st.data(), block_size=st.integers(1, 7), num_drafts=st.integers(0, 3))
 def test_ragged_decodes_equal_plain_stepping(data: st.DataObject, block_size: int, num_drafts: int) -> None:
     those = data.draw(members(num_drafts))
@@ -127,7 +126,6 @@ def test_ragged_decodes_equal_plain_stepping(data: st.DataObject, block_size: in
         assert calendar(ragged(those, block_size, num_drafts), those, blocks, longest) == expected
 
 
-@settings(max_examples=50, deadline=None)
 @given(those=members(num_drafts=0), block_size=st.integers(1, 7))
 def test_uniform_decodes_equal_plain_stepping(those: list[Member], block_size: int) -> None:
     expected = plain(those, block_size, num_drafts=0)

@@ -19,6 +19,7 @@ from engine.runner.cache.kv_cache import OutOfMemoryError  # noqa: E402
 from engine.runner.model_runner import ModelRunner  # noqa: E402
 from engine.sampling_params import SamplingParams  # noqa: E402
 from tests.engine.builders import GREEDY, KINDS, MODEL, SETTINGS, STARVED, Late, make_prompts  # noqa: E402
+from tests.selection import few  # noqa: E402
 
 BRIEF = replace(GREEDY, max_tokens=25)
 # Sequences of a request that draw tokens of their own, of which some stop early.
@@ -57,7 +58,7 @@ def engine(kind: str, **settings: Any) -> LLM:
     return LLM(MODEL, **{**STARVED, **KINDS[kind], **settings})
 
 
-@pytest.mark.parametrize("kind", ["partial", "swap", "auto"])
+@pytest.mark.parametrize("kind", few(["partial", "swap", "auto"], 2))
 def test_tokens_are_those_of_an_ample_pool(kind: str, expected: Any, kept: Counter[str]) -> None:
     llm = engine(kind, enable_prefix_caching=kind != "partial")
     assert serve(llm, BRIEF) == expected["greedy"]
@@ -97,8 +98,17 @@ def late(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Lat
     return stream
 
 
-@pytest.mark.parametrize("late", [3, 10**9], ids=["asked for", "waited for"], indirect=True)
-@pytest.mark.parametrize("settings", [{"enable_prefix_caching": False}, {"offload": True}], ids=["swaps", "hits too"])
+@pytest.mark.parametrize(
+    ("late", "settings"),
+    [
+        pytest.param(3, {"enable_prefix_caching": False}, marks=pytest.mark.slow),
+        (10**9, {"enable_prefix_caching": False}),
+        (3, {"offload": True}),
+        pytest.param(10**9, {"offload": True}, marks=pytest.mark.slow),
+    ],
+    ids=["swaps asked for", "swaps waited for", "hits asked for", "hits waited for"],
+    indirect=["late"],
+)
 def test_no_token_depends_on_when_copies_end(
     settings: dict[str, Any], late: Late, expected: Any, kept: Counter[str]
 ) -> None:

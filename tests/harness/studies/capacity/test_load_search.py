@@ -22,7 +22,14 @@ def found(world: World, start: float = 12.0, config: CapacityConfig = SETTINGS) 
     return find_capacity(world.run, start, config, ROOM)
 
 
-@pytest.mark.parametrize(("slope", "noise"), [(20.0, 0.02), (50.0, 0.025), (200.0, 0.012)])
+@pytest.mark.parametrize(
+    ("slope", "noise"),
+    [
+        pytest.param(20.0, 0.02, marks=pytest.mark.slow),
+        (50.0, 0.025),
+        pytest.param(200.0, 0.012, marks=pytest.mark.slow),
+    ],
+)
 def test_the_interval_holds_the_capacity(slope: float, noise: float) -> None:
     """In at least 18 of 20 repetitions, and is within 2 % with at most 12 probes."""
     inside, precise, errors = 0, 0, []
@@ -107,7 +114,6 @@ def test_more_probes_make_the_interval_narrower() -> None:
     assert many.precision < few.precision
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     loads=st.lists(st.floats(0.1, 100), min_size=1, max_size=8),
     shares=st.lists(st.floats(0, 1), min_size=8, max_size=8),

@@ -265,21 +265,22 @@ def three_results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_one_damaged_folder_is_named_and_the_others_are_compared(
-    damage: Callable[[Path], object], three_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_damaged_folders_are_named_and_the_others_are_compared(
+    three_results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [tmp_path / str(seed) for seed in range(3)]
-    shutil.copytree(three_results, tmp_path, dirs_exist_ok=True)
-    damage(folders[1])
+    folders = {name: tmp_path / name.replace("?", "") for name in ("0", *DAMAGES, "2")}
+    for name, folder in folders.items():
+        shutil.copytree(three_results / (name if name in "02" else "1"), folder)
+        if name in DAMAGES:
+            DAMAGES[name](folder)
     monkeypatch.setattr(comparison, "write_comparison_charts", lambda *arguments: [])
-    with pytest.raises(TwinServeError, match="^left out of the comparison, for the reasons above: 1$"):
-        sweep.report([str(folder) for folder in folders], tmp_path / "out")
-    stored = pd.read_csv(tmp_path / "out" / "comparison.csv")
-    assert stored.set_index("folder")["status"].to_dict() == {
-        str(folder): "failed" if folder is folders[1] else "complete" for folder in folders
-    }
-    assert "\n" not in stored.set_index("folder")["error"][str(folders[1])]
+    with pytest.raises(TwinServeError, match="^left out of the comparison, for the reasons above: ") as caught:
+        sweep.report([str(folder) for folder in folders.values()], tmp_path / "out")
+    assert str(caught.value).partition(": ")[2].split(", ") == sorted(folders[name].name for name in DAMAGES)
+    stored = pd.read_csv(tmp_path / "out" / "comparison.csv").set_index("folder")
+    for name, folder in folders.items():
+        assert stored["status"][str(folder)] == ("failed" if name in DAMAGES else "complete"), name
+        assert name not in DAMAGES or "\n" not in stored["error"][str(folder)], name
 
 
 def test_a_folder_that_is_named_twice_is_compared_once(three_results: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.errors import ConfigError
@@ -32,7 +32,6 @@ def record_of(sweep: Mapping[str, list[str]]) -> dict[str, Any]:
     return {"varied": sorted(varied), "fixed": {k: f"{k}={v[0]}" for k, v in sweep.items() if k not in varied}}
 
 
-@settings(deadline=None, max_examples=50)
 @given(SWEEPS)
 def test_only_what_varies_names_a_folder(sweep: dict[str, list[str]]) -> None:
     varied = {key for key, values in sweep.items() if len(values) > 1} or sweep.keys()
@@ -40,7 +39,6 @@ def test_only_what_varies_names_a_folder(sweep: dict[str, list[str]]) -> None:
         assert name == ",".join(f"{key}={job[key]}" for key in sorted(varied))
 
 
-@settings(deadline=None, max_examples=50)
 @given(SWEEPS, SWEEPS)
 def test_an_extended_sweep_finds_its_folders_and_shares_none_with_other_jobs(
     first: dict[str, list[str]], more: dict[str, list[str]]
@@ -56,7 +54,6 @@ def test_an_extended_sweep_finds_its_folders_and_shares_none_with_other_jobs(
         assert before.keys() <= after.keys()
 
 
-@settings(deadline=None, max_examples=50)
 @given(SWEEPS, st.sampled_from(KEYS), st.integers(100, 200).map(str))
 def test_another_fixed_value_has_folders_of_its_own(sweep: dict[str, list[str]], key: str, value: str) -> None:
     """Results of an earlier sweep in the folder are not replaced by those of another configuration."""
@@ -69,7 +66,6 @@ def test_a_fixed_value_that_is_left_out_is_refused() -> None:
         jobs_of({"block_size": ["16", "64"]}, earlier)
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(max_size=300), min_size=2, max_size=2, unique=True))
 @example(["", "\u4e2d" * 300])  # three bytes a character
 @example(["a/b", "c/b"])

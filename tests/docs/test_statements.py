@@ -1,0 +1,114 @@
+"""What the README and docs/ say of columns, keys, studies and stored figures is so."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from experiments import capacity_study
+from harness.config.command_lines import vllm_import
+from harness.config.schema.workload import TRACE_COLUMNS
+from tests.docs.pages import ROOT, text_of
+from tests.harness.builders import config, execute_in
+
+
+def test_the_study_on_the_page_is_the_stored_one() -> None:
+    """Without a stored study the page has none."""
+    page = text_of("choose_a_configuration.md")
+    if not (ROOT / capacity_study.STORED).exists():
+        assert capacity_study.BEGIN + capacity_study.END in page
+        return
+    found = json.loads((ROOT / capacity_study.STORED).read_text())
+    assert page == capacity_study.replaced(page, capacity_study.section(found))
+    assert len(found["rows"]) == 12 and (ROOT / capacity_study.FIGURE).exists()
+    words = vllm_import.overrides(found["command"])
+    best = found["rows"][found["best"]]["overrides"]
+    assert f"max_num_seqs={best['max_num_seqs']}" in words and "model=qwen3-8b" in words
+
+
+def test_a_study_is_written_between_the_marks_of_the_page() -> None:
+    row: dict[str, Any] = {
+        "overrides": {"max_num_seqs": "256", "max_num_batched_tokens": "2048", "quantization": "none"}
+    }
+    numbers = {"capacity": 30.0, "low": 29.5, "high": 30.5, "interactivity": 50.0, "num_probes": 9}
+    row |= {**numbers, "cost_per_million_tokens": 0.1, "joules_per_token": 0.05, "probes": [{}]}
+    found: dict[str, Any] = {
+        "rows": [row],
+        "unit": "requests/s",
+        "sentence": "Best: 256.",
+        "command": "vllm serve",
+        "wall_s": 170.0,
+    }
+    found |= {"environment": {"cpu_cores": 2, "cpu_model": "a processor"}}
+    page = text_of("choose_a_configuration.md")
+    written = capacity_study.replaced(page, capacity_study.section(capacity_study.without_probes(found)))
+    assert "| 30.0 | 29.5 to 30.5 | 50 | 0.100 | 0.050 | 9 |" in written and "it took 170 s" in written
+    assert capacity_study.replaced(written, capacity_study.section(found)) == written
+
+
+def test_errors_in_the_readme_are_those_of_the_page_on_fidelity() -> None:
+    readme = text_of("README.md").partition("## What is validated")[2].partition("\n## ")[0]
+    rows = [line for line in readme.splitlines() if line.startswith("|")]
+    fidelity = text_of("fidelity.md").splitlines()
+    assert len(rows) > 6 and all(row in fidelity for row in rows)
+
+
+def documented(page_part: str) -> set[str]:
+    """Names in the first column of a part's tables."""
+    rows = [line.split("|")[1] for line in page_part.splitlines() if line.startswith("| `")]
+    return {name for row in rows for name in re.findall(r"`([^`]+)`", row)}
+
+
+def part(heading: str) -> str:
+    return text_of("outputs.md").partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a trace that has every column, with an SLO."""
+    folder = tmp_path_factory.mktemp("run")
+    names = "num_prompt_tokens,num_output_tokens,arrival_time,priority,tenant,deadline,session_id,turn"
+    rows = [f"{40 + row},4,{row / 10},0,{row % 2},5,{row},0" for row in range(12)]
+    (folder / "trace.csv").write_text("\n".join([names, *rows, ""]))
+    limits = [f"metrics.slo.{name}_ms=5000" for name in ("ttft", "tpot", "e2el")]
+    execute_in(folder / "out", config("trace=csv", f"trace.path={folder}/trace.csv", "arrival=trace", *limits))
+    return folder / "out"
+
+
+@pytest.mark.parametrize("table", ["requests", "steps", "gaps"])
+def test_the_page_on_outputs_has_the_columns_of_the_tables(run_folder: Path, table: str) -> None:
+    assert documented(part(f"{table}.parquet")) == set(pd.read_parquet(run_folder / f"{table}.parquet").columns)
+
+
+def test_the_page_on_outputs_has_the_keys_of_the_summary(run_folder: Path) -> None:
+    summary = json.loads((run_folder / "summary.json").read_text())
+    names = documented(part("summary.json"))
+    lagging = {name for name in names if "replay_lag" in name}  # of the real engine only
+    patterns = {name for name in names if "<statistic>" in name}
+    told = {key for key in summary if re.sub(r"^(mean|std|median|p\d+)_", "<statistic>_", key) in patterns}
+    assert len(lagging) == 3 and names - lagging - patterns == summary.keys() - told
+    used = {re.sub(r"^(mean|std|median|p\d+)_", "<statistic>_", key) for key in told}
+    assert used == patterns
+
+
+def test_units_of_the_trace_table_are_on_its_page() -> None:
+    columns = documented(text_of("traces.md").partition("## Your own file")[2].partition("\n## ")[0])
+    assert columns == {*TRACE_COLUMNS}
+
+
+def test_figures_on_verdicts_are_those_stored() -> None:
+    stored = ROOT / "experiments" / "results" / "verdict.json"
+    rows = json.loads(stored.read_text())["rows"]
+    runs, right = (sum(row[key] for row in rows) for key in ("runs", "right"))
+    page = " ".join(text_of("run_length.md").split())
+    assert f"Of {runs} runs of twelve systems" in page and right == runs
+    for num_requests in (500, 2000):
+        for key in ("p99_ttft_ms", "p50_tpot_ms", "mean_ttft_ms"):
+            of = [row["intervals"][key] for row in rows if row["num_requests"] == num_requests]
+            held, told = (sum(pair[side] for pair in of) for side in (0, 1))
+            assert f"{held} of {told}" in page or f"{held} of {told}" in page.replace(" runs", ""), (key, held, told)
