@@ -150,13 +150,14 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     family is guessed from `name`, and for other names from `qk_norm`.
 
     Raises:
-        ModelError: a field is missing, the family is not supported, or the model has learned positions or windows.
+        ModelError: a field is missing, the family is not supported, or the model has learned positions, windows, or
+            parameters that the family has not.
     """
     fields = Fields(model, "model")
     family = model.get("family") or _guess_family(model)
     if family not in get_args(Family):
         raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
-    for key in ("learned_positions", "sliding_window"):
+    for key in ("learned_positions", "sliding_window", "extra_layer_parameters"):
         if model.get(key):
             raise ModelError(f"{key}={model[key]} is not supported by the real engine; use engine=sim")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}

@@ -125,6 +125,12 @@ def read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in shape.items()}
 
 
+def test_a_shape_with_parameters_that_no_family_has_is_refused() -> None:
+    shape = read(next(path for path in MODELS if path.stem == "qwen3-8b"))
+    with pytest.raises(ModelError, match="extra_layer_parameters=7168 is not supported by the real engine"):
+        ModelConfig.from_shape(shape | {"extra_layer_parameters": 7168})
+
+
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
     shape = read(path)
