@@ -41,7 +41,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "every_trace": ("every trace", EveryTrace),
-    "trace_file": ("trace=azure, mooncake, burstgpt", FileTrace),
+    "trace_file": ("trace=azure, mooncake, burstgpt, bailian, servegen, baseten", FileTrace),
     "own_file": ("trace=csv, jsonl", ColumnsTrace),
     "custom_trace": ("trace=custom", CustomTrace),
     "custom": ("arrival=custom, cost=custom", CustomConfig),
