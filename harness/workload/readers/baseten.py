@@ -22,6 +22,7 @@ _TIME = "timestamp_start_unix_ms"
 _COLUMNS = {_TIME: "arrival_time", "input_tokens": "num_prompt_tokens", "output_tokens": "num_output_tokens"}
 _SESSIONS = ("provided_session_id", "poor_man_session_id")
 _HASHES, _BLOCK_SIZE, _DURATION = "total_hashes", "block_size", "duration_e2e_ms"
+_NUMBERS = (*_COLUMNS, _BLOCK_SIZE, _DURATION)
 _OPTIONAL = (*_SESSIONS, _HASHES, _BLOCK_SIZE, _DURATION)
 
 
@@ -57,7 +58,8 @@ def _load(path: str) -> pd.DataFrame:
             raise TraceError(f"{path}: not a Baseten trace: has no column {', '.join(missing)}")
         wanted = [name for name in (*_COLUMNS, *_OPTIONAL) if name in found]
         table: pd.DataFrame = pyarrow.parquet.read_table(path, columns=wanted).to_pandas()
-        return table.sort_values(_TIME, kind="stable", ignore_index=True)
+        numbers = {name: pd.to_numeric(table[name], errors="coerce") for name in _NUMBERS if name in table}
+        return table.assign(**numbers).sort_values(_TIME, kind="stable", ignore_index=True)
     except DocumentError as error:
         raise TraceError(f"{path}: {error}") from None
     except (OSError, pa.ArrowException) as error:

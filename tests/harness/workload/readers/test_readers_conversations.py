@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ def test_baseten_rows_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
         tmp_path, [*ROWS, row(START, (9, 1), "b", 1.0, [1]), row(START, (9, 1), "b", 1.0, None)], on_bad_row="drop"
     )
     assert len(trace.table) == 4 and sum(trace.bad_rows.values()) == 2
+
+
+def test_baseten_texts_in_place_of_numbers_are_no_numbers(tmp_path: Path) -> None:
+    for name in ("timestamp_start_unix_ms", "input_tokens", "duration_e2e_ms", "block_size"):
+        rows = [{**each, name: "x"} for each in ROWS]
+        with (
+            pytest.raises(TraceError, match="no usable row|hash_block_size")
+            if name != "duration_e2e_ms"
+            else nullcontext()
+        ):
+            baseten(tmp_path, rows, on_bad_row="drop")
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"PAR1" + b"\0" * 50 + b"PAR1", b"a,b\n1,2\n"])
