@@ -21,6 +21,9 @@ from harness.config.huggingface_weights import kv_cache_dtype_of, read_quantizat
 from harness.errors import ConfigError
 
 _CONFIG = "config.json"
+_OWN_KEYS = ("config", "hf_overrides")  # of model=hf, which no other model has
+_PLAIN = Family()
+_INNER = (*TOWERS, "text_config")
 _Dtype = Literal["float32", "bfloat16", "float16"]
 
 
@@ -53,21 +56,24 @@ def resolve_model(model: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: the file cannot be read, or is of a model that the simulator does not know.
     """
-    given = {key: value for key, value in model.items() if key != "config" and value is not None}
-    path = model["config"]
+    given = {key: value for key, value in model.items() if key not in _OWN_KEYS and value is not None}
+    path, replaced = model["config"], model.get("hf_overrides") or {}
     if not isinstance(path, str) or not path:
         raise ConfigError(f"model.config={path!r}: must be the path of a {_CONFIG} or of the folder that holds it")
+    if not isinstance(replaced, Mapping):
+        raise ConfigError(f"model.hf_overrides={shown(replaced)}: must be keys of a {_CONFIG} with values")
     try:
-        return _read_model(Path(path).expanduser(), with_weights="quantization" not in given) | given
+        return _read_model(Path(path).expanduser(), replaced, with_weights="quantization" not in given) | given
     except ModelError as error:
         raise ConfigError(f"model.config={path!r}: {error}") from None
 
 
-def _read_model(path: Path, *, with_weights: bool) -> dict[str, Any]:
-    """The keys of the group `model` for a `config.json` or the folder that holds one; raises ModelError."""
+def _read_model(path: Path, replaced: Mapping[str, Any], *, with_weights: bool) -> dict[str, Any]:
+    """The keys of the group `model` for a `config.json` or the folder that holds one, with some of its keys `replaced`;
+    raises ModelError."""
     if os.path.isdir(path):  # unlike Path.is_dir false for every path that cannot be one
         path /= _CONFIG
-    data = read_json(path)
+    data = _replaced(read_json(path), replaced)
     model = sizes_of(data)
     weights = weights_description(path, data)
     if with_weights:
@@ -76,6 +82,14 @@ def _read_model(path: Path, *, with_weights: bool) -> dict[str, Any]:
     others = other_keys(text_half(data), _rope_of(Fields(text_half(data), _CONFIG)).data, weights.data)
     model["ignored_keys"] = (*(key for key in TOWERS if data.get(key)), *others, *odd)
     return {"name": _name(path, data), **model}
+
+
+def _replaced(data: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """The keys of a `config.json` with other values: as vLLM applies `--hf-overrides`, those of a configuration inside
+    it are replaced one by one, and any other object as a whole."""
+    inner = {key for key, value in values.items() if key in _INNER and isinstance(value, Mapping)}
+    whole = {key: data[key] for key in inner if isinstance(data.get(key), Mapping)}
+    return {**data, **values, **{key: _replaced(whole[key], values[key]) for key in whole}}
 
 
 def text_half(data: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -91,7 +105,7 @@ def sizes_of(data: Mapping[str, Any]) -> dict[str, Any]:
     """The sizes in the contents of a `config.json`, as keys of the group `model`; raises ModelError."""
     _check_supported(data)
     family = _family_of(Fields(data, _CONFIG))
-    there = next((key for key in (*TOWERS, "text_config") if data.get(key)), None)
+    there = next((key for key in _INNER if data.get(key)), None)
     if there and not family.has_tower:
         raise ModelError(f"a tower for images or sound ({there}) cannot be simulated")
     fields = Fields({**family.defaults, **text_half(data)}, _CONFIG)
@@ -99,7 +113,7 @@ def sizes_of(data: Mapping[str, Any]) -> dict[str, Any]:
     model: dict[str, Any] = sizes._asdict() | {"dtype": _dtype_of(fields), "qk_norm": family.qk_norm != "none"}
     model |= _experts(fields, family)
     model["extra_layer_parameters"] = _extras(fields, family, sizes, model["num_experts"])
-    model["max_position_embeddings"] = longest = _longest(fields, family, sizes.max_position_embeddings)
+    model["max_position_embeddings"] = longest = longest_context(fields, family)
     return model | _windows(fields, family, sizes.num_layers, longest)
 
 
@@ -146,8 +160,13 @@ def _rope_of(fields: Fields) -> Fields:
     return rope.fields(_FULL) if _FULL in rope.data else rope
 
 
-def _longest(fields: Fields, family: Family, positions: int) -> int:
-    """The longest context, which rotary scaling makes longer; as in vLLM (`_get_and_verify_max_len`)."""
+def longest_context(fields: Fields, family: Family = _PLAIN) -> int:
+    """The longest context, which rotary scaling makes longer; as in vLLM (`_get_and_verify_max_len`).
+
+    Raises:
+        ModelError: `max_position_embeddings` or a rotary option is missing or out of range.
+    """
+    positions = fields.count("max_position_embeddings", most=MOST_TOKENS)
     rope = _rope_of(fields)
     kind = rope.data.get("rope_type", rope.data.get("type", "default"))
     if kind in _UNSCALED or not rope.data or family.scaled_positions:

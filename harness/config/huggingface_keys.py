@@ -70,6 +70,11 @@ def other_keys(data: Mapping[str, Any], rope: Mapping[str, Any], weights: Mappin
     )
 
 
+def is_harmless(key: str) -> bool:
+    """Whether a key of a `config.json` changes nothing that is simulated."""
+    return key in _HARMLESS
+
+
 def ignored_notes(keys: Iterable[str]) -> list[str]:
     """Notes on these keys: one on a tower, and one on all others."""
     towers, names = [key for key in keys if key in TOWERS], [key for key in keys if key not in TOWERS]
