@@ -184,10 +184,10 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
     """Of each server its share of the `requests` that count, and the metrics that it would have alone."""
     found = []
     for number in range(result.num_servers):
-        own, steps = (table[table["server"] == number] for table in (requests, result.steps))
+        own, sent, steps = (table[table["server"] == number] for table in (requests, result.requests, result.steps))
         finished = own[(own["status"] == "finished").to_numpy()]
         ttft = floats(finished, "ttft")
-        alone = replace(result, steps=steps, meta={**result.meta, "num_servers": 1})
+        alone = replace(result, requests=sent, steps=steps, meta={**result.meta, "num_servers": 1})
         metrics = {
             **_throughput(own, finished, duration),
             **_cache_and_preemptions(own),
