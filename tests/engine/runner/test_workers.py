@@ -94,11 +94,13 @@ def test_a_killed_worker_ends_the_run_and_leaves_nothing(streaming: Any, tempora
         llm.generate([[1]])
 
 
+@pytest.mark.parametrize("hung", [0, 1])
 def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
-    streaming: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    streaming: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch, hung: int
 ) -> None:
-    """The rank that does not hang waits for the other one in a collective."""
-    llm, (victim, _), _ = streaming
+    """The rank that does not hang waits for the other one in a collective, and is not named."""
+    llm, workers, _ = streaming
+    victim = next(worker for worker in workers if worker.name == f"twinserve-rank-{hung}")
     executor: TensorParallelExecutor = llm.engine._executor
     collect, inputs = executor._collect, llm.engine._builder.build(llm.engine.scheduler.schedule(0))
 
@@ -113,7 +115,9 @@ def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
     assert not any(worker.pipe.poll() for worker in executor._workers), "an answer is left in a pipe"
     assert len(multiprocessing.active_children()) == 2
     os.kill(victim.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"^no answer from rank 0, 1 within 3 s: one of them hangs, and"):
+    with pytest.raises(
+        WorkerError, match=f"^no answer from rank {hung} within 3 s: it hangs, and the others wait for it$"
+    ):
         executor.execute(inputs)
     assert multiprocessing.active_children() == []
     assert list(temporary.iterdir()) == []
