@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,8 @@ from engine.api import llm as llm_module  # noqa: E402
 from engine.api.calls import EngineClosedError  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
+from engine.models.layers import parallel  # noqa: E402
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
 from engine.runner.executors.tensor_parallel import (  # noqa: E402
@@ -33,6 +36,7 @@ from engine.runner.executors.tensor_parallel import (  # noqa: E402
     _limit_waiting,
     _SecondInterruptError,
 )
+from engine.runner.executors.worker import Progress  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -121,6 +125,18 @@ def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
         executor.execute(inputs)
     assert multiprocessing.active_children() == []
     assert list(temporary.iterdir()) == []
+
+
+def test_a_rank_counts_a_collective_before_it_waits_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = multiprocessing.get_context("spawn").RawArray(ctypes.c_int64, 3)
+    seen: list[int] = []
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: seen.append(counts[1]))
+    monkeypatch.setattr(parallel, "_all_gather", lambda *_, **__: seen.append(counts[1]))
+    tp = TensorParallel(1, 3, on_collective=Progress(counts, 1).step)
+    for collective in (tp.all_reduce, tp.all_gather, tp.from_rank_0):
+        collective(torch.zeros(2, 2))
+    assert seen == [1, 2, 3] and list(counts) == [0, 3, 0]
 
 
 def test_a_second_interrupt_ends_at_once() -> None:
