@@ -4,7 +4,7 @@
     Qwen2        no                                        from max_window_layers on, if use_sliding_window
     Qwen3, -VL   per head         moe_intermediate_size    the same
     Llama        no                                        none
-    Mistral      no                                        all, if sliding_window is given
+    Mistral      no                                        all, unless sliding_window is null
     Mixtral      no               intermediate_size        all, if sliding_window is given
     gpt-oss      no               intermediate_size        all but each second
     MiniMax-M2   over all heads   intermediate_size        none                             a bias per expert
@@ -76,7 +76,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": _QWEN3,
     "Qwen3MoeForCausalLM": Family("head", experts_of=_MOE, windows="late"),
     "LlamaForCausalLM": Family(),
-    "MistralForCausalLM": Family(windows="all"),
+    "MistralForCausalLM": Family(windows="all", biases=None, defaults={"sliding_window": 4096}),
     "MixtralForCausalLM": Family(experts_of="intermediate_size", windows="all"),
     "GptOssForCausalLM": Family(head_dim=64, experts_of="intermediate_size", windows="periodic", period=2, biases=None),
     "MiniMaxM2ForCausalLM": Family("heads", experts_of="intermediate_size", bias_per_expert=True),

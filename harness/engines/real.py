@@ -226,8 +226,8 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
     return ModelConfig.from_shape(config.model.model_dump())
 
 
-# Values of keys that only simulated models have otherwise.
-_SIMULATED_ONLY = {"learned_positions": 0, "sliding_window": 0, "num_sliding_layers": 0}
+# Values of a key that only simulated models have otherwise.
+_SIMULATED_ONLY = {"learned_positions": 0}
 # Keys in which a folder of the same sizes may differ.
 _NO_SIZES = {"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys", "extra_layer_parameters"}
 

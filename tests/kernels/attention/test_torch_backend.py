@@ -46,6 +46,23 @@ def test_step_of_chunks_and_decodes(shape: Shape) -> None:
     torch.testing.assert_close(run(TorchBackend(), case), expected, atol=tolerance(shape.dtype), rtol=0)
 
 
+@pytest.mark.parametrize("window", [1, 7, 16, 17, 40, 1000])
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_windows(shape: Shape, window: int) -> None:
+    size = shape.block_size
+    prefills = [(1, 1), (size, size), (size + 9, 9), (50, 50), (2 * size + 1, 1)]
+    case = make_case(shape, prefills, [*edges(size), 0])
+    expected = naive_attention(case, window)
+    torch.testing.assert_close(run(TorchBackend(window), case), expected, atol=tolerance(shape.dtype), rtol=0)
+
+
+def test_other_backends_have_no_window() -> None:
+    assert select_backend("auto", CPU, torch.float32, 64, 16, window=9).window == 9
+    for name in ("flash", "triton", "torch_flash"):
+        with pytest.raises(BackendUnavailableError, match=f"'{name}': has no sliding window here; available: torch"):
+            select_backend(name, CPU, torch.float32, 64, 16, window=9)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("tile_bytes", [1, 1 << 14, 1 << 30])
 @pytest.mark.parametrize("padding", [1.0, 100.0])
 def test_any_grouping_gives_the_same(monkeypatch: pytest.MonkeyPatch, tile_bytes: int, padding: float) -> None:
