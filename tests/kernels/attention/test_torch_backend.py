@@ -56,6 +56,14 @@ def test_windows(shape: Shape, window: int) -> None:
     torch.testing.assert_close(run(TorchBackend(window), case), expected, atol=tolerance(shape.dtype), rtol=0)
 
 
+def test_a_window_hides_tokens_of_full_blocks_and_leaves_out_others() -> None:
+    case = make_case(Shape(16, 4, 2, 64), [], [32])
+    torch.testing.assert_close(run(TorchBackend(20), case), naive_attention(case, 20), atol=2e-5, rtol=0)
+    tables, lengths = torch.arange(60, dtype=torch.int32).view(1, -1), torch.tensor([900], dtype=torch.int32)
+    (group,) = torch_decode.plan_decode(lengths, tables, case.k_cache, window=40).groups
+    assert group.length == 52 + 12 and group.pieces.tolist() == [53, 54, 55, 56], "of the last 40 of 900 tokens"
+
+
 def test_other_backends_have_no_window() -> None:
     assert select_backend("auto", CPU, torch.float32, 64, 16, window=9).window == 9
     for name in ("flash", "triton", "torch_flash"):
