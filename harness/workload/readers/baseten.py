@@ -42,7 +42,7 @@ def read(path: str, rules: RowRules) -> Trace:
     if _HASHES in table and _BLOCK_SIZE in table:
         rows = zip(table["input_tokens"], table[_BLOCK_SIZE], table[_HASHES], strict=True)
         columns["hash_ids"] = [_ids(-1 - row, *values) for row, values in enumerate(rows)]
-        columns["hash_block_size"] = table[_BLOCK_SIZE]
+        columns["hash_block_size"] = table[_BLOCK_SIZE].fillna(0).astype(np.int64)
         columns |= _sessions(table)
     trace = frame.read(pd.DataFrame(columns), path, rules, Layout(time_unit="ms"), name="baseten")
     cancelled = f"{is_cancelled.sum()} requests without an output token are replayed with one"

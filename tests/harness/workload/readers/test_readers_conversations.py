@@ -137,6 +137,9 @@ def test_baseten_rows_that_cannot_be_used_are_counted(tmp_path: Path) -> None:
         tmp_path, [*ROWS, row(START, (9, 1), "b", 1.0, [1]), row(START, (9, 1), "b", 1.0, None)], on_bad_row="drop"
     )
     assert len(trace.table) == 4 and sum(trace.bad_rows.values()) == 2
+    trace = baseten(tmp_path, [*ROWS, {**row(START + 1, (4, 1), "b", 1.0, [1]), "block_size": None}], on_bad_row="drop")
+    assert trace.hash_block_size == 4
+    assert trace.bad_rows == {"hash_block_size is not that of the first line": 1}
 
 
 def test_baseten_texts_in_place_of_numbers_are_no_numbers(tmp_path: Path) -> None:
