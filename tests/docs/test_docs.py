@@ -24,7 +24,7 @@ from experiments import capacity_study
 from harness import cli
 from harness.config import parse, targets
 from harness.config.command_lines import vllm_import
-from harness.config.schema.workload import TRACE_COLUMNS
+from harness.config.schema.workload import MESSAGES, TRACE_COLUMNS
 from tests.docs.pages import PAGES, ROOT, commands, text_of, write_files
 from tests.docs.samples import write_samples
 from tests.harness.builders import CONF, composed, config, execute_in
@@ -299,7 +299,7 @@ def test_the_page_on_outputs_has_the_keys_of_the_summary(run_folder: Path) -> No
 
 def test_units_of_the_trace_table_are_on_its_page() -> None:
     columns = documented(text_of("traces.md").partition("## Your own file")[2].partition("\n## ")[0])
-    assert columns == {*TRACE_COLUMNS}
+    assert columns == {*TRACE_COLUMNS, MESSAGES}
 
 
 def test_the_site_is_built_and_its_links_lead_somewhere(tmp_path: Path) -> None:
