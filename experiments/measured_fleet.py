@@ -16,6 +16,7 @@ experiments/results/measured_fleet*.json.
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,15 +36,40 @@ ARMS = {
     "rr": ["router=round_robin"],
     "prefix": ["router=prefix_affinity", "router.options.min_match=0.8", "router.options.max_ahead=40"],
 }
-PREFIX, QUESTION, OUTPUT = 6000, 1200, 1000  # tokens
-NUM_GROUPS, PROMPTS_PER_GROUP = 150, 5
-SPAN = 400  # tokens that an identity of the trace stands for
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """`num_groups` groups of `per_group` prompts that share `prefix` tokens, with `question` of their own.
+
+    `span` tokens have an identity in the trace.
+    """
+
+    num_groups: int
+    per_group: int
+    prefix: int
+    question: int
+    output: int
+    span: int
+
+    def identities(self, prompt: int) -> list[int]:
+        shared, own = self.prefix // self.span, self.question // self.span
+        group, first_own = prompt // self.per_group, self.num_groups * shared
+        return [
+            *range(group * shared, (group + 1) * shared),
+            *range(first_own + prompt * own, first_own + (prompt + 1) * own),
+        ]
+
+
+PROMPTS = Prompts(num_groups=150, per_group=5, prefix=6000, question=1200, output=1000, span=400)
 WARM_UP = (15, 50)  # requests/s, s: a stage that nobody reports
 PAUSE = 600.0  # s, in which the longest queue of these stages is served
 MEASURES = ("output_tokens_per_s", "ttft_p50_s", "ttft_p90_s")
 
 
-def load(stages: list[tuple[float, float]], seed: int) -> tuple[pd.DataFrame, np.ndarray[Any, np.dtype[np.int64]]]:
+def load(
+    stages: list[tuple[float, float]], prompts: Prompts, seed: int
+) -> tuple[pd.DataFrame, np.ndarray[Any, np.dtype[np.int64]]]:
     """The trace, and the stage of each of its requests."""
     rng = np.random.default_rng(seed)
     counts = [round(rate * duration) for rate, duration in stages]
@@ -52,32 +78,24 @@ def load(stages: list[tuple[float, float]], seed: int) -> tuple[pd.DataFrame, np
     for (rate, _), count in zip(stages, counts, strict=True):
         times.append(start + np.cumsum(rng.exponential(1 / rate, count)))
         start = times[-1][-1] + PAUSE
-    prompts = np.resize(rng.permutation(NUM_GROUPS * PROMPTS_PER_GROUP), len(stage_of))
+    order = np.resize(rng.permutation(prompts.num_groups * prompts.per_group), len(stage_of))
     frame = pd.DataFrame({"arrival_time": np.concatenate(times)})
-    frame["num_prompt_tokens"], frame["num_output_tokens"] = PREFIX + QUESTION, OUTPUT
-    frame["hash_ids"] = [_identities(int(prompt)) for prompt in prompts]
+    frame["num_prompt_tokens"] = prompts.prefix + prompts.question
+    frame["num_output_tokens"] = prompts.output
+    frame["hash_ids"] = [prompts.identities(int(prompt)) for prompt in order]
     return frame, stage_of
-
-
-def _identities(prompt: int) -> list[int]:
-    shared, own = PREFIX // SPAN, QUESTION // SPAN
-    group, first_own = prompt // PROMPTS_PER_GROUP, NUM_GROUPS * shared
-    return [
-        *range(group * shared, (group + 1) * shared),
-        *range(first_own + prompt * own, first_own + (prompt + 1) * own),
-    ]
 
 
 def simulated(
     arm: str, trace: pd.DataFrame, stage_of: np.ndarray[Any, np.dtype[np.int64]], overrides: list[str]
 ) -> pd.DataFrame:
     """The measures of each stage, the warm-up among them."""
-    settings = [*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={SPAN}", *overrides]
+    settings = [*SYSTEM, *ARMS[arm], "arrival=trace", f"trace.hash_block_size={PROMPTS.span}", *overrides]
     requests = run(*settings, trace=trace).requests
     requests["ttft"] = requests["first_token_time"] - requests["arrival_time"]
     stages = requests.groupby(stage_of)
     took = stages["finish_time"].max() - stages["arrival_time"].min()
-    columns = [OUTPUT * stages.size() / took, stages["ttft"].quantile(0.5), stages["ttft"].quantile(0.9)]
+    columns = [PROMPTS.output * stages.size() / took, stages["ttft"].quantile(0.5), stages["ttft"].quantile(0.9)]
     return pd.DataFrame(dict(zip(MEASURES, columns, strict=True)))
 
 
@@ -106,7 +124,7 @@ def main() -> None:
     args = parser.parse_args()
     measured = pd.read_csv(args.data / "router_qwen3_32b_8xTP2_h100.csv")
     ladder = [*measured[["rate", "duration_s"]].itertuples(index=False, name=None)]
-    trace, stage_of = load([WARM_UP, *ladder], args.seed)
+    trace, stage_of = load([WARM_UP, *ladder], PROMPTS, args.seed)
     found = {arm: simulated(arm, trace, stage_of, args.overrides) for arm in ARMS}
     show(measured, found)
     stages = {arm: stages.loc[1:].round(4).to_dict("list") for arm, stages in found.items()}

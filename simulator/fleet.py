@@ -1,8 +1,12 @@
-"""A run: one server or many, behind a router that decides when a request arrives."""
+"""A run: one server or many, behind a router that decides when a request arrives.
+
+Prompts and decodes may have servers of their own (`simulator.handover`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import simpy
 
@@ -10,11 +14,16 @@ from engine.core.routing.router import Router
 from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.drivers.alone import run_alone
-from simulator.drivers.phases import ARRIVALS, READINGS, Phase
+from simulator.drivers.phases import ARRIVALS, HANDOVERS, READINGS, TRANSFERS, Phase
 from simulator.drivers.pipeline import Pipeline
 from simulator.drivers.shared import Shared
-from simulator.gateway import Gateway, MakeRequest
+from simulator.gateway import Decoders, Gateway, MakeRequest
+from simulator.handover import Exchange
 from simulator.replica import Replica
+
+
+def _tell(replica: Replica) -> None:
+    replica.on_change()  # which its driver sets
 
 
 class Fleet:
@@ -24,7 +33,8 @@ class Fleet:
 
     Args:
         rule: chooses the server of each request; None for one server.
-        stages: of each replica the cost models of its pipeline's stages, or none.
+        decoders: the servers that decode, where `replicas` compute the prompts only.
+        stages: of each of all servers the cost models of its pipeline's stages, or none.
         reading_ns: every so many ns the router reads what servers tell of themselves; 0 where it always knows.
         alone: whether a single replica may run without the queue.
 
@@ -39,10 +49,18 @@ class Fleet:
         replicas: Sequence[Replica],
         rule: Router | None = None,
         *,
+        decoders: Decoders | None = None,
         stages: Sequence[Sequence[CostModel]] = (),
         reading_ns: int = 0,
         alone: bool = True,
     ) -> None:
+        entries = replicas
+        if decoders is not None:
+            exchange = Exchange(lambda then: self._later(0, then, TRANSFERS))
+            replicas = [*entries, *decoders.replicas]
+            for replica, port in zip(replicas, (*decoders.prefill_ports, *decoders.ports), strict=True):
+                port.exchange = exchange
+                port.on_change = partial(_tell, replica)
         for number, replica in enumerate(replicas):
             if replica.scheduler.num_lanes > 1 and not (stages and stages[number]):
                 raise ValueError("a replica has one lane; several are for pipelines")
@@ -53,7 +71,14 @@ class Fleet:
         self._reading_ns = reading_ns
         self._dispatch_ns = NEVER  # when the next dispatch is due, among those that are on their way
         self._gateway = Gateway(
-            arrivals, make_request, replicas, rule, clock=lambda: self._env.now, on_earlier=self._expect
+            arrivals,
+            make_request,
+            entries,
+            rule,
+            clock=lambda: self._env.now,
+            on_earlier=self._expect,
+            decoders=decoders,
+            later=self._later,
         )
 
     def run(self) -> int:
@@ -88,6 +113,9 @@ class Fleet:
             return
         self._dispatch_ns = self._gateway.next_ns
         Phase(self._env, ARRIVALS, self._dispatch_ns - self._env.now, self._dispatch)
+
+    def _later(self, delay_ns: int, then: Callable[[], None], phase: int = HANDOVERS) -> None:
+        Phase(self._env, phase, delay_ns, lambda event: then())
 
     def _read(self, event: simpy.Event) -> None:
         self._gateway.read_metrics()

@@ -83,7 +83,8 @@ class Replica:
     Attributes:
         source: where requests come from; set before the first is due.
         on_finish: told of each request that ends, and when.
-        on_submit: called of each request that is submitted; a driver's.
+        on_change: called when a request is submitted or a transfer of another server ends earlier than what was known;
+            a driver's.
         is_stopping: nothing is planned any more.
         reach: so many plans are priced at first, and more once these have passed (`lengthen`); a driver's.
 
@@ -111,12 +112,12 @@ class Replica:
         self.compress = compress
         self.source: Source = Pushed()
         self.on_finish: Callable[[Request, int], None] = lambda request, now_ns: None
-        self.on_submit: Callable[[], None] = lambda: None
+        self.on_change: Callable[[], None] = lambda: None
         self.is_stopping = False
         self.reach = NEVER
         self._lookahead = max_lookahead_steps
         self._transfers = transfers or NoTransfers()
-        self._inbox: deque[Request] = deque()
+        self._inbox: deque[tuple[int, Request]] = deque()  # and when each came
         self._under_way: tuple[int, NDArray[np.int64]] | None = None  # start of a run of steps, and their ends
 
     # -- what a router may ask ------------------------------------------------------------------------------------
@@ -142,15 +143,15 @@ class Replica:
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: Request, now: int) -> None:
         """Take a request that the scheduler will not refuse; it is seen when the next step is planned."""
-        self._inbox.append(request)
-        self.on_submit()
+        self._inbox.append((now, request))
+        self.on_change()
 
     def next_event_ns(self) -> int:
         """Nothing that the scheduler must see comes before this time, as far as is known."""
         next_ns = min(self.source.next_ns, self._transfers.next_ns)
-        return min(next_ns, self._inbox[0].arrival_time) if self._inbox else next_ns
+        return min(next_ns, self._inbox[0][0]) if self._inbox else next_ns
 
     def wake_ns(self) -> int:
         """When to plan again after there was nothing to plan; NEVER where only a new request can change that."""
@@ -165,8 +166,8 @@ class Replica:
         if self.source.next_ns <= until:
             self.source.dispatch(until)
         inbox = self._inbox
-        while inbox and inbox[0].arrival_time <= until:
-            self.scheduler.add(inbox.popleft())
+        while inbox and inbox[0][0] <= until:
+            self.scheduler.add(inbox.popleft()[1])
 
     def plan(self, now: int, lane: int = 0) -> StepPlan | None:
         """The next plan of a lane, of all that has arrived by now; None if there is nothing to do yet."""

@@ -12,20 +12,30 @@ from engine.core.scheduler_options import SchedulerOptions
 from engine.core.work import ChunkWork, StepWork
 from simulator.costs.cost import CostModel
 from simulator.costs.stage import LayerCost, StageCost, layers_of_stages
+from simulator.handover import Network, Port
 from simulator.replica import Observer, Replica
 from simulator.system import System
+from simulator.transfers import NoTransfers, TransferEngine
 
 
-def make_replica(system: System, cost: CostModel, observer: Observer) -> Replica:
-    """A server as `system` describes it, whose steps `cost` prices."""
+def make_replica(system: System, cost: CostModel, observer: Observer, port: Port | None = None) -> Replica:
+    """A server as `system` describes it, whose steps `cost` prices; `port` is its link to others that it hands KV to or
+    takes it from."""
+    transfers: TransferEngine | None = port or system.tiers.links(system.pool, system.tensor_parallel_size)
     return Replica(
         scheduler_of(system),
         cost,
         observer,
         compress=system.compress,
         max_lookahead_steps=system.max_lookahead_steps,
-        transfers=system.tiers.links(system.pool, system.tensor_parallel_size),
+        transfers=transfers,
     )
+
+
+def make_port(system: System, network: Network) -> Port:
+    """The link of a server to others. Of layers with a sliding window the little that they keep is not counted."""
+    links = system.tiers.links(system.pool, system.tensor_parallel_size)
+    return Port(network, system.pool.block_bytes, links or NoTransfers())
 
 
 def scheduler_of(system: System) -> Scheduler:

@@ -13,19 +13,17 @@ from simulator.arrivals import NEVER
 
 
 class TransferEngine(Protocol):
-    """Moves the blocks of plans.
+    """Moves the blocks of plans."""
 
-    Attributes:
-        next_ns: when the next parked sequence is ready, NEVER where none is parked.
-    """
-
-    next_ns: int
+    @property
+    def next_ns(self) -> int:
+        """When the next sequence is ready that waits for transfers, NEVER where none does."""
 
     def start(self, plan: StepPlan, now_ns: int) -> int:
         """Begin the transfers of a plan; returns how long its step must wait for them, in ns."""
 
     def pop_ready(self, until_ns: int) -> list[Sequence]:
-        """Take out the parked sequences whose KV is there."""
+        """Take out the sequences whose transfers are done."""
 
 
 class NoTransfers:

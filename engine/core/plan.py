@@ -142,7 +142,7 @@ def plan_start(plan: StepPlan) -> PlanStart:
     """The state of a plan's sequences; to be asked for before the next plan is made."""
     admitted = cached = 0
     for sequence in plan.admitted:
-        if not sequence.num_preemptions:
+        if not sequence.num_preemptions and not sequence.request.prefilled_elsewhere:
             admitted += sequence.request.num_prompt_tokens
             cached += sequence.num_cached_tokens
     fresh = plan.fresh_decodes

@@ -148,7 +148,8 @@ class Scheduler:
         return request
 
     def ready(self, sequence: Sequence) -> None:
-        """What a parked sequence, be it aborted meanwhile, waited for is there: it takes part from the next plan on."""
+        """What a parked sequence waited for is there: it takes part from the next plan on. Or the blocks of one
+        that has ended are no longer written or read: they are free."""
         for lane in self._lanes:
             lane.ready(sequence)
 

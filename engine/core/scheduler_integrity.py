@@ -49,8 +49,8 @@ def check_tables(
 ) -> None:
     """Prove that each sequence holds the blocks of its tokens, and that the pool agrees."""
     running = [sequence for lane in lanes for sequence in lane.sequences]
-    landing = [sequence for lane in lanes for sequence in lane.landing]
-    blocks.check_integrity([*waiting, *running, *landing])
+    held = [sequence for lane in lanes for sequence in lane.held]
+    blocks.check_integrity([*waiting, *running, *held])
     for sequence in waiting:
         if sequence.block_table:
             assert len(sequence.block_table) * blocks.block_size == sequence.num_computed_tokens < sequence.num_tokens

@@ -48,6 +48,10 @@ class Request:
         deadline: when it should be done, for policies that go by deadlines; None where there is none.
         num_sequences: samples of the same prompt.
         reads_prefix_cache: whether it may skip what the prefix cache holds; what it computes is cached either way.
+        decodes_elsewhere: it computes the prompt for another server: its blocks are held after its end, until
+            `Scheduler.ready` says that they were copied.
+        prefilled_elsewhere: another server computes the prompt. It is admitted with blocks for all of it, to wait until
+            their content has come, and computes the last token of the prompt itself.
         order: number of requests that were added before it; set by `Scheduler.add`.
         sequences: its sequences so far; one until the prompt is computed.
         num_unfinished: sequences, forked or not, that have not ended.
@@ -57,8 +61,8 @@ class Request:
 
     __slots__ = (
         "request_id", "arrival_time", "num_prompt_tokens", "max_tokens", "priority", "tenant", "session", "deadline",
-        "num_sequences", "reads_prefix_cache", "order", "sequences", "num_unfinished", "first_scheduled_time",
-        "first_token_time", "finish_time",
+        "num_sequences", "reads_prefix_cache", "decodes_elsewhere", "prefilled_elsewhere", "order", "sequences",
+        "num_unfinished", "first_scheduled_time", "first_token_time", "finish_time",
     )  # fmt: skip
 
     def __init__(
@@ -76,6 +80,8 @@ class Request:
         deadline: int | None = None,
         num_sequences: int = 1,
         reads_prefix_cache: bool = True,
+        decodes_elsewhere: bool = False,
+        prefilled_elsewhere: bool = False,
     ) -> None:
         self.request_id = request_id
         self.arrival_time = arrival_time
@@ -87,6 +93,8 @@ class Request:
         self.deadline = deadline
         self.num_sequences = num_sequences
         self.reads_prefix_cache = reads_prefix_cache
+        self.decodes_elsewhere = decodes_elsewhere
+        self.prefilled_elsewhere = prefilled_elsewhere
         self.order = 0
         self.num_unfinished = num_sequences
         self.first_scheduled_time: int | None = None
@@ -193,6 +201,12 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return self._num_tokens + self._clock.step - self.request.num_prompt_tokens
+
+    @property
+    def comes_from_elsewhere(self) -> bool:
+        """Whether the KV of its prompt comes from another server when it is admitted; after a preemption it is computed
+        here."""
+        return self.request.prefilled_elsewhere and not self.num_lost_tokens
 
     @property
     def is_prefilled(self) -> bool:

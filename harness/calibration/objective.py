@@ -24,6 +24,7 @@ from harness.validation.error_statistics import part_of, statistics
 from harness.validation.simulated_run import priced_at_medians, simulated_requests
 from harness.validation.step_errors import StepReplay, replay_steps
 from harness.workload.arrivals import make_arrivals
+from simulator.fleet_system import FleetSystem
 from simulator.system import System
 
 Misfit = Callable[[Mapping[str, float]], float]
@@ -82,7 +83,9 @@ def _errors_of_latencies(config: RunConfig, system: System, run: MeasuredRun) ->
 
     def errors(constants: Mapping[str, float]) -> dict[str, float]:
         arrivals = make_arrivals(run.trace, config.arrival, np.random.default_rng(config.seed))
-        engine = SimulatedEngine(system, run.trace, arrivals, system.cost_model({**kept, **constants}))
+        engine = SimulatedEngine(
+            FleetSystem.alone(system), run.trace, arrivals, system.cost_model({**kept, **constants})
+        )
         engine.run()
         recorded = engine.record.tables(run.trace, engine.unfinished())
         requests = simulated_requests(recorded.requests, recorded.steps, latency_from, asynchronous=asynchronous)

@@ -10,7 +10,7 @@ from engine.engine_config import KVDtype, conflict_with_pages, default_block_siz
 from harness.config.schema.allocator import AllocatorConfig, ContiguousAllocator, PagedAllocator
 from harness.config.schema.arrivals import ArrivalConfig
 from harness.config.schema.base import ConfigModel, Fraction, NonNegativeFloat, Text, within
-from harness.config.schema.fleet import RouterConfig, check_stages
+from harness.config.schema.fleet import AlikeFleet, FleetConfig, RouterConfig, check_pools, check_stages
 from harness.config.schema.metrics import MetricsConfig
 from harness.config.schema.speculation import NoSpeculation, SpeculationConfig, check_fits
 from harness.config.schema.system import (
@@ -56,6 +56,7 @@ class RunConfig(ConfigModel):
     max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] = 8192
     max_model_len: Annotated[int, within("max_model_len")] | None = None
     router: RouterConfig = RouterConfig()
+    fleet: FleetConfig = AlikeFleet()
     tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] = 1
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
     replicas: Annotated[int, within("replicas")] = 1
@@ -81,7 +82,22 @@ class RunConfig(ConfigModel):
     @property
     def num_gpus(self) -> int:
         """GPUs of all servers."""
-        return self.replicas * self.pipeline_parallel_size * self.tensor_parallel_size
+        own = self.pipeline_parallel_size, self.tensor_parallel_size
+        if isinstance(self.fleet, AlikeFleet):
+            return self.replicas * own[0] * own[1]
+        return sum(
+            pool.replicas * (pool.pipeline_parallel_size or own[0]) * (pool.tensor_parallel_size or own[1])
+            for pool in self.fleet.pools
+        )
+
+    @property
+    def num_servers(self) -> int:
+        return self.replicas if isinstance(self.fleet, AlikeFleet) else sum(each.replicas for each in self.fleet.pools)
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether prompts have servers of their own."""
+        return not isinstance(self.fleet, AlikeFleet) and self.fleet.pools[0].role != "serve"
 
     @property
     def weight_format(self) -> WeightFormat:
@@ -258,6 +274,8 @@ class RunConfig(ConfigModel):
         for key in ("replicas", "pipeline_parallel_size"):
             if getattr(self, key) > 1 and self.engine.kind != "sim":
                 raise ValueError(f"{key}={getattr(self, key)}: engine={self.engine.kind} is one server; use engine=sim")
+        if not isinstance(self.fleet, AlikeFleet):
+            check_pools(self.fleet, self.replicas, self.engine, self.task, self.trace.n)
         most = min(self.model.num_layers, self.max_num_seqs)
         check_stages(self.pipeline_parallel_size, most, self.engine, self.scheduler, self.tiers, self.cost)
         return self

@@ -1,7 +1,8 @@
 """Code of the user's own that a configuration names as `package.module:name`.
 
     scheduler.policy   a policy: a class with the methods of engine.core.planning.policy.Policy, such as a BasePolicy
-    router.rule        a routing rule: a class with the methods of engine.core.routing.router.Router, as a BaseRouter
+    router.rule        a routing rule, as fleet.decode_router.rule too: a class with the methods of
+                       engine.core.routing.router.Router, as a BaseRouter
     trace.target       a trace: a function of path, rng and the trace's options that returns the columns of Trace.table
     arrival.target     an arrival process: a function of trace, rng and its options that returns times in s, or Arrivals
     cost.target        a cost model: a function of model, device, tensor_parallel_size and its options
@@ -29,16 +30,22 @@ from harness.config.schema.reader import nearest
 from harness.errors import ConfigError, TwinServeError
 
 _imported: dict[str, Any] = {}
-_REGISTRIES: dict[str, dict[str, Any]] = {"scheduler.policy": POLICIES, "router.rule": ROUTERS}
+_REGISTRIES: dict[str, dict[str, Any]] = {
+    "scheduler.policy": POLICIES,
+    "router.rule": ROUTERS,
+    "fleet.decode_router.rule": ROUTERS,
+}
 _KINDS = {  # what each is called, derives from and must have
     "scheduler.policy": (
         "policy", "engine.core.planning.policy.BasePolicy",
         ("options_type", "chooses_victims", "make_queue", "admit", "compose"),
     ),
     "router.rule": (
-        "routing rule", "engine.core.routing.router.BaseRouter", ("options_type", "reads_prefixes", "choose"),
+        "routing rule", "engine.core.routing.router.BaseRouter",
+        ("options_type", "reads_prefixes", "reads_caches", "choose"),
     ),
 }  # fmt: skip
+_KINDS["fleet.decode_router.rule"] = _KINDS["router.rule"]
 
 
 def named_targets(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
@@ -150,6 +157,8 @@ def _described(name: str, error: Exception) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}{where}"
 
 
-def _get(values: Mapping[str, Any], group: str, key: str) -> Any:
+def _get(values: Mapping[str, Any], group: str, *keys: str) -> Any:
     inner = values.get(group)
-    return inner.get(key) if isinstance(inner, Mapping) else None
+    if not keys:
+        return inner
+    return _get(inner, *keys) if isinstance(inner, Mapping) else None

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from engine.core.routing.router import Router
 from engine.core.sequence import Request
 from harness.engines.host_memory import check_pool
 from harness.engines.resolving.known_error import cost_model_text
@@ -19,65 +18,79 @@ from simulator.costs.cost import CostModel
 from simulator.costs.drafting import DraftingCost
 from simulator.costs.profiled import ProfiledCost
 from simulator.fleet import Fleet
+from simulator.fleet_system import FleetSystem, ServerPool
+from simulator.gateway import Decoders
 from simulator.profile.checks import differences
 from simulator.replica import ImplausibleStepError
-from simulator.servers import make_replica, stage_costs
+from simulator.servers import make_port, make_replica, stage_costs
 from simulator.system import System
 
 
 class SimulatedEngine:
-    """A simulation of `trace` by equal servers, set up and ready to go; the record fills while `run` runs.
+    """A simulation of `trace`, set up and ready to go; the record fills while `run` runs.
 
     Args:
-        cost: prices the steps; None takes the system's own cost model.
-        num_servers: how many servers like `system` there are.
-        rule: chooses the server of each request, where there are several.
-        reading_ns: every so many ns the router reads the metrics of the servers; 0 where it always knows them.
+        fleet: the servers.
+        cost: prices the steps of all; None takes the systems' own cost models.
 
     Raises:
         ConfigError: the pools need more memory than there is.
     """
 
-    def __init__(
-        self,
-        system: System,
-        trace: Trace,
-        arrivals: Arrivals,
-        cost: CostModel | None = None,
-        *,
-        num_servers: int = 1,
-        rule: Router | None = None,
-        reading_ns: int = 0,
-    ) -> None:
-        recorders = [Recorder(reserves=system.contiguous is not None) for _ in range(num_servers)]
+    def __init__(self, fleet: FleetSystem, trace: Trace, arrivals: Arrivals, cost: CostModel | None = None) -> None:
+        first, systems = fleet.pools[0].system, fleet.systems
+        recorders = [Recorder(reserves=system.contiguous is not None) for system in systems]
         self.record = Record(recorders)
-        self.num_blocks = system.pool.num_blocks
-        self.block_bytes = system.block_bytes
-        self._system = system
-        self._cost = cost or system.cost_model()
-        check_pool(num_servers * (self.num_blocks + system.tiers.num_blocks))
-        self._replicas = [make_replica(system, self._cost, recorder) for recorder in recorders]
+        self.server_blocks = [system.pool.num_blocks for system in systems]
+        self.num_blocks = first.pool.num_blocks
+        self.block_bytes = first.block_bytes
+        self._pools = fleet.pools
+        check_pool(sum(system.pool.num_blocks + system.tiers.num_blocks for system in systems))
+        self._costs = [cost or pool.system.cost_model() for pool in fleet.pools]
+        costs = [each for each, pool in zip(self._costs, fleet.pools, strict=True) for _ in range(pool.num_servers)]
+        self._ports = [] if fleet.apart is None else [make_port(system, fleet.apart.network) for system in systems]
+        self._replicas = [
+            make_replica(system, costs[number], recorders[number], self._ports[number] if self._ports else None)
+            for number, system in enumerate(systems)
+        ]
         make_request = request_factory(
-            trace, system.block_size, cache_outputs=system.cache_outputs, max_model_len=system.max_model_len
+            trace, first.block_size, cache_outputs=first.cache_outputs, max_model_len=first.max_model_len
         )
-        stages = [stage_costs(system, self._cost)] * num_servers
-        self._fleet = Fleet(arrivals, make_request, self._replicas, rule, stages=stages, reading_ns=reading_ns)
+        stages = [stage_costs(system, price) for system, price in zip(systems, costs, strict=True)]
+        entries, decoders = self._replicas[: fleet.num_entries], None
+        if (apart := fleet.apart) is not None:
+            to, ports = self._replicas[fleet.num_entries :], self._ports
+            halves = ports[: fleet.num_entries], ports[fleet.num_entries :]
+            decoders = Decoders(to, *halves, apart.rule, apart.local_tokens, apart.network.request_ns)
+        self._fleet = Fleet(
+            arrivals, make_request, entries, fleet.rule, decoders=decoders, stages=stages, reading_ns=fleet.reading_ns
+        )
 
     @property
     def device_name(self) -> str:
-        return self._system.device.name
+        return ", ".join(dict.fromkeys(pool.system.device.name for pool in self._pools))
 
     def describe(self) -> str:
-        """The KV pool of a server, for the log."""
-        return self._system.pool.describe()
+        """The KV pools, for the log."""
+        return self._of_pools(lambda pool: pool.system.pool.describe())
 
     def step_times_from(self) -> str:
-        """Where the times of steps come from, in one line."""
-        return self._system.step_times_from()
+        """Where the times of steps come from."""
+        return self._of_pools(lambda pool: pool.system.step_times_from())
 
     def cost_model_text(self) -> str:
         """The cost model and its known error on the device."""
-        return cost_model_text(self._system)
+        return self._of_pools(lambda pool: cost_model_text(pool.system))
+
+    def _of_pools(self, text: Callable[[ServerPool], str]) -> str:
+        """What is said of each pool, once where it is the same of all."""
+        texts: dict[str, list[str]] = {}
+        for number, pool in enumerate(self._pools):
+            name = pool.role if pool.role != "serve" else f"pool {number}"
+            texts.setdefault(text(pool), []).append(name)
+        if len(texts) == 1:
+            return next(iter(texts))
+        return "; ".join(f"{', '.join(names)}: {each}" for each, names in texts.items())
 
     def run(self) -> None:
         """Simulate to the end, or to the end of the plans in which `stop` was called.
@@ -104,18 +117,25 @@ class SimulatedEngine:
     def notes(self) -> list[str]:
         """Why the step times may be wrong, a line each: constants that were fitted to another system, settings that the
         profile was not measured with, and steps beyond the ranges of the profile."""
-        system = self._system
-        found = list(system.notes)
-        found += system.calibration.other_systems(system.fitted_for()) if system.calibration else []
-        cost = self._cost.model if isinstance(self._cost, DraftingCost) else self._cost
-        if not isinstance(cost, ProfiledCost):
-            return found
-        found += differences(cost.profile, system.model, system.device, system.block_size)
-        if outside := cost.outside():
-            share = max(axis.plans for axis in outside.values()) / cost.num_plans
-            axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
-            found.append(f"{share:.1%} of plans or more were priced beyond the profile's ranges: {axes}")
-        return found
+        found = [
+            note
+            for pool, cost in zip(self._pools, self._costs, strict=True)
+            for note in _notes(pool.system, cost.model if isinstance(cost, DraftingCost) else cost)
+        ]
+        return list(dict.fromkeys(found))
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def _notes(system: System, cost: CostModel) -> list[str]:
+    found = list(system.notes)
+    found += system.calibration.other_systems(system.fitted_for()) if system.calibration else []
+    if not isinstance(cost, ProfiledCost):
+        return found
+    found += differences(cost.profile, system.model, system.device, system.block_size)
+    if outside := cost.outside():
+        share = max(axis.plans for axis in outside.values()) / cost.num_plans
+        axes = ", ".join(f"{name} up to {axis.factor:.2g}x" for name, axis in outside.items())
+        found.append(f"{share:.1%} of plans or more were priced beyond the profile's ranges: {axes}")
+    return found

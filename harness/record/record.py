@@ -63,6 +63,7 @@ class Record:
         errors: dict[int, str] = {}
         lags: dict[int, int] = {}
         parked_ns: dict[int, int] = {}
+        prompts: dict[int, tuple[int, int]] = {}
         for number, server in enumerate(self.servers):
             done = server.request_rows()
             values[done[:, 0]] = done
@@ -70,6 +71,7 @@ class Record:
             errors |= server.errors
             lags |= server.lags
             parked_ns |= server.parked_ns
+            prompts |= {row: (number, end_ns) for row, end_ns in server.prompts.items()}
         recorded = pd.DataFrame(values, columns=list(REQUEST_COLUMNS), copy=False)
         source = trace.table
         table = pd.DataFrame({"request_id": source["request_id"].to_numpy()})
@@ -90,6 +92,10 @@ class Record:
         table["num_requested_tokens"] = source["num_output_tokens"].to_numpy() * trace.num_sequences
         for column in REQUEST_COLUMNS[REQUEST_COLUMNS.index("num_output_tokens") :]:
             table[column] = recorded[column].to_numpy()
+        if prompts:
+            rows, (servers, ends_ns) = [*prompts], np.array([*prompts.values()]).T
+            table["prefill_server"] = pd.Series(servers, rows).reindex(table.index, fill_value=-1)
+            table["prefill_end_time"] = pd.Series(ends_ns * NS, rows).reindex(table.index)
         table["parked_time"] = pd.Series(parked_ns, table.index, float).fillna(0.0) * NS
         return with_latencies(table, recorded)
 

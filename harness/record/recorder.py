@@ -68,6 +68,7 @@ class Recorder:
         self._drafts = array("q")
         self._contexts: NDArray[np.int64] | None = None  # of the steps of the last plan
         self.errors: dict[int, str] = {}  # why requests were refused, by row
+        self.prompts: dict[int, int] = {}  # when prompts ended that are decoded elsewhere, by row
         self.lags: dict[int, int] = {}  # how much later than intended requests were issued, by row
         self._times = array("q")
         self._spans: SpanLog | None = None
@@ -145,6 +146,10 @@ class Recorder:
         if self._spans is not None:
             self._spans.note_ended(self.now_ns)
         for request in outcome.finished:
+            if request.decodes_elsewhere:
+                assert request.finish_time is not None
+                self.prompts[request.request_id] = request.finish_time
+                continue
             self._add_request(request, 0)
             self.num_done += 1
 

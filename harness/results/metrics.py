@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,8 @@ def summarize(result: RunResult, config: MetricsConfig) -> dict[str, Any]:
         **_replay_lag(requests),
     }
     metrics |= _per_gpu_and_user(metrics, result.meta.get("num_gpus") or result.meta.get("tensor_parallel_size", 1))
+    if "prefill_server" in requests:
+        metrics |= _handed_over(result, requests)
     if result.num_servers > 1:
         metrics["servers"] = _of_servers(result, requests, start, duration)
     notes = [*notes_on(result, requests), *result.meta.get("notes", ()), *judgement.notes()]
@@ -174,6 +176,19 @@ def _cache_and_preemptions(requests: pd.DataFrame) -> dict[str, Any]:
     }
 
 
+def _handed_over(result: RunResult, requests: pd.DataFrame) -> dict[str, Any]:
+    """Of requests whose prompt another server computed: how many, and the times from there to the first token, in ms:
+    until the prompt is computed, from then until the blocks for it are there, and until their content has come."""
+    apart = requests[(requests["prefill_server"] >= 0).to_numpy()]
+    prompt_s = floats(apart, "prefill_end_time") - floats(apart, "first_scheduled_time")
+    parked_s = floats(apart, "parked_time")
+    after_s = floats(apart, "first_token_time") - floats(apart, "prefill_end_time")
+    times = {"prefill": prompt_s, "handover": after_s, "kv_transfer": parked_s}
+    if not len(apart):
+        return {"handed_over": 0, **{f"mean_{name}_ms": math.nan for name in times}}
+    return {"handed_over": len(apart), **{f"mean_{name}_ms": 1e3 * float(s.mean()) for name, s in times.items()}}
+
+
 _OF_A_SERVER = (
     "completed", "output_throughput", "prefix_cache_hit_rate", "preemptions", "num_steps", "mean_kv_cache_usage",
     "max_kv_cache_usage", "mean_running", "mean_waiting", "max_waiting",
@@ -181,13 +196,18 @@ _OF_A_SERVER = (
 
 
 def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duration: float) -> list[dict[str, Any]]:
-    """Of each server its share of the `requests` that count, and the metrics that it would have alone."""
+    """Of each server its share of the `requests` that count, and the metrics that it would have alone.
+
+    The requests of a server that computes prompts are those of the prompts.
+    """
     found = []
+    roles = {number: pool["role"] for pool in result.pools for number in pool["servers"]}
     for number in range(result.num_servers):
-        own, sent, steps = (table[table["server"] == number] for table in (requests, result.requests, result.steps))
+        role = roles.get(number, "serve")
+        own = requests[requests["prefill_server" if role == "prefill" else "server"] == number]
         finished = own[(own["status"] == "finished").to_numpy()]
         ttft = floats(finished, "ttft")
-        alone = replace(result, requests=sent, steps=steps, meta={**result.meta, "num_servers": 1})
+        alone = result.of_servers([number])
         metrics = {
             **_throughput(own, finished, duration),
             **_cache_and_preemptions(own),
@@ -195,7 +215,7 @@ def _of_servers(result: RunResult, requests: pd.DataFrame, start: float, duratio
         }
         median_ms = 1e3 * float(np.median(ttft)) if len(ttft) else math.nan
         shown = {name: metrics[name] for name in _OF_A_SERVER}
-        found.append({"server": number, "num_requests": len(own), "median_ttft_ms": median_ms, **shown})
+        found.append({"server": number, "role": role, "num_requests": len(own), "median_ttft_ms": median_ms, **shown})
     return found
 
 

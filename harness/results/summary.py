@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -39,7 +39,7 @@ def _headline(summary: Mapping[str, Any]) -> Text:
     known = [str(summary[key]) for key in ("model", "device", "trace", "arrival", "policy") if summary.get(key)]
     if summary.get("quantization") not in (None, "none"):
         known.insert(1, f"{summary['quantization']} weights")
-    if summary["num_blocks"] is not None:
+    if summary["num_blocks"] is not None and not summary.get("pools"):
         known.append(f"{summary['num_blocks']:,} blocks of {summary['block_size']}")
     if (count := summary.get("num_servers") or 1) > 1:
         known.append(f"{count} servers, {summary['router']}")
@@ -154,13 +154,30 @@ def _servers(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:
     """How evenly the servers of a fleet were used."""
     if not (servers := summary.get("servers")):
         return
-    shares = [server["num_requests"] / max(1, summary["num_prompts"]) for server in servers]
+    roles = dict.fromkeys(server.get("role", "serve") for server in servers)
+    for role in roles:
+        own = [server for server in servers if server.get("role", "serve") == role]
+        name = "Servers" if len(roles) == 1 else {"prefill": "For prompts", "decode": "For decodes"}.get(role, role)
+        yield name, _of_servers(own, summary["num_prompts"])
+    if summary.get("handed_over"):
+        yield (
+            "Hand-over",
+            (
+                f"{summary['handed_over']:,} prompts, {number(summary['mean_prefill_ms'])} ms each · "
+                f"{number(summary['mean_handover_ms'])} ms from there to the first token, "
+                f"{number(summary['mean_kv_transfer_ms'])} of them for the KV"
+            ),
+        )
+
+
+def _of_servers(servers: Sequence[Mapping[str, Any]], num_requests: int) -> str:
+    shares = [server["num_requests"] / max(1, num_requests) for server in servers]
     texts = [f"{percent(min(shares))} to {percent(max(shares))} of requests each"]
     for key, noun, show in (("mean_running", "running", number), ("prefix_cache_hit_rate", "cache hits", percent)):
         values = [server[key] for server in servers if server[key] is not None]
         if values and max(values):
             texts.append(f"{noun} {show(min(values))} to {show(max(values))}")
-    yield "Servers", " · ".join(texts)
+    return f"{len(servers)}: " + " · ".join(texts)
 
 
 def _slo(summary: Mapping[str, Any]) -> Iterable[tuple[str, str]]:

@@ -11,7 +11,9 @@ Columns of the requests table (times in s since the start of the replay, NaN whe
     num_prompt_tokens, num_requested_tokens, num_output_tokens      prompt; asked for; really generated (all sequences)
     num_cached_tokens                        prompt tokens found in the prefix cache at the first admission
     num_host_cached_tokens, num_disk_cached_tokens      of these, from host memory and from the disk
-    parked_time                              s that it was admitted and waited for KV from another memory, in sum
+    prefill_server, prefill_end_time         which one computed its prompt, -1: `server`, and until when; only where
+                                             prompts have servers of their own
+    parked_time                              s that it was admitted and waited for KV from elsewhere, in sum
     num_recomputed_tokens, num_preemptions
     num_swaps, num_partial_preemptions       preemptions that moved its KV to the host, or left it some blocks
     ttft, tpot, e2el, queue_time             s
@@ -43,7 +45,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -149,9 +151,27 @@ class RunResult:
         return math.nan if self.num_blocks is None else self.num_blocks
 
     @property
+    def pools(self) -> list[dict[str, Any]]:
+        """Of a fleet of several pools what each is, with its `servers` and their `num_blocks`; nothing where all
+        servers are alike."""
+        return list(self.meta.get("pools") or ())
+
+    @property
     def fleet_blocks(self) -> float:
         """KV blocks of all servers, NaN where they are not known."""
+        if self.pools:
+            return float(sum(pool["num_blocks"] * len(pool["servers"]) for pool in self.pools))
         return self.pool_blocks * self.num_servers
+
+    def of_servers(self, servers: Sequence[int]) -> RunResult:
+        """The steps of some of the servers, which are alike, as if there were no others. The requests are all."""
+        pool = next((pool for pool in self.pools if servers[0] in pool["servers"]), None)
+        meta = {**self.meta, "num_servers": len(servers), "pools": None}
+        if pool is not None:
+            meta["pipeline_parallel_size"] = pool["pipeline_parallel_size"]
+            meta["config"] = {**self.meta.get("config", {}), "max_num_seqs": pool["max_num_seqs"]}
+        steps = self.steps[self.steps["server"].isin(servers)]
+        return replace(self, steps=steps, num_blocks=self.num_blocks if pool is None else pool["num_blocks"], meta=meta)
 
 
 def slot_uses(result: RunResult) -> dict[str, Ints] | None:

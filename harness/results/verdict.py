@@ -66,8 +66,24 @@ def judge(result: RunResult, requests: pd.DataFrame) -> Judgement:
         return Judgement("closed", math.nan, 0)
     window = arrival[-1] - arrival[0]
     rate = _configured_rate(result.meta) or (len(arrival) - 1) / window
-    load = offered_load(result, requests, rate) if result.complete else math.nan
+    load = _load(result, requests, rate) if result.complete else math.nan
     return Judgement(_verdict(result, arrival, load), load, _waiting_at(result.steps, arrival[-1]))
+
+
+def _load(result: RunResult, requests: pd.DataFrame, rate: float) -> float:
+    """That of the busiest pool; of servers that differ and all serve, each is taken to get an equal share."""
+    if not result.pools:
+        return offered_load(result, requests, rate)
+    if any(pool["role"] == "serve" for pool in result.pools):
+        num_servers = result.num_servers
+        rates = [rate * len(pool["servers"]) / num_servers for pool in result.pools]
+    else:
+        rates = [rate] * len(result.pools)
+    loads = [
+        offered_load(result.of_servers(pool["servers"]), requests, of_pool)
+        for pool, of_pool in zip(result.pools, rates, strict=True)
+    ]
+    return float(np.nanmax(loads)) if not np.isnan(loads).all() else math.nan
 
 
 def _configured_rate(meta: Mapping[str, Any]) -> float | None:

@@ -14,10 +14,11 @@ import pandas as pd
 from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
-from harness.config.command_lines.vllm_serve import longest_that_fits, serve_command
+from harness.config.command_lines.vllm_serve import fleet_command, longest_that_fits
 from harness.config.huggingface_keys import ignored_notes
+from harness.config.pools import Pool, pools_of
 from harness.engines.host_memory import check_memory, kept_for_tables
-from harness.engines.resolving.system import resolve
+from harness.engines.resolving.fleet import resolve_fleet
 from harness.engines.simulated import SimulatedEngine
 from harness.errors import ConfigError, EngineError, TwinServeError
 from harness.record.progress_bar import UNWATCHED, Watch
@@ -44,7 +45,8 @@ class Engine(Protocol):
     """
 
     record: Record
-    num_blocks: int
+    num_blocks: int  # of the first server
+    server_blocks: list[int]
     block_bytes: int
 
     @property
@@ -196,12 +198,7 @@ def _reason(failure: BaseException | None) -> str | None:
 def make_engine(config: RunConfig, trace: Trace, arrivals: Arrivals) -> Engine:
     """The engine that `config.engine` names, ready to serve `trace`."""
     if config.engine.kind == "sim":
-        router = config.router
-        rule = router.make() if config.replicas > 1 else None
-        reading_ns = round(router.view_delay_ms * 1e6)
-        return SimulatedEngine(
-            resolve(config), trace, arrivals, num_servers=config.replicas, rule=rule, reading_ns=reading_ns
-        )
+        return SimulatedEngine(resolve_fleet(config), trace, arrivals)
     with interrupts.held():
         from harness.engines.real import RealEngine, resolve_real  # imported late, as it brings torch
     return RealEngine(resolve_real(config), trace, arrivals)
@@ -216,6 +213,8 @@ def collect(
     wall_s: float,
 ) -> RunResult:
     recorded = engine.record.tables(trace, engine.unfinished())
+    server_blocks = engine.server_blocks
+    pools = pools_of(config)
     meta = {
         "engine": config.engine.kind,
         "simulated": config.engine.kind == "sim",
@@ -225,21 +224,22 @@ def collect(
         "device": engine.device_name,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
-        "num_servers": config.replicas,
+        "num_servers": config.num_servers,
         "num_gpus": config.num_gpus,
-        "router": config.router.rule if config.replicas > 1 else None,
+        "router": config.router.rule if config.num_servers > 1 else None,
+        "pools": _described(pools, server_blocks) if len(pools) > 1 else None,
         "trace": trace.name,
         "trace_source": trace.source,
         "trace_file": trace.stamp,
-        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, engine.num_blocks)),
+        "expected_lengths": expected_lengths(config.trace, longest_that_fits(config, min(server_blocks))),
         "arrival": config.arrival.kind,
         "open_loop": isinstance(arrivals, OpenLoop),
         "policy": config.scheduler.policy,
         "allocator": config.allocator.kind,
         "ended_early": _reason(failure),
         "bad_rows": trace.bad_rows,
-        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, engine.num_blocks), *engine.notes()],
-        "vllm_command": serve_command(config, engine.num_blocks),
+        "notes": [*trace.notes, *_model_notes(config), *_pool_notes(config, min(server_blocks)), *engine.notes()],
+        "vllm_command": fleet_command(pools, server_blocks),
         "kv_pool": engine.describe(),
         "kv_block_bytes": engine.block_bytes,
         "cost_source": engine.step_times_from(),
@@ -253,6 +253,26 @@ def collect(
         recorded.requests, recorded.steps, recorded.gaps, engine.num_blocks, config.block_size, failure is None, meta,
         recorded.spans,
     )  # fmt: skip
+
+
+def _described(pools: Sequence[Pool], server_blocks: Sequence[int]) -> list[dict[str, Any]]:
+    """For the summary, of each pool what its servers are."""
+    found, first = [], 0
+    for role, config in pools:
+        found.append(
+            {
+                "role": role,
+                "servers": [*range(first, first + config.replicas)],
+                "device": config.device.name,
+                "tensor_parallel_size": config.tensor_parallel_size,
+                "pipeline_parallel_size": config.pipeline_parallel_size,
+                "num_gpus": config.num_gpus,
+                "max_num_seqs": config.max_num_seqs,
+                "num_blocks": server_blocks[first],
+            }
+        )
+        first += config.replicas
+    return found
 
 
 @cache

@@ -29,6 +29,7 @@ from harness.measured.inferencex import Rows, read_rows
 from harness.results.stored.files import ERRORS, VALIDATION, write_whole
 from harness.workload.arrivals import ClosedLoop
 from harness.workload.trace import Trace, trace_table
+from simulator.fleet_system import FleetSystem
 from simulator.system import System
 
 KIND = "inferencex"
@@ -95,7 +96,7 @@ def simulate_row(system: System, row: Any, client: ValidationConfig, seed: int) 
         shortest = max(1, round(client.length_ratio * length))
         columns[name] = rng.integers(shortest, length + 1, num_requests)
     trace = Trace(row.id, trace_table(columns), row.id)
-    engine = SimulatedEngine(system, trace, ClosedLoop(num_requests, concurrency))
+    engine = SimulatedEngine(FleetSystem.alone(system), trace, ClosedLoop(num_requests, concurrency))
     engine.run()
     requests = engine.record.tables(trace, engine.unfinished()).requests
     finished = requests[requests["status"] == "finished"]

@@ -23,6 +23,7 @@ from harness.results.tables import DECISIONS, Floats
 from harness.workload.arrivals import OpenLoop
 from harness.workload.trace import Trace
 from simulator.costs.cost import CostModel
+from simulator.fleet_system import FleetSystem
 from simulator.system import System
 
 KINDS = ("prefill", "decode", "mixed")
@@ -90,7 +91,7 @@ def replay_steps(run: MeasuredRun, system: System, priced: CostModel, part: Part
     trace, delivered_ns = as_delivered(run)
     cost = _PricedReplay(whole_ns(measured["duration"]), priced)
     one_by_one = replace(system, compress=False, max_lookahead_steps=1)
-    engine = SimulatedEngine(one_by_one, trace, OpenLoop(delivered_ns), cost)
+    engine = SimulatedEngine(FleetSystem.alone(one_by_one), trace, OpenLoop(delivered_ns), cost)
     engine.run()
     replayed = engine.record.tables(trace, engine.unfinished())
     different = first_difference(measured, replayed.steps)

@@ -35,7 +35,7 @@ class Lockstep:
         self._woken = env.event()
         env.process(self._serve())
         for replica in replicas:
-            replica.on_submit = self._wake
+            replica.on_change = self._wake
 
     def _wake(self) -> None:
         if not self._woken.triggered:

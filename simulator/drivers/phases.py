@@ -2,8 +2,10 @@
 
     ENDS       steps end, and requests with them, which may bring others
     READINGS   a router reads the metrics of the servers
+    HANDOVERS  requests whose prompt another server has computed come to the one that decodes them
     ARRIVALS   requests arrive, and the router chooses their servers, on what is known after all ends
     PLANS      servers plan, each on its own
+    TRANSFERS  what they asked for of each other's KV begins to move
 
 So it changes nothing in which order servers come to a time.
 """
@@ -14,7 +16,7 @@ from collections.abc import Callable
 
 import simpy
 
-ENDS, READINGS, ARRIVALS, PLANS = 1, 2, 3, 4  # ENDS is the priority of SimPy's time-outs
+ENDS, READINGS, HANDOVERS, ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6  # ENDS is the priority of SimPy's time-outs
 
 
 class Phase(simpy.Event):

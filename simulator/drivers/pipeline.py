@@ -44,7 +44,7 @@ class Pipeline:
         self._idle_lanes = deque(range(replica.scheduler.num_lanes))
         self._woken = env.event()
         env.process(self._serve())
-        replica.on_submit = self._wake
+        replica.on_change = self._wake
 
     def _wake(self) -> None:
         if not self._woken.triggered:

@@ -27,7 +27,7 @@ class Shared:
         self._price: int | Run = 0
         self._is_idle = False  # waits for something that a new request would change
         replica.reach = 1
-        replica.on_submit = self._wake
+        replica.on_change = self._wake
         self._expect(PLANS, 0, self._begin)
 
     def _expect(self, phase: int, delay: int, then: Callable[[], None]) -> None:

@@ -16,8 +16,9 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 TESTS = (
-    "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_router.py",
-    "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py", "tests/simulator/drivers",
+    "tests/engine/core/routing", "tests/simulator/test_fleet.py", "tests/simulator/test_handover.py",
+    "tests/simulator/test_router.py", "tests/simulator/test_replica.py", "tests/simulator/test_transfers.py",
+    "tests/simulator/drivers",
 )  # fmt: skip
 
 
@@ -31,6 +32,7 @@ class FleetMutant(NamedTuple):
 
 
 ROUTING, GATEWAY, DRIVERS = "engine/core/routing", "simulator/gateway.py", "simulator/drivers"
+HANDOVER, RUNNING = "simulator/handover.py", "engine/core/running/running_set.py"
 MUTANTS = (
     FleetMutant("turns skip the first server", f"{ROUTING}/round_robin.py", "self._turn = -1", "self._turn = 0"),
     FleetMutant("the most requests", f"{ROUTING}/router.py", "index(min(counts))", "index(max(counts))"),
@@ -58,9 +60,36 @@ MUTANTS = (
     FleetMutant("steps planned ahead have no blocks yet", "simulator/replica.py",
                 '"right" if self.scheduler.plans_ahead else "left"', '"left"'),
     FleetMutant("servers plan before requests arrive", f"{DRIVERS}/phases.py",
-                "READINGS, ARRIVALS, PLANS = 1, 2, 3, 4", "READINGS, ARRIVALS, PLANS = 1, 2, 4, 3"),
+                "ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6", "ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 5, 4, 6"),
     FleetMutant("requests arrive before steps end", f"{DRIVERS}/phases.py",
-                "READINGS, ARRIVALS, PLANS = 1, 2, 3, 4", "READINGS, ARRIVALS, PLANS = 1, 2, 0, 4"),
+                "ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6", "ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 0, 5, 6"),
+    FleetMutant("requests arrive before others are handed over", f"{DRIVERS}/phases.py",
+                "ARRIVALS, PLANS, TRANSFERS = 1, 2, 3, 4, 5, 6", "ARRIVALS, PLANS, TRANSFERS = 1, 2, 4, 3, 5, 6"),
+    FleetMutant("what was copied is copied again", HANDOVER, " - sequence.num_registered_blocks", ""),
+    FleetMutant("the sender's link is always free", HANDOVER, "for port in (origin, self))", "for port in (self,))"),
+    FleetMutant("the receiver's link is always free", HANDOVER,
+                "for port in (origin, self))", "for port in (origin,))"),
+    FleetMutant("transfers have no latency", HANDOVER, " + self._latency_ns", ""),
+    FleetMutant("the sender is not told", HANDOVER, "((origin, source), (self, sequence))", "((self, sequence),)"),
+    FleetMutant("nobody is woken by a transfer", HANDOVER, "        self.on_change()\n", ""),
+    FleetMutant("transfers in the order of servers", HANDOVER,
+                "sorted(self._asked, key=itemgetter(0))", "self._asked"),
+    FleetMutant("hits of the first server are lost", HANDOVER, "= computed.num_cached_tokens, computed.cached_by_tier",
+                "= 0, {}"),
+    FleetMutant("hand-overs in the order of servers", GATEWAY,
+                "(due_ns, request.request_id, chosen, request)", "(due_ns, len(self._handed_over), chosen, request)"),
+    FleetMutant("a hand-over takes no time", GATEWAY, "due_ns = now_ns + decoders.request_ns", "due_ns = now_ns"),
+    FleetMutant("requests under way elsewhere do not count", GATEWAY,
+                "        desk.views[number].count(request)\n        self._apart", "        self._apart"),
+    FleetMutant("known prompts go elsewhere", GATEWAY, " - desk.views[number].prefix_hits(request)", ""),
+    FleetMutant("blocks are not held", RUNNING, "sequence.request.decodes_elsewhere and", "False and"),
+    FleetMutant("KV comes once more after a preemption", "engine/core/sequence.py",
+                "self.request.prefilled_elsewhere and not self.num_lost_tokens", "self.request.prefilled_elsewhere"),
+    FleetMutant("blocks for the last token only", "engine/core/admission/need.py",
+                "is_whole = blocks.match(sequence), True, True", "is_whole = blocks.match(sequence), True, False"),
+    FleetMutant("the head stays blocked when blocks are given back", RUNNING,
+                "        self._blocks.release(sequence)\n        self._waiting.unblock_head()\n",
+                "        self._blocks.release(sequence)\n"),
     FleetMutant("a run is not cut", f"{DRIVERS}/shared.py",
                 "if len(shorter[1]) < len(self._price[1]):", "if False:"),
     FleetMutant("an idle server sleeps on", f"{DRIVERS}/shared.py", "        if self._is_idle:", "        if False:"),

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from engine.core.kv.contiguous import ContiguousManager
 from engine.core.plan import StepOutcome, StepPlan
 from engine.core.planning.policy_options import NoOptions
+from engine.core.routing.least_requests import LeastRequests
 from engine.core.routing.round_robin import RoundRobin
 from engine.core.routing.router import Router
 from engine.core.scheduler import Scheduler
@@ -27,9 +28,11 @@ from simulator.arrivals import NEVER, Arrivals
 from simulator.costs.cost import CostModel
 from simulator.costs.roofline import RooflineCost
 from simulator.fleet import Fleet
+from simulator.gateway import Decoders
+from simulator.handover import Network, Port
 from simulator.models.hardware import Device, ModelShape
 from simulator.replica import Replica
-from simulator.transfers import TransferEngine
+from simulator.transfers import NoTransfers, TransferEngine
 from tests.simulator.workloads import Case, make_arrivals, make_trace
 
 ROOFLINE = RooflineCost(
@@ -110,6 +113,10 @@ def simulate(
     rule: Router | None = None,
     alone: bool = True,
     reading_ns: int = 0,
+    num_prefill: int = 0,
+    network: Network | None = None,
+    decode_rule: Router | None = None,
+    local_tokens: int = 0,
     **options: Any,
 ) -> list[RecordedRun]:
     """Serve the trace to its end with a replica for each scheduler, by default in turn; returns the tables of each.
@@ -118,16 +125,34 @@ def simulate(
         observer: sees what the recorders of all replicas see.
         alone: whether a single replica runs without an event queue.
         reading_ns: how often the rule reads the replicas' metrics.
+        num_prefill: so many of the schedulers, from the first on, compute prompts for the others.
+        network: between these and the others.
+        decode_rule, local_tokens: as of `Decoders`.
         options: arguments of the replicas.
     """
     make_request = make_request or request_factory(trace, schedulers[0].blocks.block_size)
     recorders = [Recorder(reserves=isinstance(each.blocks, ContiguousManager)) for each in schedulers]
-    replicas = []
+    network = network or Network(1e9)
+    replicas: list[Replica] = []
+    ports: list[Port] = []
     for scheduler, recorder in zip(schedulers, recorders, strict=True):
         sees: Any = Both(recorder, observer) if observer else recorder
         transfers = make_transfers() if make_transfers else None
+        if num_prefill:
+            ports.append(Port(network, 100, transfers or NoTransfers()))
+            transfers = ports[-1]
         replicas.append(Replica(scheduler, cost_model, sees, transfers=transfers, **options))
-    Fleet(arrivals, make_request, replicas, rule or RoundRobin(NoOptions()), alone=alone, reading_ns=reading_ns).run()
+    decoders = None
+    if num_prefill:
+        decode_rule = decode_rule or LeastRequests(NoOptions())
+        split = slice(num_prefill), slice(num_prefill, None)
+        first, last = (ports[part] for part in split)
+        decoders = Decoders(
+            replicas[split[1]], first, last, decode_rule, local_tokens, network.request_ns if network else 0
+        )
+        replicas = replicas[split[0]]
+    rule = rule or RoundRobin(NoOptions())
+    Fleet(arrivals, make_request, replicas, rule, decoders=decoders, alone=alone, reading_ns=reading_ns).run()
     for scheduler in schedulers:
         assert not scheduler.unfinished
         scheduler.check_integrity()

@@ -27,11 +27,11 @@ class Need:
         budget: tokens that the step has left.
         sequence: who wants to enter.
         seats: its own, and those of the sequences that will be forked from it.
-        tokens: that it computes first, however few the step has left; 0 if its KV comes from another tier.
+        tokens: that it computes first, however few the step has left; 0 if it is parked.
         blocks: free blocks that its admission takes, with at most `budget` of these tokens computed.
         is_seen: whether tokens or blocks were read; then there are the next two as well.
         match: what need not be computed.
-        is_parked: it is admitted to wait until its KV has come from another tier.
+        is_parked: it is admitted to wait until its KV has come from another tier or another server.
     """
 
     __slots__ = ("_blocks", "_look", "_tokens", "budget", "is_parked", "is_seen", "match", "seats", "sequence")
@@ -86,6 +86,8 @@ class Needs:
         length, is_whole = sequence.num_tokens, limits.checks_full_prompt
         if sequence.host_blocks is not None:
             match, is_parked, is_whole = NO_MATCH, True, True
+        elif sequence.comes_from_elsewhere:
+            match, is_parked, is_whole = blocks.match(sequence), True, True
         elif offload is None:
             match, is_parked = blocks.match(sequence), False
         else:

@@ -109,6 +109,12 @@ class BlockManager:
                 num_cached_tokens -= 1
         return make_match((blocks, num_cached_tokens, self.pool.count_queued(blocks), copy_last, num_kept, ()))
 
+    def cached_prefix(self, hashes: list[int]) -> tuple[int, int]:
+        """How many leading blocks of a prompt with these hashes the prefix cache has on the device, and how many after
+        them in the tiers behind it; tokens are not compared."""
+        num_on_device = len(self.index.find(hashes, len(hashes))) if self.enable_prefix_caching else 0
+        return num_on_device, 0 if self.offload is None else self.offload.num_held(hashes[num_on_device:])
+
     def register(self, sequence: Sequence, num_tokens: int) -> None:
         """Let the prefix cache find the full blocks among the first `num_tokens` tokens of `sequence`.
 

@@ -94,6 +94,15 @@ class Offload:
             return match
         return match._replace(num_cached_tokens=match.num_cached_tokens + len(hits) * block_size, hits=hits)
 
+    def num_held(self, hashes: abc.Iterable[int]) -> int:
+        """How many blocks of the longest prefix of `hashes` that is in the tiers."""
+        count = 0
+        for block_hash in hashes:
+            if not any(block_hash in tier for tier in self.tiers):
+                break
+            count += 1
+        return count
+
     def drop_unusable(self, match: PrefixMatch, pool: Pool, block_size: int) -> PrefixMatch:
         """`match` without its last block if that is coming and a token of it must be computed."""
         blocks, num_held = match.blocks, match.num_kept + len(match.blocks)

@@ -1,4 +1,5 @@
-"""Admissions of sequences whose KV comes from a tier behind the device: they are parked until it is there."""
+"""Admissions of sequences whose KV comes from a tier behind the device or from another server: they are parked until
+it is there."""
 
 from __future__ import annotations
 
@@ -20,14 +21,19 @@ class Parking:
         self._limits = limits
 
     def admit(self, draft: StepDraft, sequence: Sequence, match: PrefixMatch) -> None:
-        """Admit a sequence with hits, or with blocks that are coming for another one; or a swapped-out sequence."""
+        """Admit a sequence with hits, or with blocks that are coming for another one; a swapped-out sequence; or one
+        whose prompt another server has computed."""
         blocks = self._blocks
-        if sequence.host_blocks is None:
-            draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, match.num_cached_tokens))
-            match.count_for(sequence, blocks.block_size)
-        else:
+        if sequence.host_blocks is not None:
             num_held = self._num_held(sequence, sequence.num_computed_tokens)
             draft.transfers += swap_in(blocks, sequence, num_held)
+        elif sequence.comes_from_elsewhere:
+            num_computed = sequence.num_tokens - 1
+            draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, num_computed))
+            sequence.set_computed(num_computed)
+        else:
+            draft.transfers += blocks.admit(sequence, match, self._num_held(sequence, match.num_cached_tokens))
+            match.count_for(sequence, blocks.block_size)
         self._running.park(sequence, draft.now)
         draft.admitted.append(sequence)
         draft.parked.append(sequence)

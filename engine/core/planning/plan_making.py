@@ -47,7 +47,7 @@ class PlanMaker:
         ending = running.ending if is_alone else [sequence for each in lanes for sequence in each.ending]
         if ending:
             num_used, num_saved = blocks.count_blocks(ending)
-        has_others = num_decodes + len(chunks) + len(ending) != num_running or waiting.holders or running.landing
+        has_others = num_decodes + len(chunks) + len(ending) != num_running or waiting.holders or running.held
         if has_others or self._reserves or self._pads:
             num_tokens, num_reserved, num_external = count_slots(lanes, running, draft, blocks, waiting)
         else:  # all that goes on takes part, so that all blocks which are shared are full

@@ -42,7 +42,11 @@ class ServerView(Protocol):
     def num_blocks(self) -> int: ...
 
     def prefix_hits(self, request: Request) -> int:
-        """Prompt tokens of the request that its prefix cache holds, as far as is known."""
+        """Prompt tokens of the request that its prefix cache holds, as far as is known from what it was sent."""
+
+    def cached_tokens(self, request: Request) -> tuple[int, int]:
+        """The same as its server tells with every block that it caches or evicts: on the device, where what is under
+        way counts as there, and after these in the memories behind it."""
 
 
 class Router(Protocol):
@@ -51,10 +55,14 @@ class Router(Protocol):
     Attributes:
         options_type: a frozen dataclass with the settings of its own, explained under `Attributes:`.
         reads_prefixes: it asks for `prefix_hits`, so that somebody must keep account of what servers have cached.
+        reads_caches: it asks for `cached_tokens`.
     """
 
     options_type: ClassVar[type[Any]]
     reads_prefixes: ClassVar[bool]
+
+    @property
+    def reads_caches(self) -> bool: ...
 
     def __init__(self, options: Any) -> None: ...
 
@@ -67,6 +75,7 @@ class BaseRouter:
 
     options_type: ClassVar[type[Any]] = NoOptions
     reads_prefixes: ClassVar[bool] = False
+    reads_caches: bool = False
 
     def __init__(self, options: Any) -> None:
         self.options = options

@@ -19,17 +19,24 @@ class WeightedScoreOptions:
         queue: of its queue, 1 for the shortest of all servers and 0 for the longest.
         kv_use: of the share of its KV blocks that is free.
         running: of its batch, 1 for the smallest of all servers and 0 for the largest.
+        precise: the share of the prompt is that which servers tell of, with every block that they cache or evict (KV
+            events), and not that which they were sent.
+        host: what a block in the memories behind the device counts of one on the device; with `precise` only.
     """
 
     prefix: float = 3.0
     queue: float = 2.0
     kv_use: float = 2.0
     running: float = 0.0
+    precise: bool = False
+    host: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):
             if (weight := getattr(self, field.name)) < 0:
                 raise ValueError(f"{field.name}={weight}: must be >= 0")
+        if self.host and not self.precise:
+            raise ValueError(f"host={self.host}: needs precise=true, since only servers know what they keep there")
 
 
 class WeightedScore(BaseRouter):
@@ -38,12 +45,16 @@ class WeightedScore(BaseRouter):
     options_type = WeightedScoreOptions
     reads_prefixes = True
 
+    def __init__(self, options: WeightedScoreOptions) -> None:
+        super().__init__(options)
+        self.reads_caches = options.precise
+
     def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
         options: WeightedScoreOptions = self.options
         queues = _shortness([server.num_waiting for server in servers])
         batches = _shortness([server.num_running for server in servers])
         scores = [
-            options.prefix * server.prefix_hits(request) / request.num_prompt_tokens
+            options.prefix * self._hits(request, server) / request.num_prompt_tokens
             + options.queue * queue
             + options.kv_use * server.num_free_blocks / server.num_blocks
             + options.running * batch
@@ -52,6 +63,12 @@ class WeightedScore(BaseRouter):
         best = max(scores)
         candidates = [number for number, score in enumerate(scores) if score == best]
         return min(candidates, key=lambda number: servers[number].num_requests)
+
+    def _hits(self, request: Request, server: ServerView) -> float:
+        if not self.reads_caches:
+            return server.prefix_hits(request)
+        on_device, behind = server.cached_tokens(request)
+        return on_device + self.options.host * behind
 
 
 def _shortness(lengths: list[int]) -> list[float]:

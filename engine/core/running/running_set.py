@@ -19,7 +19,7 @@ from engine.core.kv.lower_tiers import land
 from engine.core.kv.prefix_match import NO_MATCH, PrefixMatch
 from engine.core.kv.tier import Transfer
 from engine.core.running.preemption import Keeps, give_up_blocks
-from engine.core.sequence import PREFILLING, Sequence, SequenceStatus
+from engine.core.sequence import FINISHED, PREFILLING, Sequence, SequenceStatus
 
 
 class RunningSet:
@@ -38,7 +38,8 @@ class RunningSet:
         decodes: those that decode.
         paused: those that decode but sit out the planned step.
         parked: those that wait for something that is not a step.
-        landing: those that were aborted while parked, without a seat: they hold the blocks that are written for them.
+        held: those without a seat whose blocks are still written or read: they were aborted while parked, or their KV
+            is copied to another server.
         forked: those that may have to copy a block that they share before they write into it.
         ending: those that got their last token in a plan that is not committed.
         padding: decodes, or paused, that nobody asked for: the rows of those of a batch that have ended.
@@ -54,7 +55,7 @@ class RunningSet:
         self.decodes = decodes
         self.paused: dict[Sequence, None] = {}
         self.parked: dict[Sequence, None] = {}
-        self.landing: dict[Sequence, None] = {}
+        self.held: dict[Sequence, None] = {}
         self.forked: dict[Sequence, None] = {}
         self.ending: dict[Sequence, None] = {}
         self.padding: dict[Sequence, None] = {}
@@ -89,10 +90,10 @@ class RunningSet:
     def ready(self, sequence: Sequence) -> None:
         """What a parked sequence waited for is there: it takes part in the next plan.
 
-        One that was aborted gives up its blocks, which nobody else could have as long as they were written.
+        One that has ended gives up its blocks, which nobody else could have as long as they were written or read.
         """
-        if sequence in self.landing:
-            self._end_landing(sequence)
+        if sequence in self.held:
+            self._end_holding(sequence)
         if sequence not in self.parked:
             return
         if self.flights and not self.flights[-1].is_advanced:
@@ -173,15 +174,15 @@ class RunningSet:
         self.leave(sequence, SequenceStatus.ABORTED)
         if was_parked and sequence not in self.returning:
             del self.sequences[sequence]
-            self.landing[sequence] = None
+            self.held[sequence] = None
             self._waiting.on_release(sequence)
             return
         if was_parked:
             land(self._blocks, sequence)
         self.release(sequence)
 
-    def _end_landing(self, sequence: Sequence) -> None:
-        del self.landing[sequence]
+    def _end_holding(self, sequence: Sequence) -> None:
+        del self.held[sequence]
         land(self._blocks, sequence)
         self._blocks.release(sequence)
         self._waiting.unblock_head()
@@ -223,7 +224,10 @@ class RunningSet:
         sequence.leave(status)
 
     def release(self, sequence: Sequence) -> None:
-        """Take the seat and the blocks of a sequence that is in no state any more."""
+        """Take the seat of a sequence that is in no state any more, and its blocks if no other server needs them."""
         del self.sequences[sequence]
-        self._blocks.drop(sequence)
+        if sequence.request.decodes_elsewhere and sequence.status is FINISHED:
+            self.held[sequence] = None
+        else:
+            self._blocks.drop(sequence)
         self._waiting.on_release(sequence)

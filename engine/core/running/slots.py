@@ -43,7 +43,7 @@ def count_slots(
     useless: list[Sequence] = []
     for lane in lanes:
         num_tokens += lane.decodes.work((), 0).num_context_tokens - len(lane.decodes.sequences)
-        beside += [*lane.prefilling, *lane.paused, *lane.parked, *lane.landing]
+        beside += [*lane.prefilling, *lane.paused, *lane.parked, *lane.held]
         useless += [*lane.ending, *lane.padding]
         if lane.padding:
             num_tokens -= _num_padding_tokens(lane, draft.num_decodes if lane is planned else 0)
@@ -83,7 +83,7 @@ def _num_shared_slots(lanes: list[RunningSet], useless: abc.Sequence[Sequence], 
     if not num_saved_blocks:
         return 0
     num_unfilled, seen = 0, set()
-    for sequence in (sequence for running in lanes for sequence in (*running.forked, *running.landing)):
+    for sequence in (sequence for running in lanes for sequence in (*running.forked, *running.held)):
         last, num_filled = divmod(sequence.num_computed_tokens, blocks.block_size)
         if not num_filled or last >= len(sequence.block_table) or sequence in useless:
             continue

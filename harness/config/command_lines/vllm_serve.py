@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
 from harness.config.command_lines.vllm_import import overrides as overrides
+from harness.config.pools import Pool
 from harness.config.run import RunConfig
 from harness.config.schema.allocator import PagedAllocator
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
@@ -24,10 +26,11 @@ _FIXED = {
 _ORDERS = (("fcfs", "last"), ("priority", "least_urgent"))  # --scheduling-policy fcfs and priority
 
 
-def serve_command(config: RunConfig, num_blocks: int | None = None) -> str:
+def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_over: bool = False) -> str:
     """The `vllm serve` line of a configuration; a comment at its end names the settings that vLLM 0.19 has no flag for.
 
-    The line is for one server: what prices a step and what sends the requests is no part of it. vLLM starts with no
+    The line is for one server, with `hands_over` for one that gives KV to others or takes it: what prices a step and
+    what sends the requests is no part of it. vLLM starts with no
     `max_model_len` that its pool cannot hold: the line has one that `num_blocks`, the size of the pool, holds.
     """
     scheduler, missing = config.scheduler, _missing(config)
@@ -57,6 +60,8 @@ def serve_command(config: RunConfig, num_blocks: int | None = None) -> str:
     words += ["--no-enable-prefix-caching"] * (not scheduler.enable_prefix_caching)
     words += ["--no-scheduler-reserve-full-isl"] * (scheduler.admission == "first_chunk")
     words += ["--async-scheduling" if scheduler.async_scheduling else "--no-async-scheduling"]
+    if hands_over:
+        words += ["--kv-transfer-config", json.dumps({"kv_connector": "NixlConnector", "kv_role": "kv_both"})]
     if drafts := _drafts(config):
         words += ["--speculative-config", json.dumps(drafts)]
     comments = [f"not in vLLM 0.19: {', '.join(missing)}"] if missing else []
@@ -64,6 +69,18 @@ def serve_command(config: RunConfig, num_blocks: int | None = None) -> str:
         comments.insert(0, f"{config.replicas} such servers behind a router: {config.router.rule}")
     line = shlex.join(map(str, words))
     return f"{line}  # {'; '.join(comments)}" if comments else line
+
+
+def fleet_command(pools: Sequence[Pool], server_blocks: Sequence[int | None]) -> str:
+    """The `vllm serve` lines of the pools of a fleet, one for each, with the sizes of the servers' KV pools."""
+    lines, first = [], 0
+    for role, config in pools:
+        lines.append(serve_command(config, server_blocks[first], hands_over=role != "serve"))
+        if len(pools) > 1:
+            of = "" if role == "serve" else f", for {role}"
+            lines[-1] += f"{';' if '  # ' in lines[-1] else '  #'} {config.device.name}{of}"
+        first += config.replicas if server_blocks[first] is not None else 0
+    return "\n".join(lines)
 
 
 def longest_that_fits(config: RunConfig, num_blocks: int | None) -> int:

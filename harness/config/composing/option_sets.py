@@ -20,7 +20,7 @@ from pydantic import BaseModel
 
 from harness.config.schema.allocator import ContiguousAllocator
 from harness.config.schema.base import CustomConfig
-from harness.config.schema.fleet import RouterConfig
+from harness.config.schema.fleet import ApartConfig, PoolConfig, RouterConfig, RuleConfig
 from harness.config.schema.speculation import DraftModelSpeculation, NgramSpeculation
 from harness.config.schema.system import ModelConfig, RealEngineConfig, SchedulerConfig, SimEngine
 from harness.config.schema.tiers import DiskTierConfig, HostTierConfig, OffloadConfig
@@ -32,6 +32,9 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "model": ("model", ModelConfig),
     "scheduler": ("scheduler", SchedulerConfig),
     "router": ("router", RouterConfig),
+    "pool": ("fleet.prefill, fleet.decode", PoolConfig),
+    "decode_router": ("fleet.decode_router", RuleConfig),
+    "apart": ("fleet=disaggregated, custom", ApartConfig),
     "ngram": ("speculation=ngram", NgramSpeculation),
     "draft_model": ("speculation=draft_model", DraftModelSpeculation),
     "contiguous": ("allocator=contiguous_*", ContiguousAllocator),

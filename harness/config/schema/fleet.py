@@ -1,19 +1,21 @@
-"""The rule by which requests are spread over the servers of a fleet, and what servers can be pipelines."""
+"""The servers of a fleet, and the rule by which requests are spread over them."""
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
 from engine.core.planning.policy_options import read_options
 from engine.core.routing import find_router
 from engine.core.routing.router import Router
-from harness.config.schema.base import ConfigModel, Text
-from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig
+from harness.config.schema.base import ConfigModel, Fraction, Text, within
+from harness.config.schema.system import CostConfig, EngineConfig, SchedulerConfig, WeightFormat
 from harness.config.schema.tiers import TiersConfig
 
+Role = Literal["serve", "prefill", "decode"]
 
-class RouterConfig(ConfigModel):
-    """The router.
+
+class RuleConfig(ConfigModel):
+    """How a router chooses.
 
     Attributes:
         rule: which server gets a request when it arrives: round_robin, in turn; random; least_requests, the one with
@@ -22,19 +24,14 @@ class RouterConfig(ConfigModel):
             sent most of the prompt before; weighted_score, the highest sum of scores, as in
             llm-d's endpoint picker; or a rule of your own, as package.module:name.
         options: settings of the rule's own.
-        view_delay_ms: the router reads what servers tell of themselves (queue, batch, free KV blocks) every so many ms;
-            0: it always knows. What it has sent itself it always knows.
     """
 
     rule: Text = "round_robin"
     options: dict[str, Any] = {}
-    view_delay_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
 
     @model_validator(mode="after")
-    def _check_options(self) -> "RouterConfig":
+    def _check_rule(self) -> "RuleConfig":
         self.make()
-        if 0 < self.view_delay_ms < 1:
-            raise ValueError(f"view_delay_ms={self.view_delay_ms}: must be 0 or >= 1")
         return self
 
     def make(self) -> Router | None:
@@ -47,6 +44,133 @@ class RouterConfig(ConfigModel):
         if router is None:
             return None
         return router(read_options(router.options_type, self.options, f"rule={self.rule}"))
+
+
+class RouterConfig(RuleConfig):
+    """The router.
+
+    Attributes:
+        view_delay_ms: the router reads what servers tell of themselves (queue, batch, free KV blocks) every so many ms;
+            0: it always knows. What it has sent itself it always knows.
+    """
+
+    view_delay_ms: Annotated[float, Field(ge=0, le=3_600_000)] = 0.0
+
+    @model_validator(mode="after")
+    def _check_delay(self) -> "RouterConfig":
+        if 0 < self.view_delay_ms < 1:
+            raise ValueError(f"view_delay_ms={self.view_delay_ms}: must be 0 or >= 1")
+        return self
+
+
+class NetworkConfig(ConfigModel):
+    """What connects the servers of a fleet.
+
+    Attributes:
+        name: of the link.
+        bandwidth: bytes/s between a GPU and those of other servers, in each direction.
+        latency_s: fixed time of the transfer of a prompt's KV.
+    """
+
+    name: Text
+    bandwidth: Annotated[float, within("link_bandwidth")]
+    latency_s: Annotated[float, Field(ge=0, le=10)]
+
+
+class PoolConfig(ConfigModel):
+    """Equal servers. A key that is null or empty is as for the run.
+
+    Attributes:
+        replicas: how many servers.
+        role: serve, all of a request; prefill, its prompt; decode, the rest.
+        device: an option of device, by its name.
+        tensor_parallel_size: as the top-level key of this name, and so on.
+        pipeline_parallel_size: stages; 1 where prompts have servers of their own.
+        quantization: format of the weights.
+        max_num_seqs: sequences that may run at the same time.
+        max_num_batched_tokens: tokens of a step.
+        gpu_memory_utilization: share of the device's memory.
+        num_blocks: KV-cache blocks.
+        scheduler: keys of scheduler that differ, such as {async_scheduling:false}.
+        tiers: keys of tiers that differ, such as {host:{gib:100},offload:true}.
+    """
+
+    replicas: Annotated[int, within("replicas")] = 1
+    role: Role = "serve"
+    device: Text | None = None
+    tensor_parallel_size: Annotated[int, within("tensor_parallel_size")] | None = None
+    pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] | None = None
+    quantization: WeightFormat | None = None
+    max_num_seqs: Annotated[int, within("max_num_seqs")] | None = None
+    max_num_batched_tokens: Annotated[int, within("max_num_batched_tokens")] | None = None
+    gpu_memory_utilization: Fraction | None = None
+    num_blocks: Annotated[int, within("num_blocks")] | None = None
+    scheduler: dict[str, Any] = {}
+    tiers: dict[str, Any] = {}
+
+
+class AlikeFleet(ConfigModel):
+    """As many servers as `replicas` says, each as the run describes it."""
+
+    kind: Literal["replicas"] = "replicas"
+
+
+class ApartConfig(ConfigModel):
+    """Where prompts and decodes have servers of their own.
+
+    Attributes:
+        local_prefill_tokens: a prompt with at most so many tokens that its server for decodes was not sent before is
+            computed there.
+        request_ms: from the end of a prompt until the request is in the queue of the other server.
+    """
+
+    local_prefill_tokens: Annotated[int, Field(ge=0, le=1 << 30)] = 0
+    request_ms: Annotated[float, Field(ge=0, le=60_000)] = 1.0
+
+
+class PoolsConfig(ApartConfig):
+    """Several pools.
+
+    Attributes:
+        network: what connects the servers.
+        decode_router: which of the servers for decodes gets a request, chosen when it arrives; `router` chooses the
+            server for its prompt.
+    """
+
+    network: NetworkConfig
+    decode_router: RuleConfig = RuleConfig(rule="least_requests")
+
+
+class DisaggregatedFleet(PoolsConfig):
+    """A pool for prompts and one for decodes; their `role` is not read."""
+
+    kind: Literal["disaggregated"] = "disaggregated"
+    prefill: PoolConfig = PoolConfig()
+    decode: PoolConfig = PoolConfig()
+
+    @property
+    def pools(self) -> tuple[PoolConfig, ...]:
+        roles: dict[Role, PoolConfig] = {"prefill": self.prefill, "decode": self.decode}
+        return tuple(pool.model_copy(update={"role": role}) for role, pool in roles.items())
+
+
+class CustomFleet(PoolsConfig):
+    """Pools with roles: all serve, or some are for prompts and some for decodes."""
+
+    kind: Literal["custom"] = "custom"
+    pools: Annotated[tuple[PoolConfig, ...], Field(strict=False, min_length=1)]
+
+    @model_validator(mode="after")
+    def _check_roles(self) -> "CustomFleet":
+        roles = {pool.role for pool in self.pools}
+        if roles not in ({"serve"}, {"prefill", "decode"}):
+            raise ValueError(
+                f"pools: roles {', '.join(sorted(roles))}: all must be serve, or both prefill and decode be there"
+            )
+        return self
+
+
+FleetConfig = Annotated[AlikeFleet | DisaggregatedFleet | CustomFleet, Field(discriminator="kind")]
 
 
 def check_stages(
@@ -67,3 +191,18 @@ def check_stages(
     }
     if num_stages > 1 and (found := next((text for text, stands in obstacles.items() if stands), None)):
         raise ValueError(f"pipeline_parallel_size={num_stages}: {found}")
+
+
+def check_pools(
+    fleet: DisaggregatedFleet | CustomFleet, num_replicas: int, engine: EngineConfig, task: str, num_samples: int
+) -> None:
+    """Raise ValueError where a run cannot have a fleet of several pools."""
+    apart = fleet.pools[0].role != "serve"
+    obstacles = {
+        f"engine={engine.kind} is one server; use engine=sim": engine.kind != "sim",
+        f"task={task} is about one server; use fleet=replicas": task in ("validate", "calibrate", "profile"),
+        f"replicas={num_replicas} is for fleet=replicas; give each pool its own": num_replicas > 1,
+        f"trace.n={num_samples}: samples of a prompt are not handed over; use trace.n=1": apart and num_samples > 1,
+    }
+    if found := next((text for text, stands in obstacles.items() if stands), None):
+        raise ValueError(f"fleet.kind={fleet.kind}: {found}")

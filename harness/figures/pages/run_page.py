@@ -47,6 +47,7 @@ _REQUEST_COLUMNS = [
 ]  # fmt: skip
 _OF_SERVERS: dict[str, tuple[str, Callable[[Any], str] | None]] = {  # titles, keys of the summary, how they are shown
     "server": ("server", None),
+    "role": ("role", lambda role: str(role or "serve")),
     "requests": ("num_requests", None),
     "p50 TTFT, ms": ("median_ttft_ms", None),
     "output tok/s": ("output_throughput", None),
@@ -214,7 +215,14 @@ def _server_table(summary: Mapping[str, Any]) -> Markup:
          for key, show in _OF_SERVERS.values()]
         for server in summary.get("servers") or ()
     ]  # fmt: skip
-    return table(list(_OF_SERVERS), rows, f"Behind a router: {summary.get('router')}.")
+    text = f"Behind a router: {summary.get('router')}."
+    if summary.get("handed_over"):
+        text += (
+            f" {summary['handed_over']:,} prompts were handed over: {_shown(summary, 'mean_prefill_ms')} ms each, "
+            f"{_shown(summary, 'mean_handover_ms')} ms from there to the first token, of which "
+            f"{_shown(summary, 'mean_kv_transfer_ms')} ms for its KV (means)."
+        )
+    return table(list(_OF_SERVERS), rows, text)
 
 
 def _around(summary: Mapping[str, Any], key: str) -> str:

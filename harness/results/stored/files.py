@@ -104,11 +104,25 @@ def _fits(key: str, value: Any) -> bool:
         return (type(value) is int and value >= 1) or (value is None and key == "num_blocks")
     if key in _NESTED:
         return value is None or isinstance(value, list if key in ("notes", "servers") else dict)
+    if key == "pools":
+        return value is None or (isinstance(value, list) and all(map(_is_pool, value)))
     if key in _TEXTS:
         return value is None or isinstance(value, str)
     if key == "slo_met":
         return value is None or isinstance(value, bool)
     return value is None or (type(value) in (int, float) and (value >= 0 or key in _SIGNED))
+
+
+def _is_pool(value: Any) -> bool:
+    counts = ("num_blocks", "num_gpus", "max_num_seqs", "pipeline_parallel_size")
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and isinstance(servers := value.get("servers"), list)
+        and bool(servers)
+        and all(type(number) is int and number >= 0 for number in servers)
+        and all(type(value.get(name)) is int and value[name] >= 1 for name in counts)
+    )
 
 
 def read_requests(folder: Path, columns: list[str]) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from harness.config import RunConfig
 from harness.config.schema.tasks.capacity import CapacityConfig
 from harness.results.slo import limits_ms
 from harness.results.summary import number, percent
-from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token
+from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
 from harness.studies.capacity.keys import searched_key, unit_of
 from harness.studies.capacity.load_search import Capacity
 from harness.studies.capacity.probe import Probe
@@ -37,7 +37,7 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
         row |= _whole(config, found.estimate.value, found.estimate.low, found.estimate.high)
     row |= _what_it_brings(config, found.probes, row["capacity"])
     row |= {
-        "price_per_gpu_hour": config.device.price_per_gpu_hour,
+        "price_per_gpu_hour": price_per_gpu_hour(config),
         "precision": found.estimate.precision if found.estimate else None,
         "num_probes": len(found.probes),
         "probes": [_stored(probe, room) for probe in found.probes],
@@ -67,8 +67,8 @@ def _what_it_brings(config: RunConfig, probes: Sequence[Probe], capacity: float 
     return {
         "num_gpus": num_gpus,
         "per_gpu": capacity / num_gpus,
-        "cost_per_million_tokens": cost_per_million_tokens(config.device, num_gpus, throughput),
-        "joules_per_token": joules_per_token(config.device, num_gpus, throughput, nearest.busy),
+        "cost_per_million_tokens": cost_per_million_tokens(config, throughput),
+        "joules_per_token": joules_per_token(config, throughput, nearest.busy),
         "interactivity": 1e3 / nearest.median_tpot_ms if nearest.median_tpot_ms else None,
         "output_throughput": throughput,
     }

@@ -21,7 +21,7 @@ def check_slots(scheduler: Scheduler, plan: StepPlan) -> None:
     held, written, kept = (np.zeros((blocks.num_blocks, size), bool) for _ in range(3))
     holders = [s for s in scheduler.waiting if s.block_table]
     for running in scheduler._lanes:
-        holders += [*running.landing, *(running.sequences.keys() - running.ending.keys())]
+        holders += [*running.held, *(running.sequences.keys() - running.ending.keys())]
     padding = {row for running in scheduler._lanes for row in running.padding}
     for sequence in holders:
         table = np.asarray(sequence.block_table, int)

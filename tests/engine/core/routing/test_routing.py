@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from engine.core.planning.policy_options import read_options
@@ -32,6 +32,9 @@ class Server:
     def prefix_hits(self, request: Request) -> int:
         self.asked.append(request)
         return self.hits
+
+    def cached_tokens(self, request: Request) -> tuple[int, int]:
+        return self.num_tokens, self.hits
 
 
 SERVERS = st.lists(st.builds(Server, *[st.integers(0, 60)] * 3, *[st.integers(0, 9)] * 3), min_size=1, max_size=6)
@@ -149,7 +152,20 @@ def test_the_highest_weighted_score_is_chosen(servers: list[Server], weights: li
         assert chosen.num_requests == min(server.num_requests for server in servers)
 
 
+@given(SERVERS, st.sampled_from([0.0, 0.4, 1.0]))
+def test_what_servers_tell_of_their_caches_counts_by_where_it_is(servers: list[Server], host: float) -> None:
+    rule = make("weighted_score", queue=0.0, kv_use=0.0, precise=True, host=host)
+    scores = [server.num_tokens + host * server.hits for server in servers]
+    assert scores[rule.choose(request(), servers)] == pytest.approx(max(scores))
+
+
+def test_what_is_behind_the_device_counts_only_where_servers_tell_of_it() -> None:
+    with pytest.raises(ValueError, match=r"options.host=0.4: needs precise=true"):
+        make("weighted_score", host=0.4)
+
+
 @given(SERVERS, st.integers(0, 20), st.floats(1, 3), st.floats(0, 1))
+@example([Server(), Server()], 0, 1.0, 0.0)
 def test_affinity_follows_the_largest_hit_among_servers_that_are_not_much_busier(
     servers: list[Server], max_ahead: int, max_ratio: float, min_match: float
 ) -> None:

@@ -16,7 +16,7 @@ from harness.studies.capacity import capacity as task
 from harness.studies.capacity import worker_pool
 from harness.studies.capacity.capacity import probe_config, run_probes
 from harness.studies.capacity.capacity_sweep import best_of, best_sentence, with_labels, write_capacities
-from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token
+from harness.studies.capacity.costs import cost_per_million_tokens, joules_per_token, price_per_gpu_hour
 from harness.studies.capacity.keys import load_of, searched_key, with_load
 from harness.studies.capacity.load_search import Ask, Capacity, find_capacity
 from harness.studies.capacity.probe import Probe, run_probe
@@ -175,13 +175,22 @@ def test_a_value_out_of_range_is_an_error_of_the_configuration() -> None:
 
 
 def test_costs_and_energies() -> None:
-    device = config(*SMALL).device  # $2.00 per hour, 100 W
-    assert cost_per_million_tokens(device, 2, 1000) == pytest.approx(2 * 2 / 3.6)
-    assert joules_per_token(device, 2, 1000, busy=1.0) == pytest.approx(0.2)
-    assert joules_per_token(device, 1, 1000, busy=0.0) == pytest.approx(0.01)
-    bare = device.model_copy(update={"price_per_gpu_hour": None, "tdp_w": None})
-    assert cost_per_million_tokens(bare, 1, 1000) is None
-    assert joules_per_token(bare, 1, 1000, busy=1.0) is None
+    one, two = config(*SMALL), config(*SMALL, "replicas=2")  # $2.00 per hour and GPU, 100 W
+    assert cost_per_million_tokens(two, 1000) == pytest.approx(2 * 2 / 3.6)
+    assert joules_per_token(two, 1000, busy=1.0) == pytest.approx(0.2)
+    assert joules_per_token(one, 1000, busy=0.0) == pytest.approx(0.01)
+    bare = config(*SMALL, "device.price_per_gpu_hour=null", "device.tdp_w=null")
+    assert cost_per_million_tokens(bare, 1000) is None
+    assert joules_per_token(bare, 1000, busy=1.0) is None
+
+
+def test_gpus_of_several_kinds_cost_what_they_cost_together() -> None:
+    pools = "fleet.pools=[{replicas:2,device:h200},{device:h100-80gb}]"
+    mixed, each = config("fleet=custom", pools), [config(f"device={name}").device for name in ("h200", "h100-80gb")]
+    prices = [device.price_per_gpu_hour for device in each]
+    total = 2 * prices[0] + prices[1]
+    assert cost_per_million_tokens(mixed, 1000) == pytest.approx(total / 3.6)
+    assert price_per_gpu_hour(mixed) == pytest.approx(total / 3)
 
 
 def row(capacity: float, label: str, settings: RunConfig, **changes: Any) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""Hand-over: the KV of a prompt goes from the server that computed it to the one that decodes, over a network.
+
+    prefill server   | prompt in chunks, one token |··· blocks held ···|
+                                                    └─ request_ns ─┐   ▲ copied
+    decode server                              waits for blocks ·· | parked: blocks are written | last token, decodes
+
+As vLLM's NIXL connector has it: the decode server pulls, once it has blocks for the whole prompt; what it has cached
+itself is not copied; it computes the last token of the prompt again, and what comes of that is the first token that the
+client sees. The other side holds its blocks until they are copied.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass
+from operator import itemgetter
+
+from engine.core.plan import StepPlan
+from engine.core.sequence import Request, Sequence
+from simulator.arrivals import NEVER
+from simulator.transfers import Link, TransferEngine
+
+
+@dataclass(frozen=True)
+class Network:
+    """What connects the servers.
+
+    Attributes:
+        bytes_per_s: between a GPU and those of other servers, in each direction.
+        latency_ns: from a transfer's first byte sent until it is noticed that the last one has come, but for the bytes.
+        request_ns: from the end of a prompt on one server until the request is in the queue of the other.
+    """
+
+    bytes_per_s: float
+    latency_ns: int = 0
+    request_ns: int = 0
+
+
+def prompt_of(request: Request) -> Request:
+    """The part of a request that a prefill server does."""
+    (sequence,) = request.sequences
+    return Request(
+        request.request_id,
+        request.num_prompt_tokens,
+        1,
+        request.arrival_time,
+        token_ids=sequence.token_ids,
+        block_hashes=sequence.block_hashes,
+        priority=request.priority,
+        tenant=request.tenant,
+        session=request.session,
+        deadline=request.deadline,
+        reads_prefix_cache=request.reads_prefix_cache,
+        decodes_elsewhere=True,
+    )
+
+
+def note_prompt(request: Request, prompt: Request) -> None:
+    """Let the record of a request say what became of its prompt on the other server."""
+    (sequence,), (computed,) = request.sequences, prompt.sequences
+    request.first_scheduled_time = prompt.first_scheduled_time
+    sequence.num_cached_tokens, sequence.cached_by_tier = computed.num_cached_tokens, computed.cached_by_tier
+    sequence.num_recomputed_tokens, sequence.num_preemptions = computed.num_recomputed_tokens, computed.num_preemptions
+
+
+class Exchange:
+    """Lets the transfers that are asked for at a time begin in the order of their requests, whichever server asked
+    first.
+
+    Args:
+        after_plans: calls a function when all servers have planned that plan at this time.
+    """
+
+    def __init__(self, after_plans: Callable[[Callable[[], None]], None]) -> None:
+        self._after_plans = after_plans
+        self._asked: list[tuple[int, Port, Sequence, int]] = []
+
+    def ask(self, port: Port, sequence: Sequence, now_ns: int) -> None:
+        if not self._asked:
+            self._after_plans(self._begin)
+        self._asked.append((sequence.request_id, port, sequence, now_ns))
+
+    def _begin(self) -> None:
+        asked, self._asked = sorted(self._asked, key=itemgetter(0)), []
+        for _, port, sequence, now_ns in asked:
+            port.pull(sequence, now_ns)
+
+
+class Port:
+    """A server's link to the network, which moves one sequence after the other, and its link to other memories.
+
+    Args:
+        block_bytes: of a block on one rank; each rank has a link of its own.
+        inner: moves blocks between the tiers of the server.
+
+    Attributes:
+        next_ns: when the next transfer is done, NEVER where none is under way.
+        on_change: called when `next_ns` comes to be earlier; a driver's.
+        exchange: of the fleet.
+        num_blocks: blocks that were copied.
+    """
+
+    def __init__(self, network: Network, block_bytes: int, inner: TransferEngine) -> None:
+        self._link = Link(block_bytes, network.bytes_per_s)
+        self._latency_ns = network.latency_ns
+        self._inner = inner
+        self._origins: dict[int, tuple[Port, Sequence]] = {}  # by request
+        self._moving: list[tuple[int, int, Sequence]] = []  # a heap by the time when they are copied
+        self._num_moved = 0
+        self.on_change: Callable[[], None] = lambda: None
+        self.exchange: Exchange
+        self.num_blocks = 0
+
+    @property
+    def next_ns(self) -> int:
+        return min(self._moving[0][0] if self._moving else NEVER, self._inner.next_ns)
+
+    def expect(self, request: Request, origin: Port, sequence: Sequence) -> None:
+        """The KV of the prompt of a request that comes to this server is in the blocks of a `sequence` elsewhere."""
+        self._origins[request.request_id] = origin, sequence
+
+    def start(self, plan: StepPlan, now_ns: int) -> int:
+        pulled = [sequence for sequence in plan.parked if sequence.request_id in self._origins]
+        if not pulled:
+            return self._inner.start(plan, now_ns)
+        for sequence in pulled:
+            self.exchange.ask(self, sequence, now_ns)
+        return 0
+
+    def pull(self, sequence: Sequence, now_ns: int) -> None:
+        """Copy the blocks that are not cached here."""
+        origin, source = self._origins.pop(sequence.request_id)
+        num_blocks = len(sequence.block_table) - sequence.num_registered_blocks
+        done_ns = max(port._link.copy(num_blocks, now_ns) for port in (origin, self))
+        done_ns = max(done_ns, now_ns + 1) + self._latency_ns
+        self.num_blocks += num_blocks
+        for port, moved in ((origin, source), (self, sequence)):
+            port._await(moved, done_ns)
+
+    def pop_ready(self, until_ns: int) -> list[Sequence]:
+        ready = self._inner.pop_ready(until_ns) if self._inner.next_ns <= until_ns else []
+        while self._moving and self._moving[0][0] <= until_ns:
+            ready.append(heapq.heappop(self._moving)[-1])
+        return ready
+
+    def _await(self, sequence: Sequence, done_ns: int) -> None:
+        heapq.heappush(self._moving, (done_ns, self._num_moved, sequence))
+        self._num_moved += 1
+        self.on_change()

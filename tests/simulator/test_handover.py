@@ -1,0 +1,258 @@
+"""Prompts and decodes on servers of their own: when the KV comes, what is held so long, and that nothing is lost."""
+
+from __future__ import annotations
+
+from collections import abc
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.core.planning.policy_options import NoOptions
+from engine.core.routing.round_robin import RoundRobin
+from engine.core.routing.router import BaseRouter, ServerView
+from engine.core.scheduler import Scheduler
+from engine.core.scheduler_options import SchedulerOptions
+from engine.core.sequence import Request
+from harness.record.record import RecordedRun
+from harness.workload.arrivals import OpenLoop
+from harness.workload.trace import Trace
+from simulator.handover import Network
+from tests.simulator.replicas import FlatCost, assert_same, make, simulate, simulate_case
+from tests.simulator.test_fleet import Nosy
+from tests.simulator.workloads import Case, cases, make_trace, simple_trace
+
+MS = 1_000_000
+STEP = FlatCost(MS)
+SLOW = Network(1e6, latency_ns=1_000, request_ns=50_000)  # blocks of 100 bytes take 0.1 ms
+
+
+def options_apart(options: SchedulerOptions) -> bool:
+    """Whether a prompt whose KV has come may go on as a cut one."""
+    return options.enable_chunked_prefill and options.max_padding is None and options.policy != "static"
+
+
+def apart_cases() -> st.SearchStrategy[Case]:
+    return cases(num_replicas=st.sampled_from([2, 3, 5])).filter(lambda case: options_apart(case.options))
+
+
+networks = st.sampled_from([Network(1e12), SLOW, Network(3e4, 20_000_000, 7)])
+
+
+@settings(max_examples=40, deadline=None)
+@given(apart_cases(), networks, st.sampled_from([0, 20]), st.booleans())
+def test_compressed_is_stepped(case: Case, network: Network, local_tokens: int, is_flat: bool) -> None:
+    price = {"cost_model": FlatCost(10_000)} if is_flat else {}
+    rules = [(Nosy(), Nosy()) for _ in range(2)]
+    runs = [
+        simulate_case(
+            case, rule=rule, decode_rule=decode_rule, compress=compress, network=network, local_tokens=local_tokens,
+            num_prefill=case.num_replicas // 2, **price,
+        )
+        for compress, (rule, decode_rule) in zip((True, False), rules, strict=True)
+    ]  # fmt: skip
+    for one, other in zip(*runs, strict=True):
+        assert_same(one, other)
+    assert [rule.seen for rule in rules[0]] == [rule.seen for rule in rules[1]]
+
+
+@settings(max_examples=15, deadline=None)
+@given(apart_cases().filter(lambda case: case.num_replicas > 3), st.booleans())
+def test_the_order_in_which_servers_are_stepped_changes_nothing(case: Case, is_flat: bool) -> None:
+    price = {"cost_model": FlatCost(10_000)} if is_flat else {}
+    orders = [1, 0], [2, 0, 1]
+    runs = simulate_case(case, rule=Nosy(), decode_rule=Nosy(), num_prefill=2, network=SLOW, **price)
+    rules = [Nosy(order=order) for order in orders]
+    permuted = simulate_case(case, rule=rules[0], decode_rule=rules[1], num_prefill=2, network=SLOW, **price)
+    for place, number in enumerate([*orders[0], *(2 + number for number in orders[1])]):
+        left, right = permuted[place].requests, runs[number].requests
+        columns = [name for name in left if name != "prefill_server"]
+        assert (left[columns].fillna(-1) == right[columns].fillna(-1)).all(axis=None)
+
+
+@settings(max_examples=40, deadline=None)
+@given(apart_cases(), networks, st.sampled_from([0, 20]))
+def test_every_request_ends_once_and_no_block_is_held_for_ever(case: Case, network: Network, local_tokens: int) -> None:
+    schedulers: list[Scheduler] = []
+
+    def noted(self: Case, trace: Trace) -> Scheduler:
+        schedulers.append(plain(self, trace))
+        return schedulers[-1]
+
+    plain = Case.make_scheduler
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Case, "make_scheduler", noted)
+        runs = simulate_case(case, num_prefill=1, network=network, local_tokens=local_tokens)
+    assert all(each.blocks.num_used_blocks() == 0 for each in schedulers)
+    table = make_trace(case).table
+    served = [row for run in runs for row in np.flatnonzero(run.requests["status"] == "finished")]
+    assert sorted(served) == list(range(len(table)))
+    output = sum(run.requests["num_output_tokens"].sum() for run in runs)
+    assert output == table["num_output_tokens"].sum()
+    prompts = table["num_prompt_tokens"].to_numpy()
+    first = runs[0]
+    if local_tokens:
+        return
+    cached = sum(run.requests["num_cached_tokens"].sum() for run in runs[1:])
+    again = first.steps["num_prefill_tokens"].sum() - (prompts.sum() - cached)
+    assert again >= 0 and (again == 0 or first.steps["num_preempted"].sum())
+    decoders = sum(run.steps["num_prefill_tokens"].sum() for run in runs[1:])
+    if not any(run.steps["num_preempted"].sum() for run in runs[1:]):
+        assert decoders == len(table)  # the last token of each prompt
+    assert sum(run.steps["num_first_admitted_tokens"].sum() for run in runs) == prompts.sum()
+
+
+def two(
+    prompts: list[int],
+    outputs: list[int],
+    arrivals_ms: list[float],
+    schedulers: list[Scheduler] | None = None,
+    *,
+    compress: bool = True,
+) -> list[RecordedRun]:
+    """A server for prompts and one for decodes; steps take 1 ms."""
+    times = np.round(np.array(arrivals_ms) * MS).astype(np.int64)
+    trace, schedulers = simple_trace(prompts, outputs), schedulers or [make(4), make(4)]
+    return simulate(trace, OpenLoop(times), schedulers, STEP, num_prefill=1, network=SLOW, compress=compress)
+
+
+@pytest.mark.parametrize("compress", [True, False])
+def test_a_request_by_hand(compress: bool) -> None:
+    """10 tokens are 3 blocks: computed at 1 ms, queued at 1.05, copied at 1.351; tokens at 2.351, 3.351 and 4.351."""
+    first, second = two([10], [3], [0], compress=compress)
+    (row,) = second.requests.itertuples()
+    assert row.first_scheduled_time == 0 and row.first_token_time == pytest.approx(0.002351)
+    assert row.finish_time == pytest.approx(0.004351) and row.num_output_tokens == 3
+    assert row.parked_time == pytest.approx(0.000301)
+    assert first.requests["prefill_end_time"].tolist() == pytest.approx([0.001])
+    assert first.steps["num_prefill_tokens"].tolist() == [10]
+    assert second.steps["num_prefill_tokens"].sum() == 1
+
+
+def test_transfers_that_share_a_link_follow_one_another() -> None:
+    runs = two([10, 10], [1, 1], [0, 0])
+    assert runs[1].requests["parked_time"].tolist() == pytest.approx([0.000301, 0.001301])  # 0.601, seen after a step
+    first, second, third = simulate(
+        simple_trace([10, 10], [1, 1]), OpenLoop(np.array([0, 0])), [make(4) for _ in range(3)], STEP, num_prefill=1,
+        network=SLOW, decode_rule=RoundRobin(NoOptions()),
+    )  # fmt: skip
+    assert second.requests["parked_time"][0] == pytest.approx(0.000301)
+    assert third.requests["parked_time"][1] == pytest.approx(0.000601)  # the sender's link is the same
+
+
+def test_blocks_are_held_until_they_are_copied_and_no_longer() -> None:
+    """The pool of the first server has room for one prompt: the next is computed when the first is copied."""
+    first, _ = two([12, 12], [1, 1], [0, 0], [make(4, num_blocks=4), make(4)])
+    begins = first.steps["start_time"].to_numpy()
+    assert begins.tolist() == pytest.approx([0, 0.001351])  # 1.05 in the queue, 0.3 on the link, 1 us of latency
+
+
+def test_the_decoding_server_takes_a_prompt_when_it_has_blocks_for_all_of_it() -> None:
+    second = two([12, 12], [10, 2], [0, 0], [make(4), make(4, num_blocks=6)])[1]
+    times = second.requests
+    assert times["first_token_time"][1] > times["finish_time"][0]
+
+
+def test_what_the_decoding_server_has_cached_is_not_copied() -> None:
+    """The second turn of a conversation repeats the first, whose blocks both servers have."""
+    trace = simple_trace([16, 32], [4, 4], session_id=[0, 0])
+    runs = simulate(trace, OpenLoop(np.array([0, 100 * MS])), [make(4), make(4)], STEP, num_prefill=1, network=SLOW)
+    parked = runs[1].requests["parked_time"].tolist()
+    assert parked == pytest.approx([0.000401, 0.000401])  # 4 of 4 blocks, then 4 of 8
+    assert runs[1].requests["num_cached_tokens"].tolist() == [0, 16]  # of the server that computed it
+
+
+def test_short_prompts_and_those_that_are_known_stay_with_the_decoding_server() -> None:
+    trace = simple_trace([8, 40, 48], [4, 4, 4], session_id=[1, 0, 0])
+    times = OpenLoop(np.array([0, 0, 100 * MS]))
+    first, second = simulate(trace, times, [make(4), make(4)], STEP, num_prefill=1, network=SLOW, local_tokens=8)
+    assert first.steps["num_prefill_tokens"].tolist() == [40]
+    assert second.requests["num_output_tokens"].tolist() == [4, 4, 4]
+    assert second.steps["num_prefill_tokens"].sum() == 8 + 1 + 8  # of the last, what was never sent there
+
+
+def test_who_gives_way_on_the_decoding_server_computes_its_prompt_there() -> None:
+    second = two([16, 16], [30, 30], [0, 0], [make(4), make(4, num_blocks=14)])[1]
+    assert second.requests["num_preemptions"].sum() >= 1
+    assert second.requests["num_output_tokens"].tolist() == [30, 30]
+    assert second.steps["num_prefill_tokens"].max() > 16
+
+
+def test_who_can_never_run_on_one_of_both_is_refused() -> None:
+    first, second = two([40, 8], [2, 2], [0, 0], [make(4), make(4, num_blocks=8)])
+    assert second.requests["status"].tolist() == ["rejected", "finished"]
+    first, second = two([40, 8], [2, 2], [0, 0], [make(4, num_blocks=8), make(4)])
+    assert first.requests["status"][0] == "rejected" and second.requests["status"][1] == "finished"
+
+
+def at_once(num: int, schedulers: list[Scheduler], **options: Any) -> list[RecordedRun]:
+    """So many prompts of 10 tokens at the same time."""
+    times = OpenLoop(np.zeros(num, np.int64))
+    return simulate(simple_trace([10] * num, [3] * num), times, schedulers, STEP, network=SLOW, **options)
+
+
+def test_transfers_to_the_same_server_follow_one_another() -> None:
+    runs = at_once(2, [make(4) for _ in range(3)], num_prefill=2)
+    assert runs[2].requests["parked_time"].tolist() == pytest.approx([0.000301, 0.001301])  # 0.601, seen after a step
+    runs = at_once(2, [make(4) for _ in range(4)], num_prefill=2)[2:]
+    assert [run.requests["parked_time"][row] for row, run in enumerate(runs)] == pytest.approx([0.000301] * 2)
+
+
+class Given(BaseRouter):
+    """The server of each request, by its number."""
+
+    def __init__(self, *servers: int) -> None:
+        super().__init__(NoOptions())
+        self._servers = servers
+
+    def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+        return self._servers[request.request_id]
+
+
+def test_who_came_first_is_copied_first_whichever_server_asks() -> None:
+    """Both servers for decodes end a step at 2.351 ms, the first one first, and then ask for the KV of rows 3 and 2."""
+    trace = simple_trace([10, 10, 36, 36], [9, 9, 1, 1])
+    runs = simulate(
+        trace, OpenLoop(np.array([0, 0, 100, 100])), [make(4) for _ in range(4)], STEP, num_prefill=2, network=SLOW,
+        rule=Given(0, 1, 0, 0), decode_rule=Given(0, 1, 1, 0),
+    )  # fmt: skip
+    assert runs[3].requests["parked_time"][2] == pytest.approx(0.001)  # 0.901, seen after a step
+    assert runs[2].requests["parked_time"][3] == pytest.approx(0.002)  # 1.801
+
+
+def test_who_came_first_is_handed_over_first_whichever_server_computed_it() -> None:
+    runs = at_once(2, [make(4), make(4), make(1)], num_prefill=2, rule=Given(1, 0))
+    finish = runs[2].requests["finish_time"]
+    assert finish[0] < finish[1]
+
+
+def test_who_is_handed_over_comes_before_who_arrives_at_that_time() -> None:
+    trace = simple_trace([40, 4], [3, 3])
+    network = Network(1e12)
+    for compress in (True, False):
+        second = simulate(
+            trace, OpenLoop(np.array([0, MS])), [make(4), make(1)], STEP, num_prefill=1, network=network,
+            local_tokens=4, compress=compress,
+        )[1]  # fmt: skip
+        assert second.requests["finish_time"][0] < second.requests["finish_time"][1]
+
+
+def test_a_router_that_is_told_of_caches_knows_what_is_there_and_what_is_coming() -> None:
+    """The pool of the second server, of 10 blocks of 4 tokens, loses the first prompt when the third session comes."""
+    seen: list[list[tuple[int, int]]] = []
+
+    class Told(BaseRouter):
+        reads_caches = True
+
+        def choose(self, request: Request, servers: abc.Sequence[ServerView]) -> int:
+            seen.append([server.cached_tokens(request) for server in servers])
+            return 1
+
+    trace = simple_trace([16, 20, 16, 20, 24, 20], [1] * 6, session_id=[0, 0, 1, 1, 2, 0])
+    times = OpenLoop(np.array([0, 100, 10 * MS, 15 * MS, 20 * MS, 30 * MS]))
+    schedulers = [make(4), make(4, num_blocks=10)]
+    simulate(trace, times, schedulers, STEP, rule=Told(NoOptions()))
+    assert [servers[0] for servers in seen] == [(0, 0)] * 6
+    assert [servers[1][0] for servers in seen] == [0, 16, 0, 16, 0, 0]
