@@ -68,7 +68,7 @@ def test_other_backends_have_no_window() -> None:
     assert select_backend("auto", CPU, torch.float32, 64, 16, window=9).window == 9
     for name in ("flash", "triton", "torch_flash"):
         with pytest.raises(BackendUnavailableError, match=f"'{name}': has no sliding window here; available: torch"):
-            select_backend(name, CPU, torch.float32, 64, 16, window=9)  # type: ignore[arg-type]
+            select_backend(name, CPU, torch.float32, 64, 16, window=9)
 
 
 @pytest.mark.parametrize("tile_bytes", [1, 1 << 14, 1 << 30])

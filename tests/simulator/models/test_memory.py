@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -116,7 +117,7 @@ def test_the_kv_pool_of_an_early_vllm_is_nearly_that_of_its_run() -> None:
     assert pool.num_blocks == pytest.approx(3388.5, rel=0.003)
 
 
-LIMITS = {"block_size": 16, "tensor_parallel_size": 1, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
+LIMITS: dict[str, Any] = {"block_size": 16, "tensor_parallel_size": 1, "max_num_batched_tokens": 8192, "max_num_seqs": 256}
 
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
