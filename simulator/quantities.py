@@ -73,6 +73,7 @@ RANGES = {
     "learned_positions": _TOKENS_OR_NONE,
     "sliding_window": _TOKENS_OR_NONE,
     "num_sliding_layers": Range(0, 10_000, is_whole=True),
+    "extra_layer_parameters": Range(0, 1 << 32, is_whole=True),
     # limits of an engine
     "tensor_parallel_size": Range(1, 1 << 16, is_whole=True),
     "pipeline_parallel_size": Range(1, 1 << 10, is_whole=True),

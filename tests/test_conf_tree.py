@@ -21,7 +21,19 @@ OPTIONS = sorted(path.relative_to(CONF) for path in CONF.rglob("*.yaml") if path
 TOGETHER = ("model", "device", "scheduler", "arrival", "router", "tiers")
 # What must be given with an option: it has no default that could work.
 REQUIRED = {
-    **{f"trace/{name}": ["trace.path=x"] for name in ("azure", "mooncake", "burstgpt", "csv", "jsonl")},
+    **{
+        f"trace/{name}": ["trace.path=x"]
+        for name in (
+            "azure",
+            "mooncake",
+            "burstgpt",
+            "bailian",
+            "servegen",
+            "baseten",
+            "csv",
+            "jsonl",
+        )
+    },
     **{f"{group}/custom": [f"{group}.target=json:loads"] for group in ("trace", "arrival", "cost")},
     "experiment/shared_contexts": ["trace.path=x"],
     **{

@@ -102,6 +102,7 @@ def make_layer(
 
     family       biases of q, k and v   bias of the output   q and k normed per head   MLP
     llama        attention_bias         attention_bias       no                        dense
+    mistral      no                     no                     no                        dense
     qwen2        yes                    no                   no                        dense
     qwen3        attention_bias         attention_bias       yes                       dense
     qwen3_moe    attention_bias         attention_bias       yes                       experts in most or all layers

@@ -12,7 +12,7 @@ from engine.json_file import ModelError as ModelError  # also imported from here
 from engine.model_sizes import MOST_LAYERS, MOST_TOKENS, MOST_WIDTH, read_num_experts, read_sizes
 from engine.models.quantization import Fp8Weights, read_quantization
 
-Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama"]
+Family = Literal["qwen3", "qwen3_moe", "qwen2", "llama", "mistral"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 
 _ARCHITECTURES: dict[str, Family] = {
@@ -20,6 +20,7 @@ _ARCHITECTURES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": "qwen3_moe",
     "Qwen2ForCausalLM": "qwen2",
     "LlamaForCausalLM": "llama",
+    "MistralForCausalLM": "mistral",
 }
 # Keys of `config.json` of which the layers implement one value only.
 _FIXED_VALUES: dict[str, Any] = {
@@ -50,6 +51,7 @@ class ModelConfig:
         num_experts: 0 for a dense model, whose other expert fields have no meaning.
         norm_topk_prob: whether the weights of a token's chosen experts are scaled to sum to 1.
         decoder_sparse_step, mlp_only_layers: which layers have experts; see `has_experts`.
+        sliding_window: how many of the last tokens each token sees, itself included; 0 for all.
         initializer_range: standard deviation of random weights.
         dtype: dtype of the checkpoint; `EngineConfig.dtype` may choose another one for the engine.
         eos_token_ids: tokens that end an answer; empty if the model has none.
@@ -80,6 +82,12 @@ class ModelConfig:
     decoder_sparse_step: int = 1
     mlp_only_layers: tuple[int, ...] = ()
     fp8: Fp8Weights | None = None
+    sliding_window: int = 0
+
+    @property
+    def num_sliding_layers(self) -> int:
+        """Layers that have the window."""
+        return self.num_layers if self.sliding_window else 0
 
     @property
     def qk_norm(self) -> bool:
@@ -128,11 +136,12 @@ class ModelConfig:
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6, least=1e-30, most=1.0),
             rope_theta=_rope_theta(fields),
             rope_scaling=_rope_scaling(_rope(fields)),
-            attention_bias=fields.flag("attention_bias"),
+            attention_bias=family != "mistral" and fields.flag("attention_bias"),
             dtype=_dtype_of(fields),
             initializer_range=fields.number("initializer_range", 0.02, least=0.0, most=1e3),
             eos_token_ids=_eos_token_ids(fields),
             fp8=read_quantization(fields),
+            sliding_window=_sliding_window(fields) if family == "mistral" else 0,
             **(_expert_fields(fields) if family == "qwen3_moe" else {}),
         )
 
@@ -150,14 +159,16 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     family is guessed from `name`, and for other names from `qk_norm`.
 
     Raises:
-        ModelError: a field is missing, the family is not supported, or the model has learned positions or windows.
+        ModelError: a field is missing, the family is not supported, or the model has learned positions, windows, or
+            parameters that the family has not.
     """
     fields = Fields(model, "model")
     family = model.get("family") or _guess_family(model)
     if family not in get_args(Family):
         raise ModelError(f"family={family!r} is not supported, only {', '.join(get_args(Family))}")
-    for key in ("learned_positions", "sliding_window"):
-        if model.get(key):
+    for key in ("learned_positions", "sliding_window", "extra_layer_parameters"):
+        is_window_of_all = key == "sliding_window" and model.get("num_sliding_layers") == model.get("num_layers")
+        if model.get(key) and not (family == "mistral" and is_window_of_all):
             raise ModelError(f"{key}={model[key]} is not supported by the real engine; use engine=sim")
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": 1_000_000.0}
     if family == "llama":
@@ -170,7 +181,7 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
         "model_type": family,
         "num_hidden_layers": fields.value("num_layers"),
         "num_key_value_heads": fields.value("num_kv_heads"),
-        "rms_norm_eps": 1e-5 if family == "llama" else 1e-6,
+        "rms_norm_eps": 1e-5 if family in ("llama", "mistral") else 1e-6,
         "rope_parameters": rope,
         "hidden_act": "silu",
         "initializer_range": 0.02,
@@ -179,6 +190,8 @@ def hf_config(model: Mapping[str, Any]) -> dict[str, Any]:
     }
     same = ("hidden_size", "num_attention_heads", "head_dim", "intermediate_size", "vocab_size", "dtype")
     config |= {key: fields.value(key) for key in (*same, "tie_word_embeddings", "max_position_embeddings")}
+    if family == "mistral":
+        config["sliding_window"] = model.get("sliding_window") or None
     if family == "qwen3_moe":
         experts = {"num_experts_per_tok": fields.value("num_experts_per_token"), "norm_topk_prob": True}
         config |= {key: fields.value(key) for key in ("num_experts", "moe_intermediate_size")}
@@ -192,6 +205,8 @@ def _guess_family(model: Mapping[str, Any]) -> str:
         return "llama"
     if "qwen2" in name:
         return "qwen2"
+    if "mistral" in name and not model.get("num_experts"):
+        return "mistral"
     is_normed = model.get("qk_norm", True)
     if not model.get("num_experts"):
         return "qwen3" if is_normed else "llama"
@@ -257,6 +272,14 @@ def _dtype_of(fields: Fields) -> Dtype:
 
 def _eos_token_ids(fields: Fields) -> tuple[int, ...]:
     return fields.counts("eos_token_id", most=MOST_TOKENS, most_values=1000)
+
+
+def _sliding_window(fields: Fields) -> int:
+    """The window of all layers; none where it is null, and 4096 where it is left out, as in transformers."""
+    if "sliding_window" in fields.data and fields.data["sliding_window"] is None:
+        return 0
+    window = fields.count("sliding_window", 4096, most=MOST_TOKENS)
+    return window if window < fields.count("max_position_embeddings", most=MOST_TOKENS) else 0
 
 
 def _expert_fields(fields: Fields) -> dict[str, Any]:

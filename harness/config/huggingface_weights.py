@@ -33,7 +33,18 @@ _ALGORITHMS = {
 }
 _EXCLUDED = ("modules_to_not_convert", "ignored_layers", "ignore", "exclude_modules")
 # Modules that no format of ours quantises.
-_NEVER = ("lm_head", "embed", "norm", "router", "rotary", "sinks", "vision", "visual")
+_NEVER = (
+    "lm_head",
+    "embed",
+    "norm",
+    "router",
+    "rotary",
+    "sinks",
+    "vision",
+    "visual",
+    "multi_modal",
+    "e_score_correction",
+)
 _GATES = ("gate", "gate*", "gate$")  # of the experts; gate_proj is a layer of an MLP
 
 

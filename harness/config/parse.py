@@ -77,6 +77,6 @@ def validated(values: Any) -> RunConfig:
 
 def explain_override(key: str) -> str | None:
     """One line about a dotted key that the schema lacks; None when it has the key, or the key is Hydra's own."""
-    if key == "model.config":
-        return "model.config: belongs to model=hf only"
+    if key == "model.config" or f"{key}.".startswith("model.hf_overrides."):
+        return f"{key}: belongs to model=hf only"
     return None if key.split(".")[0] == "hydra" else unknown_key([RunConfig], key.split("."))

@@ -34,9 +34,9 @@ _REAL_FORMATS = ("none", "fp8", "fp8_block")
 
 
 class RunConfig(ConfigModel):
-    """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from the device's memory,
-    `max_model_len=None` takes the model's own limit and `quantization=None` the model's own format; `results` are the
-    folders that `task=report` compares and `task=plot` draws."""
+    """Everything that decides the outcome of a run. `num_blocks=None` derives the pool from `kv_cache_memory_bytes`, or
+    without them from the device's memory; `max_model_len=None` takes the model's own limit and `quantization=None` the
+    model's own format; `results` are the folders that `task=report` compares and `task=plot` draws."""
 
     task: Task = "run"
     engine: EngineConfig
@@ -61,6 +61,7 @@ class RunConfig(ConfigModel):
     pipeline_parallel_size: Annotated[int, within("pipeline_parallel_size")] = 1
     replicas: Annotated[int, within("replicas")] = 1
     gpu_memory_utilization: Fraction = 0.9
+    kv_cache_memory_bytes: Annotated[int, within("memory_bytes")] | None = None
     num_blocks: Annotated[int, within("num_blocks")] | None = None
     seed: Annotated[int, within("seed")] = 0
     progress: bool = True
@@ -135,6 +136,16 @@ class RunConfig(ConfigModel):
             conflict := conflict_with_pages(self.engine.attention_backend, self.block_size)
         ):
             raise ValueError(conflict)
+        return self
+
+    @model_validator(mode="after")
+    def _check_kv_bytes(self) -> Self:
+        if self.kv_cache_memory_bytes is None:
+            return self
+        if isinstance(self.engine, RealEngineConfig):
+            raise ValueError(f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: in simulation only; give num_blocks")
+        if self.num_blocks is not None:
+            raise ValueError(f"kv_cache_memory_bytes={self.kv_cache_memory_bytes}: give it or num_blocks, not both")
         return self
 
     @model_validator(mode="after")

@@ -227,13 +227,15 @@ def _model(config: RunConfig, settings: CpuEngine | GpuEngine) -> ModelConfig:
     return ModelConfig.from_shape(config.model.model_dump())
 
 
-# Values of keys that only simulated models have otherwise.
-_SIMULATED_ONLY = {"learned_positions": 0, "sliding_window": 0, "num_sliding_layers": 0}
+# Values of a key that only simulated models have otherwise.
+_SIMULATED_ONLY = {"learned_positions": 0}
+# Keys in which a folder of the same sizes may differ.
+_NO_SIZES = {"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys", "extra_layer_parameters"}
 
 
 def _check_sizes(configured: ConfiguredModel, folder: str, model: ModelConfig) -> None:
     """Refuse weights of other sizes than the configured model, which results are labelled and simulated as."""
-    ours = configured.model_dump(exclude={"name", "dtype", "quantization", "kv_cache_dtype", "ignored_keys"})
+    ours = configured.model_dump(exclude=_NO_SIZES)
     known = {name: getattr(model, name) for name in ours if name not in _SIMULATED_ONLY} | _SIMULATED_ONLY
     theirs = {name: value for name, value in known.items() if value != ours[name]}
     if theirs:

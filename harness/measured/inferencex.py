@@ -58,7 +58,7 @@ def read_rows(path: Path, select: Mapping[str, str]) -> Rows:
         values = sorted(_texts(table[name]).unique())
         if len(values) > 1:
             raise MeasuredRunError(
-                f"{path}: rows of several kinds; choose one with +validation.select.{name}=: {', '.join(values)}"
+                f"{path}: rows of several kinds; choose one with validation.select.{name}=: {', '.join(values)}"
             )
     return _usable(path, table)
 

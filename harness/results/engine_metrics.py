@@ -11,6 +11,7 @@ import pandas as pd
 from harness.results.columns import floats, nan_max, ratio, total
 from harness.results.servers import levels
 from harness.results.tables import Ints, RunResult, slot_uses
+from harness.results.waiting import mean_waiting
 
 
 def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict[str, float]:
@@ -57,7 +58,7 @@ def engine_metrics(result: RunResult, start_s: float, duration_s: float) -> dict
         **_slot_shares(result, time_mean),
         "mean_running": time_mean(column("num_running")),
         "max_running": peak("num_running"),
-        "mean_waiting": time_mean(column("num_waiting")),
+        "mean_waiting": mean_waiting(result, start_s, end),
         "max_waiting": peak("num_waiting"),
         **_transfers(steps[inside], result.meta.get("kv_block_bytes", math.nan)),
     }

@@ -80,6 +80,11 @@ def step_integral(steps: pd.DataFrame, amount: npt.NDArray[Any], at_s: npt.Array
     return np.asarray(np.sum(parts, axis=0))
 
 
+def by_server(steps: pd.DataFrame) -> list[tuple[Any, npt.NDArray[np.intp]]]:
+    """The rows of each server, with its number."""
+    return _groups(steps, "server")
+
+
 def _groups(steps: pd.DataFrame, *columns: str) -> list[tuple[Any, npt.NDArray[np.intp]]]:
     """The rows of each server, or of each lane of each; of results without these columns, all rows."""
     varying = [name for name in columns if name in steps and len(steps) and steps[name].min() < steps[name].max()]

@@ -15,7 +15,7 @@ from engine.core.sequence import Request
 from harness import interrupts
 from harness.config import RunConfig
 from harness.config.command_lines.vllm_serve import fleet_command, longest_that_fits
-from harness.config.huggingface_keys import ignored_text
+from harness.config.huggingface_keys import ignored_notes
 from harness.config.pools import Pool, pools_of
 from harness.engines.host_memory import check_memory, kept_for_tables
 from harness.engines.resolving.fleet import resolve_fleet
@@ -282,7 +282,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _model_notes(config: RunConfig) -> list[str]:
-    return [ignored_text(config.model.ignored_keys)] if config.model.ignored_keys else []
+    return ignored_notes(config.model.ignored_keys)
 
 
 def _pool_notes(config: RunConfig, num_blocks: int) -> list[str]:

@@ -17,6 +17,7 @@ from harness.config import (
     SessionsArrival,
     TraceArrival,
 )
+from harness.config.schema.arrivals import RECORDED
 from harness.config.targets import errors_of, find
 from harness.errors import ConfigError
 from harness.workload.trace import Trace
@@ -185,7 +186,13 @@ def _make_sessions(trace: Trace, config: SessionsArrival, rng: np.random.Generat
     session_id = trace.table["session_id"].to_numpy()
     # Drawn per row beforehand, so that they do not depend on the order in which an engine finishes requests.
     starts = _from_gaps(rng.standard_exponential(len(np.unique(session_id)) - 1), config.rate)
-    think_ns = _to_ns(rng.exponential(config.think_time, len(session_id)), "think_time")
+    if config.think_time != RECORDED:
+        think_times = rng.exponential(config.think_time, len(session_id))
+    elif "think_time" in trace.table:
+        think_times = trace.table["think_time"].to_numpy()
+    else:
+        raise ConfigError(f"arrival.think_time={RECORDED}: trace {trace.name} has no column think_time; give seconds")
+    think_ns = _to_ns(think_times, "think_time")
     return Sessions(session_id, starts, think_ns)
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 _INTEGER_COLUMNS = ("num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "session_id", "turn")
 CLASS_COLUMNS = ("priority", "tenant", "deadline")
 """What policies tell requests apart by; kept in the results."""
+_SECONDS_COLUMNS = ("deadline", "think_time")
 _LIST_COLUMNS = ("hash_ids", "token_ids")
 
 
@@ -29,7 +30,9 @@ class Trace:
             `tenant` int64, who is served; where it is absent, each session is a tenant;
             `deadline` float64, seconds after its arrival by which a request should be done;
             `session_id` and `turn` int64: rows of a session are in turn order and its prompts are cumulative, each
-            at least as long as the previous turn's prompt and output, which it starts with;
+            at least as long as the previous turn's prompt and output, which it starts with, unless `hash_ids` or
+            `token_ids` say what it starts with;
+            `think_time` float64, seconds from the end of the previous turn of the session to this one;
             `hash_ids` int64 arrays, one id per block of `hash_block_size` prompt tokens (the last may be partial):
             two requests with an equal id have equal prompts up to the end of that block;
             `token_ids` int32 arrays of length `num_prompt_tokens`.
@@ -101,8 +104,9 @@ def trace_table(columns: Mapping[str, Any], *, ticks_per_second: int = 1) -> pd.
     for name in _INTEGER_COLUMNS:
         if name in columns:
             table[name] = np.asarray(columns[name], dtype=np.int64)
-    if "deadline" in columns:
-        table["deadline"] = np.asarray(columns["deadline"], dtype=np.float64)
+    for name in _SECONDS_COLUMNS:
+        if name in columns:
+            table[name] = np.asarray(columns[name], dtype=np.float64)
     if "session_id" in table and "turn" not in table:
         table["turn"] = pd.Series(table["session_id"]).groupby(table["session_id"]).cumcount().to_numpy(np.int64)
     for name in _LIST_COLUMNS:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Literal
 
 import torch
@@ -34,12 +36,19 @@ class BackendUnavailableError(RuntimeError):
 
 
 def available_backends(
-    device: torch.device, dtype: torch.dtype, head_dim: int, block_size: int, kv_dtype: torch.dtype | None = None
+    device: torch.device,
+    dtype: torch.dtype,
+    head_dim: int,
+    block_size: int,
+    kv_dtype: torch.dtype | None = None,
+    window: int = 0,
 ) -> dict[str, str | None]:
     """For every backend, best first: None if it can run, else the reason why it cannot.
 
-    dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`.
+    dtype: of the queries; kv_dtype: of the KV cache, by default `dtype`; window: as of AttentionBackend.
     """
+    if window:
+        return {**dict.fromkeys(("flash", "triton", "torch_flash"), "has no sliding window here"), "torch": None}
     is_fp8 = kv_dtype == FP8_DTYPE
     no_flash: str | None
     no_torch_flash: str | None
@@ -64,6 +73,7 @@ def select_backend(
     head_dim: int,
     block_size: int,
     kv_dtype: torch.dtype | None = None,
+    window: int = 0,
 ) -> AttentionBackend:
     """The backend of that name; `auto` takes the first of flash, triton and torch that can run.
 
@@ -74,17 +84,17 @@ def select_backend(
     Raises:
         BackendUnavailableError: the backend of that name cannot run.
     """
-    reasons = available_backends(device, dtype, head_dim, block_size, kv_dtype)
+    reasons = available_backends(device, dtype, head_dim, block_size, kv_dtype, window)
     usable = [candidate for candidate, reason in reasons.items() if reason is None]
     chosen = usable[0] if name == "auto" else name
     if chosen not in usable:
         missing = reasons.get(chosen, "no such backend")
         raise BackendUnavailableError(f"attention backend {name!r}: {missing}; available: {', '.join(usable)}")
-    backends: dict[str, type[AttentionBackend]] = {
+    backends: dict[str, Callable[[], AttentionBackend]] = {
         "flash": FlashBackend,
         "triton": TritonBackend,
         "torch_flash": TorchFlashBackend,
-        "torch": TorchBackend,
+        "torch": partial(TorchBackend, window),
     }
     return backends[chosen]()
 

@@ -70,6 +70,7 @@ class FlashBackend:
 
     name = "flash"
     is_capturable = True
+    window = 0
 
     def __init__(self) -> None:
         self._library: Any = importlib.import_module("flash_attn")

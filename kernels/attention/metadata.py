@@ -53,6 +53,8 @@ class AttentionBackend(Protocol):
     name: str
     is_capturable: bool
     """Whether a step without prefill can be captured in a CUDA graph; then kernels of Triton store keys and values."""
+    window: int
+    """How many of the last tokens of its context a token sees, itself included; 0 for all."""
 
     def forward(
         self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None

@@ -218,8 +218,10 @@ def prefill_attention_reference(
     block_tables: Tensor,
     scale: float,
     out: Tensor,
+    window: int = 0,
 ) -> None:
-    """PyTorch version of `prefill_attention`, one sequence after the other."""
+    """PyTorch version of `prefill_attention`, one sequence after the other. Of a context, each token sees the last
+    `window` tokens up to itself; 0 for all."""
     block_size, kv_heads = kv.keys.shape[1:3]
     group_size, head_dim = q.shape[1] // kv_heads, q.shape[2]
     scales_of_both = (None, None) if kv.scales is None else kv.scales
@@ -238,13 +240,16 @@ def prefill_attention_reference(
         shape = (context, kv_heads, group_size, head_dim)
         keys, values = (x.unsqueeze(2).expand(shape).permute(1, 2, 0, 3) for x in (keys, values))
         queries = q[start:end].view(count, kv_heads, group_size, head_dim).permute(1, 2, 0, 3)
-        mask = None if count == context else _causal_mask(count, context, q.device)
+        is_windowed = 0 < window < context
+        mask = _causal_mask(count, context, q.device, window) if is_windowed or count < context else None
         attended = functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, is_causal=mask is None and count > 1, scale=scale
         )
         out[start:end] = attended.permute(2, 0, 1, 3).reshape(count, -1, head_dim)
 
 
-def _causal_mask(count: int, context: int, device: torch.device) -> Tensor:
-    """bool[count, context]: token i of the last `count` sees the tokens before it and itself."""
-    return torch.ones(count, context, dtype=torch.bool, device=device).tril_(context - count)
+def _causal_mask(count: int, context: int, device: torch.device, window: int) -> Tensor:
+    """bool[count, context]: token i of the last `count` sees the tokens before it and itself; with a `window`, so many
+    of them at most."""
+    seen = torch.ones(count, context, dtype=torch.bool, device=device).tril_(context - count)
+    return seen.triu_(context - count - window + 1) if window else seen

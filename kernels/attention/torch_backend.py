@@ -12,12 +12,17 @@ from kernels.cache.layer_kv import LayerKV
 
 
 class TorchBackend:
-    """Gathers keys and values from the cache into reused buffers, and calls torch's attention on the buffers."""
+    """Gathers keys and values from the cache into reused buffers, and calls torch's attention on the buffers.
+
+    Args:
+        window: see AttentionBackend.
+    """
 
     name = "torch"
     is_capturable = False
 
-    def __init__(self) -> None:
+    def __init__(self, window: int = 0) -> None:
+        self.window = window
         self._scratch = Scratch()
         self._step: AttentionMetadata | None = None
         self._plan: DecodePlan | None = None
@@ -37,6 +42,7 @@ class TorchBackend:
                 metadata.prefill_block_tables,
                 scale,
                 out[:first],
+                self.window,
             )
         last = first + metadata.decode_context_lens.shape[0]
         if last > first:
@@ -49,6 +55,7 @@ class TorchBackend:
     def _decode_plan(self, metadata: AttentionMetadata, k_cache: Tensor, dtype: torch.dtype) -> DecodePlan:
         """The plan of this step; computed in the step's first layer, reused in the others."""
         if self._plan is None or self._step is not metadata:
-            self._plan = plan_decode(metadata.decode_context_lens, metadata.decode_block_tables, k_cache, dtype)
+            contexts = metadata.decode_context_lens, metadata.decode_block_tables
+            self._plan = plan_decode(*contexts, k_cache, dtype, self.window)
             self._step = metadata
         return self._plan

@@ -49,7 +49,8 @@ class DecodeGroup:
     length: int
     """Tokens gathered for each sequence."""
     mask: Tensor | None
-    """[n, 1, 1, length] of the queries' dtype: 0 inside the context, -inf in the padding; None without padding."""
+    """[n, 1, 1, length] of the queries' dtype: 0 for tokens that are seen, -inf before the window and in the padding;
+    None where all are seen."""
     stale: Tensor
     """int64[m]: gathered tokens that no step has written, so that they may hold anything, NaN included."""
 
@@ -64,12 +65,17 @@ class DecodePlan:
 
 
 def plan_decode(
-    context_lens: Tensor, block_tables: Tensor, k_cache: Tensor, dtype: torch.dtype | None = None
+    context_lens: Tensor,
+    block_tables: Tensor,
+    k_cache: Tensor,
+    dtype: torch.dtype | None = None,
+    window: int = 0,
 ) -> DecodePlan:
     """Group the rows of a batch by the length of their contexts.
 
     context_lens: int32[B], 0 marks a padded row; block_tables: int32[B, max_blocks].
     dtype: of the queries, hence of the masks; by default the dtype of the cache.
+    window: the last tokens of a context that are seen, 0 for all; blocks before them are not gathered.
 
     The gathered keys of a group are at most MAX_TILE_BYTES, so that they are still in the processor's cache when they
     are used; only a group of one sequence may be larger. A group gathers about MAX_PADDING times the tokens of its
@@ -78,6 +84,9 @@ def plan_decode(
     block_size = k_cache.shape[1]
     longest = block_size if k_cache.dtype in LARGEST else min(block_size, MAX_PIECE_TOKENS)
     piece_tokens = max(n for n in range(1, longest + 1) if block_size % n == 0)
+    hidden = torch.zeros_like(context_lens)
+    if window:
+        context_lens, block_tables, hidden = _in_window(context_lens, block_tables, block_size, window)
     row_bytes = k_cache.shape[2] * k_cache.shape[3] * k_cache.element_size()
     ordered, order = context_lens.sort(descending=True)
     lens = ordered.tolist()
@@ -94,16 +103,30 @@ def plan_decode(
         blocks = block_tables[order[start:end], : ceil_div(length, block_size)].long()
         pieces_per_block = block_size // piece_tokens
         group = _plan_group(
-            order[start:end], ordered[start:end], length, blocks, piece_tokens, pieces_per_block, dtype or k_cache.dtype
-        )
+            order[start:end], ordered[start:end], hidden[order[start:end]], length, blocks, piece_tokens,
+            pieces_per_block, dtype or k_cache.dtype,
+        )  # fmt: skip
         groups.append(group)
         start = end
     return DecodePlan(groups, order[start:], piece_tokens)
 
 
+def _in_window(
+    context_lens: Tensor, block_tables: Tensor, block_size: int, window: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The contexts without the blocks before their windows, and how many tokens are before the window in what is left:
+    (context_lens, block_tables, hidden)."""
+    before = (context_lens - window).clamp(min=0)
+    skipped = before // block_size
+    columns = torch.arange(block_tables.shape[1], device=block_tables.device) + skipped.unsqueeze(1)
+    tables = block_tables.gather(1, columns.clamp(max=block_tables.shape[1] - 1).long())
+    return context_lens - skipped * block_size, tables, before - skipped * block_size
+
+
 def _plan_group(
     rows: Tensor,
     lens: Tensor,
+    hidden: Tensor,
     longest: int,
     blocks: Tensor,
     piece_tokens: int,
@@ -121,9 +144,10 @@ def _plan_group(
     partial = ((piece == last_piece) | (last_piece == 0)).repeat_interleave(piece_tokens, dim=1)
     stale = (outside & partial).flatten().nonzero().squeeze(1)
     mask = None
-    if int(lens[-1]) < length:
+    if int(lens[-1]) < length or bool(hidden.any()):
+        unseen = outside | (torch.arange(length, device=rows.device) < hidden.unsqueeze(1))
         zeros = torch.zeros(outside.shape, dtype=dtype, device=rows.device)
-        mask = zeros.masked_fill_(outside, -torch.inf)[:, None, None, :]
+        mask = zeros.masked_fill_(unseen, -torch.inf)[:, None, None, :]
     return DecodeGroup(rows, pieces.flatten(), length, mask, stale)
 
 

@@ -48,6 +48,7 @@ class TorchFlashBackend:
 
     name = "torch_flash"
     is_capturable = True
+    window = 0
 
     def __init__(self) -> None:
         self._triton = TritonBackend()

@@ -16,6 +16,7 @@ class TritonBackend:
 
     name = "triton"
     is_capturable = True
+    window = 0
 
     def forward(
         self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None

@@ -19,8 +19,9 @@ class ModelShape:
     per element, the KV cache as `kv_dtype` says; `dtype` names the arithmetic ("bf16" or "fp32").
     `learned_positions` is the length of a table of position embeddings, 0 without one. `num_sliding_layers` layers
     attend to the last `sliding_window` tokens only, the others to all. `qk_norm` says whether heads of query and key
-    are normed. `quantization` is the format of the weights of attention's projections and of the MLPs. Biases are left
-    out: they are below 0.05 % of the weights of all published models.
+    are normed. `extra_layer_parameters` are those of a layer beside its matrices, the two norms of `hidden_size`, and
+    norms of a query and a key head, in full on each rank. `quantization` is the format of the weights of attention's
+    projections and of the MLPs. The models of `conf/model` leave out biases, which are below 0.1 % of their weights.
     """
 
     name: str
@@ -43,6 +44,7 @@ class ModelShape:
     sliding_window: int = 0
     num_sliding_layers: int = 0
     qk_norm: bool = False
+    extra_layer_parameters: int = 0
     quantization: Quantization = NONE
 
     @property
@@ -116,7 +118,7 @@ class ModelShape:
         norms = 2 * self.hidden_size + (2 * self.head_dim if self.qk_norm else 0)
         embeddings = (1 if self.tie_word_embeddings else 2) * self.vocab_size * self.hidden_size // tp
         embeddings += self.learned_positions * self.hidden_size
-        others = self.num_layers * (router + norms) + embeddings + self.hidden_size
+        others = self.num_layers * (router + norms + self.extra_layer_parameters) + embeddings + self.hidden_size
         return round(self.num_layers * layer) + others * self.dtype_bytes
 
 

@@ -38,6 +38,7 @@ class DeviceTooSmallError(ValueError):
 class KVPool:
     """The KV blocks of one rank, and how its memory is divided, in bytes; 0 if the number of blocks was configured.
 
+    With a configured size in bytes, that is `usable_bytes`, and nothing is subtracted but `window_bytes`.
     `outside_bytes` is memory that torch does not allocate; `window_bytes` is set apart for layers with a sliding
     window, of which `block_bytes` then has no share; `has_drafter` says whether `block_bytes` and `weight_bytes`
     include those of a model that drafts tokens.
@@ -62,6 +63,8 @@ class KVPool:
         if not self.usable_bytes:
             return f"{line}, as configured; {each}"
         windows = f" - sliding windows {self.window_bytes / GIB:.2f} GiB" if self.window_bytes else ""
+        if not self.weight_bytes:
+            return f"{line} from {self.usable_bytes / GIB:.2f} GiB{windows}, as configured; {each}"
         account = (
             f"(usable {self.usable_bytes / GIB:.2f} GiB - weights {self.weight_bytes / GIB:.2f} GiB"
             f" - activations {self.activation_bytes / GIB:.2f} GiB"
@@ -174,8 +177,6 @@ def size_kv_pool(
     Raises:
         DeviceTooSmallError: not even one block fits.
     """
-    drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
-    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
     usable = int(device.memory_bytes * gpu_memory_utilization)
     weights = model.weight_bytes(tensor_parallel_size) + (drafter.weight_bytes(tensor_parallel_size) if drafter else 0)
     if memory_account == EARLY:
@@ -187,13 +188,9 @@ def size_kv_pool(
         activations = account.activation_bytes(model, device, *step)
         outside = account.held_outside(device, tensor_parallel_size)
     free = usable - weights - activations - outside
-    num_blocks, window_bytes = free // block_bytes, 0
-    if 0 < model.num_sliding_layers < model.num_layers:
-        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
-        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
-        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
-        if (free - apart) // others > num_blocks:
-            num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
+    num_blocks, block_bytes, window_bytes = _blocks_in(
+        free, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs
+    )
     if num_blocks < 1:
         raise DeviceTooSmallError(
             f"{model.name} does not fit on {device.name} with tensor_parallel_size={tensor_parallel_size}: "
@@ -203,6 +200,59 @@ def size_kv_pool(
         )
     parts = usable, weights, activations, outside, window_bytes
     return KVPool(num_blocks, block_size, block_bytes, *parts, has_drafter=drafter is not None)
+
+
+def fill_kv_pool(
+    model: ModelShape,
+    device: Device,
+    kv_bytes: int,
+    *,
+    block_size: int,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+    drafter: ModelShape | None = None,
+) -> KVPool:
+    """The KV blocks of one rank in `kv_bytes`, whatever else the device holds; with windows as in `size_kv_pool`.
+
+    Raises:
+        DeviceTooSmallError: not even one block fits in them, or the device cannot hold the weights and them.
+    """
+    num_blocks, block_bytes, window_bytes = _blocks_in(
+        kv_bytes, model, drafter, block_size, tensor_parallel_size, max_num_batched_tokens, max_num_seqs
+    )
+    weights = sum(each.weight_bytes(tensor_parallel_size) for each in (model, drafter) if each)
+    if num_blocks < 1:
+        raise DeviceTooSmallError(f"{kv_bytes:,} bytes hold no KV block of {block_bytes:,} bytes")
+    if weights + kv_bytes > device.memory_bytes:
+        raise DeviceTooSmallError(
+            f"{kv_bytes:,} bytes and the weights of {model.name}, {weights:,} bytes, are more than its memory"
+        )
+    return KVPool(
+        num_blocks, block_size, block_bytes, kv_bytes, window_bytes=window_bytes, has_drafter=drafter is not None
+    )
+
+
+def _blocks_in(
+    free: int,
+    model: ModelShape,
+    drafter: ModelShape | None,
+    block_size: int,
+    tensor_parallel_size: int,
+    max_num_batched_tokens: int,
+    max_num_seqs: int,
+) -> tuple[int, int, int]:
+    """How many blocks `free` bytes hold, the bytes of one, and those set apart for windows."""
+    drafter_bytes = block_size * drafter.kv_bytes_per_token(tensor_parallel_size) if drafter else 0
+    block_bytes = block_size * model.kv_bytes_per_token(tensor_parallel_size) + drafter_bytes
+    num_blocks, window_bytes = free // block_bytes, 0
+    if 0 < model.num_sliding_layers < model.num_layers:
+        windowed = max_num_seqs * (model.sliding_window + block_size) + max_num_batched_tokens
+        apart = windowed * model.kv_bytes_per_token(tensor_parallel_size, model.num_sliding_layers)
+        others = block_size * model.kv_bytes_per_token(tensor_parallel_size, model.num_full_layers) + drafter_bytes
+        if (free - apart) // others > num_blocks:
+            num_blocks, block_bytes, window_bytes = (free - apart) // others, others, apart
+    return num_blocks, block_bytes, window_bytes
 
 
 def _unsplit_bytes(model: ModelShape, tensor_parallel_size: int) -> int:

@@ -63,7 +63,9 @@ def small(arguments: list[str]) -> list[str]:
     words = " ".join(arguments)
     keys = {"plots", "progress"} if "figures=" not in words and "task=plot" not in words else {"progress"}
     keys |= {key for key in SMALL if any(word.startswith(f"{key}=") for word in arguments)} - {"figures"}
-    if not re.search(r"task=(report|plot|validate|calibrate)|trace=(mooncake|azure|csv|custom)|my_log", words):
+    if not re.search(
+        r"task=(report|plot|validate|calibrate)|trace=(mooncake|azure|bailian|baseten|csv|jsonl|custom)|my_log", words
+    ):
         keys.add("trace.num_requests")
     if re.search(r"task=(capacity|search)|capacity_study", words):
         keys |= {key for key in SMALL if key.startswith("capacity.")}

@@ -12,7 +12,7 @@ import pytest
 
 from experiments import capacity_study
 from harness.config.command_lines import vllm_import
-from harness.config.schema.workload import TRACE_COLUMNS
+from harness.config.schema.workload import MESSAGES, TRACE_COLUMNS
 from tests.docs.pages import ROOT, text_of
 from tests.harness.builders import config, execute_in
 
@@ -98,7 +98,7 @@ def test_the_page_on_outputs_has_the_keys_of_the_summary(run_folder: Path) -> No
 
 def test_units_of_the_trace_table_are_on_its_page() -> None:
     columns = documented(text_of("traces.md").partition("## Your own file")[2].partition("\n## ")[0])
-    assert columns == {*TRACE_COLUMNS}
+    assert columns == {*TRACE_COLUMNS, MESSAGES}
 
 
 def test_figures_on_verdicts_are_those_stored() -> None:

@@ -99,6 +99,7 @@ class DenseBackend:
 
     name = "dense"
     is_capturable = True
+    window = 0
 
     def forward(
         self, q: Tensor, kv: LayerKV, metadata: AttentionMetadata, scale: float, out: Tensor | None = None

@@ -10,6 +10,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
+
 from tests.harness.builders import ROOT, config, execute_in
 from tests.harness.measured.builders import (
     fitted_on,
@@ -145,6 +147,7 @@ def _traces(folder: Path) -> dict[str, list[Path]]:
             "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
             *(f"{t:.0f},GPT-4,{p},{o},{p + o},API log" for t, p, o in rows),
         ],
+        "servegen": ["request_id,timestamp,input_tokens,output_tokens", *(f"{p},{t},{p},{o}" for t, p, o in rows)],
         "sharegpt": [
             "num_prefill_tokens,num_decode_tokens,num_total_tokens,pd_ratio",
             *(f"{p},{o},{p + o},{p / o}" for _, p, o in rows),
@@ -167,4 +170,13 @@ def _traces(folder: Path) -> dict[str, list[Path]]:
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     blocks = [(int(1000 * t), 512 * p, o, list(range(p))) for t, p, o in rows]
     write_lines(found["mooncake"][0], [dict(zip(names, row, strict=True)) for row in blocks])
+    found["bailian"] = [folder / "bailian.jsonl"]
+    chats = [(t, 16 * p, o, list(range(p))) for t, p, o in rows]
+    parents = [{"chat_id": chat, "parent_chat_id": chat // 2 - 1} for chat in range(len(rows))]
+    write_lines(
+        found["bailian"][0], [dict(zip(names, row, strict=True)) | ids for row, ids in zip(chats, parents, strict=True)]
+    )
+    found["baseten"] = [folder / "baseten.parquet"]
+    columns = ("timestamp_start_unix_ms", "input_tokens", "output_tokens")
+    pd.DataFrame(rows, columns=columns).to_parquet(found["baseten"][0])
     return found

@@ -12,7 +12,7 @@ from tests.fuzzing.inputs import REAL, Inputs
 from tests.fuzzing.values import HOSTILE, Leaf, draw, leaves
 from tests.harness.builders import CONF
 
-FILE_TRACES = ("azure", "burstgpt", "csv", "jsonl", "mooncake")
+FILE_TRACES = ("azure", "bailian", "baseten", "burstgpt", "csv", "jsonl", "mooncake", "servegen")
 SHARE_OF_WHOLE_COMMANDS = 0.03
 # Group, option: those that are drawn more often than others of their group.
 _LIGHT = {

@@ -107,8 +107,9 @@ def make_case(
     return Case(shape, q, k, v, k_cache.contiguous(), v_cache.contiguous(), metadata, prefills, decodes)
 
 
-def naive_attention(case: Case) -> Tensor:
-    """float32[T, heads, head_dim]: the step's attention, computed in float64 with loops on copies of the caches."""
+def naive_attention(case: Case, window: int | None = None) -> Tensor:
+    """float32[T, heads, head_dim]: the step's attention, computed in float64 with loops on copies of the caches; of the
+    last `window` tokens only."""
     meta, size = case.metadata, case.shape.block_size
     k_cache, v_cache = (x.cpu().double().flatten(0, 1).clone() for x in (case.k_cache, case.v_cache))
     for token, slot in enumerate(meta.slot_mapping.tolist()):
@@ -122,7 +123,7 @@ def naive_attention(case: Case) -> Tensor:
     for context, chunk, table in zip(contexts, chunks, tables, strict=True):
         slots = [table[i // size] * size + i % size for i in range(context)]
         for place in range(context - chunk, max(context, context - chunk + 1)):
-            seen = slots[: place + 1]
+            seen = slots[max(0, place + 1 - window) if window else 0 : place + 1]
             for head in range(case.shape.heads if context else 0):
                 scores = k_cache[seen, head // group] @ case.q[token, head].cpu().double() * case.scale
                 out[token, head] = scores.softmax(0) @ v_cache[seen, head // group]

@@ -70,6 +70,7 @@ class Attention(nn.Module):
         qk_norm: bool,
     ) -> None:
         super().__init__()
+        assert backend.window == config.sliding_window, "the backend is that of another model"
         self.backend = backend
         self.rotary = rotary
         self.head_dim = config.head_dim

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,10 @@ from torch import Tensor
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 
 
+def _nothing() -> None:
+    pass
+
+
 @dataclass(frozen=True)
 class TensorParallel:
     """One rank of a tensor-parallel group; by default a group of one rank, whose collectives return their input.
@@ -21,11 +26,13 @@ class TensorParallel:
         rank: 0..size-1.
         size: number of ranks that share the model.
         group: a `torch.distributed` process group of that size (gloo on CPU, NCCL on CUDA); None is the default group.
+        on_collective: called before the rank enters a collective.
     """
 
     rank: int = 0
     size: int = 1
     group: Any = None
+    on_collective: Callable[[], None] = _nothing
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -34,6 +41,7 @@ class TensorParallel:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum of `x` over the ranks, written into `x` (any shape, contiguous)."""
         if self.size > 1:
+            self.on_collective()
             dist.all_reduce(x, group=self.group)
         return x
 
@@ -41,6 +49,7 @@ class TensorParallel:
         """The ranks' `[rows, columns]` side by side, in rank order: `[rows, size * columns]`."""
         if self.size == 1:
             return x
+        self.on_collective()
         rows, columns = x.shape
         gathered = torch.empty(self.size * rows, columns, dtype=x.dtype, device=x.device)
         _all_gather(gathered, x.contiguous(), group=self.group)
@@ -49,5 +58,6 @@ class TensorParallel:
     def from_rank_0(self, x: Tensor) -> Tensor:
         """Rank 0's `x` on every rank, written into `x` (any shape, contiguous)."""
         if self.size > 1:
+            self.on_collective()
             dist.broadcast(x, group=self.group, group_src=0)
         return x

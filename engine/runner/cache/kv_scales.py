@@ -28,6 +28,7 @@ class _MeasuringBackend:
 
     def __init__(self, backend: AttentionBackend) -> None:
         self._backend = backend
+        self.window = backend.window
         self.largest: Tensor | None = None
 
     def forward(

@@ -69,8 +69,9 @@ class Rank:
         )
         self._max_model_len = longest_sequence(config, model_config)
         backend = select_backend(
-            config.attention_backend, self._device, dtype, model_config.head_dim, config.block_size, self._cache_dtype
-        )
+            config.attention_backend, self._device, dtype, model_config.head_dim, config.block_size, self._cache_dtype,
+            model_config.sliding_window,
+        )  # fmt: skip
         self.backend_name = backend.name
         capturable = backend.is_capturable and HAS_TRITON  # PyTorch's sampler and experts synchronise
         self._uses_graphs = uses_graphs(config.cuda_graphs, self._device, capturable, backend.name)

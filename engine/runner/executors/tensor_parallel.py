@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import signal
@@ -87,13 +88,14 @@ class TensorParallelExecutor:
         context = multiprocessing.get_context("spawn")
         rendezvous = TemporaryDirectory(prefix="twinserve-ranks-")  # its file is how the ranks find each other
         self._workers: list[_Worker] = []
+        self._counts = context.RawArray(ctypes.c_int64, config.tensor_parallel_size)  # of `Progress`
         self._finalizer = weakref.finalize(self, _shut_down, self._workers, rendezvous)
         self._timeout_s = config.worker_timeout_s
         self._num_launched = 0  # plans whose answers are not received
         for rank in range(config.tensor_parallel_size):
             ours, theirs = context.Pipe()
             _limit_waiting(ours, self._timeout_s)
-            arguments = (rank, theirs, config, model_config, folder, f"{rendezvous.name}/store")
+            arguments = (rank, theirs, self._counts, config, model_config, folder, f"{rendezvous.name}/store")
             process = context.Process(target=work, args=arguments, name=f"twinserve-rank-{rank}", daemon=True)
             process.start()
             theirs.close()
@@ -207,11 +209,14 @@ class TensorParallelExecutor:
         return error
 
     def _late(self, workers: list[_Worker], timeout_s: float) -> WorkerError:
-        """Close the executor; returns the error for workers that did not answer in time."""
+        """Close the executor; returns the error for workers that did not answer in time. It names the one that hangs,
+        which is behind the others: they wait for it in a collective."""
         self._end_workers()
-        ranks = ", ".join(str(worker.rank) for worker in sorted(workers, key=lambda worker: worker.rank))
-        several = ": one of them hangs, and the others wait for it" if len(workers) > 1 else ""
-        return WorkerError(f"no answer from rank {ranks} within {timeout_s:g} s{several}")
+        counts = {worker.rank: self._counts[worker.rank] for worker in workers}
+        behind = sorted(rank for rank, count in counts.items() if count == min(counts.values()))
+        which = "it hangs" if len(behind) == 1 else "one of them hangs"
+        others = f": {which}, and the others wait for it" if len(workers) > 1 else ""
+        return WorkerError(f"no answer from rank {', '.join(map(str, behind))} within {timeout_s:g} s{others}")
 
     def _end_workers(self) -> None:
         """Close the executor without waiting for the workers, which may hang."""

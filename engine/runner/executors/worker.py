@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import multiprocessing
 import os
@@ -45,14 +46,41 @@ class Failure:
     traceback: str = ""
 
 
+class Progress:
+    """How far each rank is, for the engine to see which one hangs: counts of messages and collectives, which all ranks
+    meet in the same order. A rank that waits in a collective for another one is one further than that.
+
+    Args:
+        counts: one for each rank, in memory that the processes share.
+        rank: whose steps are counted.
+    """
+
+    def __init__(self, counts: ctypes.Array[ctypes.c_int64], rank: int) -> None:
+        self._counts, self._rank = counts, rank
+
+    def step(self) -> None:
+        self._counts[self._rank] += 1
+
+
 def work(
-    rank: int, pipe: Connection, config: EngineConfig, model_config: ModelConfig, folder: Path | None, store: str
+    rank: int,
+    pipe: Connection,
+    counts: ctypes.Array[ctypes.c_int64],
+    config: EngineConfig,
+    model_config: ModelConfig,
+    folder: Path | None,
+    store: str,
 ) -> None:
-    """Build a rank, then answer every message until the engine closes the pipe; `store` is the ranks' rendezvous."""
+    """Build a rank, then answer every message until the engine closes the pipe.
+
+    Args:
+        counts: of `Progress`.
+        store: the ranks' rendezvous.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the engine alone ends the workers
     end_with_parent()
     with _reporting(pipe):
-        _serve(rank, pipe, config, model_config, folder, store)
+        _serve(rank, pipe, Progress(counts, rank), config, model_config, folder, store)
     os._exit(0)  # a normal exit would wait for collectives that other ranks may never join
 
 
@@ -83,7 +111,13 @@ def end_with_parent() -> None:
 
 
 def _serve(
-    rank: int, pipe: Connection, config: EngineConfig, model_config: ModelConfig, folder: Path | None, store: str
+    rank: int,
+    pipe: Connection,
+    progress: Progress,
+    config: EngineConfig,
+    model_config: ModelConfig,
+    folder: Path | None,
+    store: str,
 ) -> None:
     size = config.tensor_parallel_size
     if config.device == "cuda":
@@ -98,19 +132,21 @@ def _serve(
         world_size=size,
         timeout=timedelta(seconds=START_TIMEOUT_S),  # a rank may wait in a collective for one that still loads
     )
-    part = Rank(config, model_config, folder, TensorParallel(rank, size))
+    part = Rank(config, model_config, folder, TensorParallel(rank, size, on_collective=progress.step))
     pipe.send((part.fitting_blocks(), part.num_host_blocks, part.block_bytes, part.backend_name))
     runner = part.allocate(pipe.recv())
     gc.freeze()
     pipe.send(None)
     if config.async_scheduling:
-        _answer_beside(rank, pipe, runner)
+        _answer_beside(rank, pipe, runner, progress)
     while True:
-        tokens = runner.execute(pipe.recv())
+        inputs = pipe.recv()
+        progress.step()
+        tokens = runner.execute(inputs)
         pipe.send(tokens if rank == 0 else None)
 
 
-def _answer_beside(rank: int, pipe: Connection, runner: ModelRunner) -> None:
+def _answer_beside(rank: int, pipe: Connection, runner: ModelRunner, progress: Progress) -> None:
     """Launch each plan as soon as its inputs come, while a thread waits for the tokens of those before and sends them.
 
     So a GPU need not wait for the host between two plans, and neither side can block in sending while the other does.
@@ -129,7 +165,9 @@ def _answer_beside(rank: int, pipe: Connection, runner: ModelRunner) -> None:
     thread.start()
     try:
         while True:
-            launched.put(runner.launch(pipe.recv()))
+            inputs = pipe.recv()
+            progress.step()
+            launched.put(runner.launch(inputs))
     finally:
         launched.put(None)
         thread.join()

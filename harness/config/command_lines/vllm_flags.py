@@ -59,7 +59,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         limit-mm-per-prompt load-format log-config-file logprobs-mode master-addr master-port max-log-len max-logprobs
         max-parallel-loading-workers media-io-kwargs mm-processor-cache-gb mm-processor-cache-type mm-processor-kwargs
         mm-shm-cache-max-object-size-mb mm-tensor-ipc model-loader-extra-config node-rank otlp-traces-endpoint
-        override-generation-config pooler-config port prefix-caching-hash-algo profiler-config pt-load-map-location
+        pooler-config port prefix-caching-hash-algo profiler-config pt-load-map-location
         reasoning-config reasoning-parser reasoning-parser-plugin renderer-num-workers response-role revision root-path
         safetensors-load-strategy seed show-hidden-metrics-for-version shutdown-timeout ssl-ca-certs ssl-cert-reqs
         ssl-certfile ssl-ciphers ssl-keyfile structured-outputs-config tokenizer tokenizer-mode tokenizer-revision
@@ -84,7 +84,7 @@ _NAMES: dict[tuple[Literal["none", "one", "many"], Literal["none", "times", "ref
         data-parallel-backend data-parallel-rank data-parallel-rpc-port data-parallel-size data-parallel-size-local
         data-parallel-start-rank dbo-decode-token-threshold dbo-prefill-token-threshold dcp-comm-backend
         dcp-kv-cache-interleave-size decode-context-parallel-size default-mm-loras ec-transfer-config eplb-config
-        expert-placement-strategy hf-config-path hf-overrides kv-cache-memory-bytes kv-offloading-backend
+        expert-placement-strategy hf-config-path kv-offloading-backend
         kv-offloading-size kv-transfer-config lora-dtype mamba-block-size mamba-cache-dtype mamba-cache-mode
         mamba-ssm-cache-dtype max-cpu-loras max-long-partial-prefills max-lora-rank max-loras max-num-partial-prefills
         mm-encoder-attn-backend mm-encoder-tp-mode nnodes offload-backend offload-group-size offload-num-in-group

@@ -19,6 +19,7 @@ from engine.documents import DocumentError, read_yaml
 from harness.config.command_lines.vllm_flags import SAME_SIZES
 from harness.config.command_lines.vllm_line import KEY as KEY
 from harness.config.command_lines.vllm_line import read_line
+from harness.config.command_lines.vllm_overrides import generation_notes, hf_overrides
 from harness.config.composing.conf_tree import CONF
 from harness.config.composing.overrides import quoted
 from harness.config.schema.reader import nearest
@@ -96,6 +97,12 @@ def translate(command: str, given: Iterable[str] = (), folders: Sequence[Path] =
     made |= _numbers(line.values)
     made |= _formats(line.values, made)
     made |= _scheduler(line.values)
+    if (replaced := line.values.get("--hf-overrides")) and "model" in made:
+        made |= hf_overrides(replaced, made["model"], _positions(made["model"], folders))
+    elif replaced:
+        notes.append("--hf-overrides: left out, as model is given beside")
+    if chosen := line.values.get("--override-generation-config"):
+        notes += generation_notes(chosen)
     if config := line.values.get("--speculative-config"):
         made |= _speculation(config, folders, notes)
     groups = given & {"model", "speculation"}
@@ -137,14 +144,26 @@ def _nearest(name: str, known: Sequence[str]) -> str:
 
 def _models(folders: Sequence[Path]) -> dict[str, str]:
     """The options of the group `model` by the name of the model on Hugging Face."""
+    options = _options(folders)
+    return {data["name"]: stem for stem, data in options.items() if isinstance(data.get("name"), str)}
+
+
+def _positions(option: str, folders: Sequence[Path]) -> int | None:
+    """The `max_position_embeddings` that an option of the group `model` states."""
+    positions = _options(folders).get(option, {}).get("max_position_embeddings")
+    return positions if isinstance(positions, int) else None
+
+
+def _options(folders: Sequence[Path]) -> dict[str, dict[Any, Any]]:
+    """The files of the group `model` by the names of the options."""
     found = {}
     for path in (path for folder in folders for path in sorted((folder / "model").glob("*.yaml"))):
         try:
             data = read_yaml(path)
         except DocumentError as error:
             raise ConfigError(f"{path}: {error}") from None
-        if isinstance(data, dict) and isinstance(data.get("name"), str):
-            found[data["name"]] = path.stem
+        if isinstance(data, dict):
+            found[path.stem] = data
     return found
 
 
@@ -161,6 +180,8 @@ def _numbers(values: Mapping[str, str]) -> dict[str, Any]:
         text = values.get(f"--{key.replace('_', '-')}")
         if text is not None and not (key == "max_model_len" and text.lower() in _FITTING):
             made[key] = _number(key, text)
+    if "--num-gpu-blocks-override" not in values and "--kv-cache-memory-bytes" in values:
+        made["kv_cache_memory_bytes"] = _number("kv_cache_memory_bytes", values["--kv-cache-memory-bytes"])
     if "--num-gpu-blocks-override" in values:
         made["num_blocks"] = _number("num_gpu_blocks_override", values["--num-gpu-blocks-override"])
     return made

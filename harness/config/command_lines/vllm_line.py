@@ -34,6 +34,9 @@ _NUMBERS_AND_NAMES = (
     "--max-num-batched-tokens",
     "--block-size",
     "--num-gpu-blocks-override",
+    "--kv-cache-memory-bytes",
+    "--hf-overrides",
+    "--override-generation-config",
     "--gpu-memory-utilization",
     "--tensor-parallel-size",
     "--long-prefill-token-threshold",
@@ -112,7 +115,7 @@ def _words(command: str) -> tuple[list[str], list[str]]:
 def _normalized(words: list[str]) -> list[str]:
     """The words with dashes in the names of flags, and the parts `--flag.key value` of a flag's JSON as one value."""
     result: list[str] = []
-    parts: dict[str, dict[str, object]] = {}
+    parts: dict[str, dict[str, Any]] = {}
     rest = iter(words)
     for word in rest:
         name, equals, value = word.partition("=")
@@ -120,8 +123,7 @@ def _normalized(words: list[str]) -> list[str]:
         if not word.startswith("-"):
             result.append(word)
         elif dot:
-            value = value if equals else next(rest, "")
-            parts.setdefault(_long(flag), {})[key] = _json(value)
+            _put(parts.setdefault(_long(flag), {}), key.split("."), _json(value if equals else next(rest, "")))
         elif name.startswith("-O") and name != "-O":
             result += ["--optimization-level", value or name[2:]]
         else:
@@ -129,6 +131,15 @@ def _normalized(words: list[str]) -> list[str]:
     for flag, config in parts.items():
         result += [flag, json.dumps(config)]
     return result
+
+
+def _put(config: dict[str, Any], keys: list[str], value: object) -> None:
+    """Sets the value of a key inside of others."""
+    for key in keys[:-1]:
+        config = config.setdefault(key, {})
+        if not isinstance(config, dict):
+            raise ConfigError(f"{KEY}: {'.'.join(keys)}: {key} has a value of its own")
+    config[keys[-1]] = value
 
 
 def _long(name: str) -> str:

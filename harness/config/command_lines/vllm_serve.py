@@ -44,6 +44,8 @@ def serve_command(config: RunConfig, num_blocks: int | None = None, *, hands_ove
     longest = longest_that_fits(config, num_blocks or config.num_blocks)
     if config.max_model_len is not None or longest < config.model.max_position_embeddings:
         words += ["--max-model-len", longest]
+    if config.kv_cache_memory_bytes is not None:
+        words += ["--kv-cache-memory-bytes", config.kv_cache_memory_bytes]
     if config.num_blocks is not None:
         words += ["--num-gpu-blocks-override", config.num_blocks]
     if config.weight_format != config.model.quantization and config.weight_format == "fp8":

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from engine.documents import DocumentError, read_yaml
-from harness.config.composing.option_sets import OPTION_SETS, attribute_texts, explained, explained_settings
+from harness.config.composing.option_sets import OPEN_KEYS, OPTION_SETS, attribute_texts, explained, explained_settings
 from harness.config.run import RunConfig
 from harness.config.schema.reader import models_in, tag_of
 from harness.config.targets import options_type_of
@@ -126,6 +126,8 @@ def _keys_of(folders: Sequence[Path], group: str, path: Path) -> Iterator[Key]:
 
 def _included(folders: Sequence[Path], group: str, name: str, option: str | None) -> Iterator[Key]:
     """The keys that an entry of a defaults list in `group` brings: `name: option`, or an option `name` alone."""
+    if name.removeprefix("/schema/open_") in OPEN_KEYS:
+        return  # the file that includes it states the key
     if name.startswith("/schema/") and option is None:
         _, model = OPTION_SETS[name.removeprefix("/schema/")]
         yield from (Key(key, _show(value), text) for key, value, text in explained(model))

@@ -44,7 +44,7 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
     "sim_engine": ("engine=sim", SimEngine),
     "real_engine": ("engine=gpu, engine=cpu", RealEngineConfig),
     "every_trace": ("every trace", EveryTrace),
-    "trace_file": ("trace=azure, mooncake, burstgpt", FileTrace),
+    "trace_file": ("trace=azure, mooncake, burstgpt, bailian, servegen, baseten", FileTrace),
     "own_file": ("trace=csv, jsonl", ColumnsTrace),
     "custom_trace": ("trace=custom", CustomTrace),
     "custom": ("arrival=custom, cost=custom", CustomConfig),
@@ -52,10 +52,16 @@ OPTION_SETS: dict[str, tuple[str, type[BaseModel]]] = {
 }
 
 
+# Groups of any keys that stand in a file under conf/ of their own.
+OPEN_KEYS = ("select", "hf_overrides")
+
+
 def register() -> None:
     """Makes the option sets known to Hydra."""
     for name, (_, model) in OPTION_SETS.items():
         ConfigStore.instance().store(group=_GROUP, name=name, node=_defaults(model))
+    for name in OPEN_KEYS:
+        ConfigStore.instance().store(group=_GROUP, name=f"open_{name}", node={name: _open({})})
 
 
 def explained(model: type[BaseModel]) -> Iterator[tuple[str, Any, str]]:
@@ -75,8 +81,12 @@ def _defaults(model: type[BaseModel]) -> dict[str, Any]:
     """Every key but `kind` with its default; a key without one is `???`, which Hydra refuses to leave as it is."""
     fields = {name: field for name, field in model.model_fields.items() if name != "kind"}
     defaults = {name: "???" if field.is_required() else field.default for name, field in fields.items()}
-    # Hydra lets keys be set in a group that is not closed; the schema says which of them there are.
-    return {n: DictConfig(value, flags={"struct": False}) if value == {} else value for n, value in defaults.items()}
+    return {name: _open(value) if value == {} else value for name, value in defaults.items()}
+
+
+def _open(value: Any) -> DictConfig:
+    """A group in which Hydra lets any key be set; the schema says which of them there are."""
+    return DictConfig(value, flags={"struct": False})
 
 
 def attribute_texts(model: type) -> dict[str, str]:

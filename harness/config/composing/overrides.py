@@ -3,7 +3,7 @@
 import json
 import re
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -26,6 +26,8 @@ def quoted(value: Any) -> str:
         return json.dumps(value)
     if isinstance(value, list | tuple):
         return f"[{','.join(map(quoted, value))}]"
+    if isinstance(value, Mapping):
+        return f"{{{','.join(f'{key}: {quoted(each)}' for key, each in value.items())}}}"
     text = str(value)
     if re.fullmatch(r"[\w./-]+|\$\{[\w:]+\}", text):
         return text

@@ -1,10 +1,17 @@
 """Configuration of when requests arrive."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, PlainSerializer, WrapValidator
 
 from harness.config.schema.base import ConfigModel, CustomConfig, NonNegativeFloat, PositiveFloat, PositiveInt
+
+RECORDED = "trace"  # as a think time: that of the trace
+ThinkTime = Annotated[
+    NonNegativeFloat,
+    WrapValidator(lambda value, validate: RECORDED if value == RECORDED else validate(value)),
+    PlainSerializer(lambda value: value, return_type=Any),
+]
 
 
 class TraceArrival(ConfigModel):
@@ -51,11 +58,11 @@ class ClosedLoopArrival(ConfigModel):
 
 class SessionsArrival(ConfigModel):
     """Sessions start at `rate` per second (Poisson); a turn follows the end of the one before after a think time,
-    exponential with mean `think_time` seconds."""
+    exponential with mean `think_time` seconds, or as the trace has recorded it (`think_time=trace`)."""
 
     kind: Literal["sessions"] = "sessions"
     rate: PositiveFloat
-    think_time: NonNegativeFloat = 0.0
+    think_time: ThinkTime = 0.0
 
 
 class CustomArrival(CustomConfig):

@@ -101,6 +101,8 @@ class ModelConfig(ConfigModel):
         sliding_window: tokens that some layers attend to, 0 for all tokens in all layers; in simulation only.
         num_sliding_layers: layers that attend to sliding_window tokens.
         qk_norm: whether each head of query and key is normed.
+        extra_layer_parameters: of a layer, beside its matrices, two norms of hidden_size, and norms of a query and a
+            key head: biases and other norms.
         quantization: format of the published weights (simulator/models/weight_formats.py); the top-level key of that
             name can ask for another one.
         kv_cache_dtype: of the KV cache that the published checkpoint asks for: auto (the model's dtype) or fp8;
@@ -126,6 +128,7 @@ class ModelConfig(ConfigModel):
     sliding_window: Annotated[int, within("sliding_window")] = 0
     num_sliding_layers: Annotated[int, within("num_sliding_layers")] = 0
     qk_norm: bool = False
+    extra_layer_parameters: Annotated[int, within("extra_layer_parameters")] = 0
     quantization: WeightFormat = "none"
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     ignored_keys: Annotated[tuple[Text, ...], Field(strict=False)] = ()

@@ -13,9 +13,11 @@ MAX_REQUESTS = 100_000_000  # drawn ones; twice as many as the longest public tr
 
 TRACE_COLUMNS = (
     "request_id", "arrival_time", "num_prompt_tokens", "num_output_tokens", "n", "priority", "tenant", "deadline",
-    "session_id", "turn", "hash_ids", "hash_block_size", "token_ids",
+    "session_id", "turn", "think_time", "hash_ids", "hash_block_size", "token_ids",
 )  # fmt: skip
-TimeUnit = Literal["s", "ms", "us", "date"]
+MESSAGES = "messages"  # of a line of JSON: texts, whose tokens are counted
+TimeUnit = Literal["s", "ms", "us", "ns", "date"]
+Delimiter = Literal["comma", "semicolon", "tab", "pipe"]
 
 Tokens = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 SequenceCount = Annotated[int, within("max_num_seqs")]
@@ -92,12 +94,21 @@ class FileTrace(EveryTrace):
     Attributes:
         path: of the file.
         limit: requests to keep, the earliest ones; null keeps all.
+        window: [from, to] in s after the first request of the file: the requests from then until before then; null
+            keeps all.
         on_bad_row: leave out rows that cannot be used, up to 1 % of all (skip) or any number (drop), or stop (error).
     """
 
     path: Text
     limit: PositiveInt | None = None
+    window: Annotated[tuple[NonNegativeFloat, NonNegativeFloat], Field(strict=False)] | None = None
     on_bad_row: Literal["skip", "drop", "error"] = "skip"
+
+    @model_validator(mode="after")
+    def _check_window(self) -> Self:
+        if self.window and self.window[0] >= self.window[1]:
+            raise ValueError(f"window={list(self.window)}: must be [from, to] with from < to")
+        return self
 
 
 class AzureTrace(FileTrace):
@@ -118,13 +129,31 @@ class BurstGptTrace(FileTrace):
     kind: Literal["burstgpt"] = "burstgpt"
 
 
+class BailianTrace(FileTrace):
+    """Qwen-Bailian traces: JSON lines of conversations with hash ids of 16-token blocks."""
+
+    kind: Literal["bailian"] = "bailian"
+
+
+class ServeGenTrace(FileTrace):
+    """Requests that ServeGen has drawn and saved as CSV."""
+
+    kind: Literal["servegen"] = "servegen"
+
+
+class BasetenTrace(FileTrace):
+    """Baseten's completion traces: Parquet with hashes of the prompts' blocks, sessions and durations."""
+
+    kind: Literal["baseten"] = "baseten"
+
+
 class ColumnsTrace(FileTrace):
     """A file of the user's own.
 
     Attributes:
         columns: the trace table's column by the name of the file's, such as {timestamp: arrival_time, prompt_len:
             num_prompt_tokens}; columns with neither name are left out. {} for a file with the trace table's names.
-        time_unit: of arrival_time: s, ms, us, or date for dates with times (ISO 8601).
+        time_unit: of arrival_time: s, ms, us, ns, or date for dates with times (ISO 8601).
     """
 
     columns: dict[str, Text] = {}
@@ -133,27 +162,33 @@ class ColumnsTrace(FileTrace):
     @model_validator(mode="after")
     def _check_columns(self) -> Self:
         for name, ours in self.columns.items():
-            if ours not in TRACE_COLUMNS:
-                known = ", ".join(TRACE_COLUMNS)
-                raise ValueError(f"columns.{name}={ours!r}: choose one of {known}{nearest(ours, TRACE_COLUMNS)}")
+            if ours not in (known := (*TRACE_COLUMNS, MESSAGES)):
+                raise ValueError(f"columns.{name}={ours!r}: choose one of {', '.join(known)}{nearest(ours, known)}")
         return self
 
 
 class CsvTrace(ColumnsTrace):
-    """A CSV file with the columns of the trace table."""
+    """A CSV file with the columns of the trace table.
+
+    Attributes:
+        delimiter: what stands between two columns: comma, semicolon, tab or pipe.
+    """
 
     kind: Literal["csv"] = "csv"
+    delimiter: Delimiter = "comma"
 
 
 class JsonlTrace(ColumnsTrace):
-    """JSON lines with the columns of the trace table, token ids and hash ids included.
+    """JSON lines with the columns of the trace table, token ids and hash ids included, or with messages.
 
     Attributes:
         hash_block_size: tokens per hash id, for a file with hash_ids and no column that says it.
+        tokenizer: tokenizer.json to count the tokens of messages with, or the folder that holds it.
     """
 
     kind: Literal["jsonl"] = "jsonl"
     hash_block_size: Tokens | None = None
+    tokenizer: Text | None = None
 
 
 class CustomTrace(EveryTrace, CustomConfig):
@@ -264,6 +299,9 @@ TraceConfig = Annotated[
     | AzureTrace
     | MooncakeTrace
     | BurstGptTrace
+    | BailianTrace
+    | ServeGenTrace
+    | BasetenTrace
     | CsvTrace
     | JsonlTrace
     | SyntheticTrace

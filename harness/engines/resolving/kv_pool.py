@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.config import RunConfig, SimEngine
 from harness.errors import ConfigError
 from simulator.models.hardware import Device, ModelShape
-from simulator.models.memory import DeviceTooSmallError, KVPool, size_kv_pool
+from simulator.models.memory import DeviceTooSmallError, KVPool, fill_kv_pool, size_kv_pool
 from simulator.quantities import MAX_BLOCKS
 
 
@@ -17,20 +19,23 @@ def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, de
             block_bytes += config.block_size * drafter.kv_bytes_per_token(config.tensor_parallel_size)
         return KVPool(config.num_blocks, config.block_size, block_bytes, has_drafter=drafter is not None)
     assert isinstance(config.engine, SimEngine), "the other engines are measured"
+    limits: Any = {
+        "block_size": config.block_size,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_seqs": config.max_num_seqs,
+        "drafter": drafter,
+    }
     try:
-        pool = size_kv_pool(
-            model,
-            device,
-            block_size=config.block_size,
-            tensor_parallel_size=config.tensor_parallel_size,
-            gpu_memory_utilization=config.gpu_memory_utilization,
-            max_num_batched_tokens=config.max_num_batched_tokens,
-            max_num_seqs=config.max_num_seqs,
-            memory_account=config.engine.memory_account,
-            drafter=drafter,
-        )
+        if config.kv_cache_memory_bytes is not None:
+            pool = fill_kv_pool(model, device, config.kv_cache_memory_bytes, **limits)
+        else:
+            share, account = config.gpu_memory_utilization, config.engine.memory_account
+            pool = size_kv_pool(model, device, gpu_memory_utilization=share, memory_account=account, **limits)
     except DeviceTooSmallError as error:
-        raise ConfigError(f"device={config.device.name}: {error}") from error
+        given = config.kv_cache_memory_bytes
+        key = f"device={config.device.name}" if given is None else f"kv_cache_memory_bytes={given}"
+        raise ConfigError(f"{key}: {error}") from error
     if pool.num_blocks > MAX_BLOCKS:
         raise ConfigError(
             f"block_size={config.block_size}: device={config.device.name} has memory for {pool.num_blocks} KV blocks, "

@@ -14,17 +14,32 @@ from harness.config import (
     SyntheticTrace,
     TraceConfig,
 )
+from harness.config.schema.workload import FileTrace
 from harness.errors import ConfigError
 from harness.workload import sampling
-from harness.workload.readers import azure, burstgpt, custom, frame, mooncake, plain, sharegpt
+from harness.workload.readers import (
+    azure,
+    bailian,
+    baseten,
+    burstgpt,
+    custom,
+    frame,
+    mooncake,
+    plain,
+    servegen,
+    sharegpt,
+)
 from harness.workload.rows.layout import Layout
 from harness.workload.rows.sieve import RowRules
 from harness.workload.trace import Trace, file_stamp
 
 _FILE_READERS = {
     "azure": azure.read,
+    "bailian": bailian.read,
+    "baseten": baseten.read,
     "burstgpt": burstgpt.read,
     "mooncake": mooncake.read,
+    "servegen": servegen.read,
 }
 
 
@@ -43,10 +58,14 @@ def load_trace(config: TraceConfig, *, seed: int, with_times: bool = True, table
     """
     if table is not None:
         assert isinstance(config, JsonlTrace), "its keys hold for tables"
-        rules = RowRules(config.limit, config.on_bad_row, with_times)
+        rules = _rules(config, with_times)
         return _with_sequences(frame.read(table, config.path, rules, _layout(config)), config)
     stamp = file_stamp(getattr(config, "path", None))
     return _with_sequences(replace(_load(config, seed, with_times), stamp=stamp), config)
+
+
+def _rules(config: FileTrace, with_times: bool) -> RowRules:
+    return RowRules(config.limit, config.on_bad_row, with_times or config.window is not None, config.window)
 
 
 def _layout(config: CsvTrace | JsonlTrace) -> Layout:
@@ -72,14 +91,14 @@ def _load(config: TraceConfig, seed: int, with_times: bool) -> Trace:
             return sampling.synthetic(config, rng)
         case SharedPrefixTrace():
             return sampling.shared_prefix(config, rng)
-        case CsvTrace() | JsonlTrace():
-            read = plain.read_csv if config.kind == "csv" else plain.read_jsonl
-            rules = RowRules(config.limit, config.on_bad_row, with_times)
-            return read(config.path, rules, _layout(config))
+        case CsvTrace():
+            return plain.read_csv(config.path, _rules(config, with_times), _layout(config), config.delimiter)
+        case JsonlTrace():
+            return plain.read_jsonl(config.path, _rules(config, with_times), _layout(config), config.tokenizer)
         case CustomTrace():
             return custom.read(config, rng, RowRules(config.limit, config.on_bad_row, with_times))
         case _:
-            return _FILE_READERS[config.kind](config.path, RowRules(config.limit, config.on_bad_row, with_times))
+            return _FILE_READERS[config.kind](config.path, _rules(config, with_times))
 
 
 def _load_sharegpt(config: ShareGptTrace, rng: np.random.Generator) -> Trace:

@@ -11,7 +11,7 @@ from harness.config.schema.workload import TRACE_COLUMNS
 from harness.errors import TraceError
 from harness.workload.readers import plain
 from harness.workload.rows import value_checks
-from harness.workload.rows.layout import Layout, dates_from_json
+from harness.workload.rows.layout import Layout, texts_from_json
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, build_trace, collect
 from harness.workload.trace import Trace
@@ -69,9 +69,9 @@ def _parse(block_size: int | None, layout: Layout, rows: _Rows, sieve: RowSieve)
     for name, check in plain.CHECKS.items():
         if name not in table or (name == "arrival_time" and not sieve.rules.with_times):
             continue
-        if layout.reads_dates(name):
-            values = [None if value is None or value != value else value for value in table[name]]
-            columns[name] = value_checks.timestamps(dates_from_json(values), name, sieve)
+        if times := layout.times_of_text(name):
+            values = [None if value is None or value != value else _plain(value) for value in table[name]]
+            columns[name] = times(texts_from_json(values), name, sieve)
         else:
             columns[name] = layout.check(name, check)(_numbers(table[name]), name, sieve)
     num_prompt_tokens = columns["num_prompt_tokens"]

@@ -1,4 +1,4 @@
-"""TwinServe's own trace formats: CSV and JSON lines whose columns are those of Trace.table."""
+"""TwinServe's own trace formats: CSV and JSON lines whose columns are those of Trace.table, or JSON with messages."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from harness.config.schema.workload import MAX_TOKENS, TRACE_COLUMNS
+from harness.config.schema.workload import MAX_TOKENS, MESSAGES, TRACE_COLUMNS, Delimiter
 from harness.errors import TraceError
-from harness.workload.rows.csv_file import require_columns
-from harness.workload.rows.layout import Layout, dates_from_json
+from harness.workload.readers.messages import MessageCounter
+from harness.workload.rows.csv_file import DELIMITERS, csv_header, require_columns
+from harness.workload.rows.layout import Layout, texts_from_json
 from harness.workload.rows.lists import ObjectArray, integer_lists, list_lengths, num_blocks
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import Columns, NumberCheck, build_trace, collect, collect_csv
@@ -24,8 +25,8 @@ from harness.workload.rows.value_checks import (
     numbers_from_json,
     ordinals,
     times,
-    timestamps,
     tokens,
+    waits,
 )
 from harness.workload.trace import Trace
 
@@ -42,6 +43,7 @@ CHECKS: dict[str, NumberCheck] = {
     "deadline": durations,
     "session_id": ordinals,
     "turn": ordinals,
+    "think_time": waits,
 }
 _CSV_COLUMNS = ("request_id", *CHECKS)
 _OWN_NAMES = Layout()
@@ -49,44 +51,50 @@ _OWN_NAMES = Layout()
 RENUMBERED = "request_id of the file not kept: requests are numbered from 0"
 
 
-def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
+def read_csv(path: str, rules: RowRules, layout: Layout = _OWN_NAMES, delimiter: Delimiter = "comma") -> Trace:
     """Reads a CSV file with the columns num_prompt_tokens, num_output_tokens and, optionally, arrival_time (s),
-    n (samples of the prompt), priority, tenant, deadline (s after the arrival), session_id with turn, and request_id.
-    `layout` may give them other names.
+    n (samples of the prompt), priority, tenant, deadline (s after the arrival), session_id with turn, think_time (s
+    after the turn before), and request_id. `layout` may give them other names.
 
     Raises:
         TraceError: the file cannot be read, has a column that is not one of these, or has no usable row.
     """
-    header = require_columns(path, layout.in_file(REQUIRED), "a trace")
+    for name, sign in DELIMITERS.items():
+        if name != delimiter and set(layout.in_file(REQUIRED)) <= set(csv_header(path, sign)):
+            raise TraceError(f"{path}: its columns are not divided by {delimiter}: set trace.delimiter={name}")
+    header = require_columns(path, layout.in_file(REQUIRED), "a trace", DELIMITERS[delimiter])
     names = names_in(path, header, _CSV_COLUMNS, layout)
     sieve = RowSieve(path, rules)
     wanted = [layout.csv_column(names[ours], ours, check) for ours, check in CHECKS.items() if ours in names]
-    columns = collect_csv(path, wanted, sieve)
+    columns = collect_csv(path, wanted, sieve, DELIMITERS[delimiter])
     notes = (RENUMBERED,) if "request_id" in names else ()
     return build_trace(Path(path).stem, columns, sieve, ticks_per_second=layout.ticks_per_second, notes=notes)
 
 
-def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES) -> Trace:
+def read_jsonl(path: str, rules: RowRules, layout: Layout = _OWN_NAMES, tokenizer: str | None = None) -> Trace:
     """Reads JSON lines with the keys of `read_csv`, and optionally token_ids, and hash_ids with hash_block_size, which
-    `layout` may state instead.
+    `layout` may state instead; or with messages, whose tokens a `tokenizer` counts.
 
     Every line has the keys of the first one and the same hash_block_size.
 
     Raises:
         TraceError: the file cannot be read, has a key that is not one of these, or has no usable row.
+        ConfigError: there is a tokenizer without messages, or the other way round, or it cannot be loaded.
     """
-    first = first_record(path, layout.in_file(REQUIRED), "a trace")
-    names = names_in(path, first, TRACE_COLUMNS, layout)
+    has_messages = layout.in_file([MESSAGES])[0] in first_record(path, (), "a trace")
+    first = first_record(path, () if has_messages else layout.in_file(REQUIRED), "a trace")
+    names = names_in(path, first, (*TRACE_COLUMNS, MESSAGES), layout)
+    counter = MessageCounter.for_file(path, names, tokenizer)
     block_size = hash_block_size(path, {ours: first[name] for ours, name in names.items()}, layout)
     sieve = RowSieve(path, rules)
-    keys = _Keys(frozenset(first), names, layout, block_size)
+    keys = _Keys(frozenset(first), names, layout, block_size, counter)
     return build_trace(
         Path(path).stem,
         collect(json_batches(path), partial(_parse_json, keys), sieve),
         sieve,
         ticks_per_second=layout.ticks_per_second,
         hash_block_size=block_size,
-        notes=(RENUMBERED,) if "request_id" in names else (),
+        notes=((RENUMBERED,) if "request_id" in names else ()) + (counter.notes if counter else ()),
     )
 
 
@@ -121,12 +129,14 @@ def hash_block_size(path: str, first: Mapping[str, Any], layout: Layout = _OWN_N
 
 
 class _Keys(NamedTuple):
-    """The keys of the first line, the names in the file of columns of ours, how they are read, tokens per hash id."""
+    """The keys of the first line, the names in the file of columns of ours, how they are read, tokens per hash id, and
+    what counts the tokens of messages."""
 
     all: frozenset[str]
     names: Mapping[str, str]
     layout: Layout
     block_size: int | None
+    counter: MessageCounter | None
 
 
 def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
@@ -137,8 +147,8 @@ def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
     else:
         other_keys = _mask(record.keys() != keys.all for record in batch.records)
         for record in compress(batch.records, other_keys):
-            names_in(sieve.path, record, TRACE_COLUMNS, keys.layout)
-    columns: Columns = {}
+            names_in(sieve.path, record, (*TRACE_COLUMNS, MESSAGES), keys.layout)
+    columns: Columns = keys.counter.columns(batch, sieve) if keys.counter else {}
     for ours, check in CHECKS.items():
         if ours in names and (sieve.rules.with_times or ours != "arrival_time"):
             columns[ours] = _number(keys, ours, check, batch, sieve)
@@ -154,8 +164,8 @@ def _parse_json(keys: _Keys, batch: JsonBatch, sieve: RowSieve) -> Columns:
 
 def _number(keys: _Keys, ours: str, check: NumberCheck, batch: JsonBatch, sieve: RowSieve) -> npt.NDArray[Any]:
     name = keys.names[ours]
-    if keys.layout.reads_dates(ours):
-        return timestamps(dates_from_json(batch.column(name)), name, sieve)
+    if times := keys.layout.times_of_text(ours):
+        return times(texts_from_json(batch.column(name)), name, sieve)
     return keys.layout.check(ours, check)(numbers_from_json(batch.column(name)), name, sieve)
 
 

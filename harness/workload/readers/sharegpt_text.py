@@ -4,17 +4,16 @@ import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib import import_module
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from harness.errors import ConfigError, TraceError
+from harness.errors import TraceError
 from harness.workload.rows.sieve import RowRules, RowSieve
 from harness.workload.rows.tabular import build_trace
 from harness.workload.rows.trace_files import open_trace
+from harness.workload.text_tokens import load_tokenizer
 from harness.workload.trace import Trace, conversation_columns
 
 log = logging.getLogger(__name__)
@@ -39,7 +38,7 @@ def read(path: str, *, turns: Literal["first", "multi"], tokenizer: str | None, 
 
     Lengths are those of the messages; a chat template would add some tokens to each.
     """
-    count = estimate_tokens if tokenizer is None else _load_tokenizer(tokenizer)
+    count = estimate_tokens if tokenizer is None else _counter(tokenizer)
     limit = rules.limit
     sieve = RowSieve(path, replace(rules, limit=None), unit="conversation", expected=[_NO_EXCHANGE])
     conversations = _exchanges(_load(path), sieve, 1 if turns == "first" else None, limit)
@@ -61,25 +60,10 @@ def estimate_tokens(texts: Sequence[str]) -> npt.NDArray[np.int64]:
     return -(-sizes // BYTES_PER_TOKEN)
 
 
-def _load_tokenizer(location: str) -> TokenCounter:
-    path = Path(location) / "tokenizer.json" if Path(location).is_dir() else Path(location)
-    if not path.is_file():
-        raise ConfigError(f"trace.tokenizer={location!r}: must be a tokenizer.json, or a folder with one")
-    try:
-        tokenizers = import_module("tokenizers")  # optional: nothing else here needs it
-    except ImportError:
-        raise ConfigError("trace.tokenizer: needs `pip install tokenizers`; null estimates the counts") from None
-    try:
-        tokenizer = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception
-        raise ConfigError(f"trace.tokenizer={location!r}: not a tokenizer: {' '.join(str(error).split())}") from None
-
-    def count(texts: Sequence[str]) -> npt.NDArray[np.int64]:
-        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
-        # A normaliser may strip a text to nothing; a request still has a token.
-        return np.array([max(len(encoding), 1) for encoding in encodings], dtype=np.int64)
-
-    return count
+def _counter(tokenizer: str) -> TokenCounter:
+    encode = load_tokenizer(tokenizer)
+    # A normaliser may strip a text to nothing; a request still has a token.
+    return lambda texts: np.array([max(len(tokens), 1) for tokens in encode(texts)], dtype=np.int64)
 
 
 def _load(path: str) -> list[Any]:

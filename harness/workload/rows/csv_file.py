@@ -11,9 +11,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 
+from harness.config.schema.workload import Delimiter
 from harness.errors import TraceError
 from harness.workload.rows.trace_files import LINE_BYTES, file_head, open_trace
 
+DELIMITERS: dict[Delimiter, str] = {"comma": ",", "semicolon": ";", "tab": "\t", "pipe": "|"}
 _BLOCK_BYTES = 8 << 20
 
 
@@ -32,33 +34,33 @@ class CsvChunk:
     malformed: list[tuple[int, str]]
 
 
-def csv_header(path: str) -> tuple[str, ...]:
+def csv_header(path: str, delimiter: str = ",") -> tuple[str, ...]:
     """The column names of a CSV file, without blanks and quotes around them."""
     line = file_head(path).split(b"\n", 1)[0]
-    names = line.decode("utf-8-sig", errors="replace").split(",")
+    names = line.decode("utf-8-sig", errors="replace").split(delimiter)
     return tuple(name.strip().strip('"') for name in names)
 
 
-def require_columns(path: str, wanted: Sequence[str], what: str) -> tuple[str, ...]:
+def require_columns(path: str, wanted: Sequence[str], what: str, delimiter: str = ",") -> tuple[str, ...]:
     """The header of a CSV file that must have these columns.
 
     Raises:
         TraceError: it lacks some, or has one twice.
     """
-    header = csv_header(path)
+    header = csv_header(path, delimiter)
     if not set(wanted) <= set(header):
-        found = repr(",".join(header))
+        found = repr(delimiter.join(header))
         shown = found if len(found) <= 100 else found[:100] + "..."
         raise TraceError(f"{path}: not {what}: its first line must name {', '.join(wanted)}; it reads {shown}")
     for name in header:
-        if header.count(name) > 1:
+        if name and header.count(name) > 1:
             raise TraceError(f"{path}: two columns are named {name!r}")
     return header
 
 
-def csv_chunks(path: str, wanted: Sequence[str]) -> Iterator[CsvChunk]:
+def csv_chunks(path: str, wanted: Sequence[str], delimiter: str = ",") -> Iterator[CsvChunk]:
     """Yields the wanted columns of a CSV file with a header line. Blank lines are skipped."""
-    header = csv_header(path)
+    header = csv_header(path, delimiter)
     line = 2
     with open_trace(path) as file:
         file.readline()
@@ -67,15 +69,17 @@ def csv_chunks(path: str, wanted: Sequence[str]) -> Iterator[CsvChunk]:
             whole, newline, rest = (rest + block).rpartition(b"\n")
             if newline:
                 texts = whole.split(b"\n")
-                yield _csv_chunk(texts, line, header, wanted)
+                yield _csv_chunk(texts, line, header, wanted, delimiter)
                 line += len(texts)
             if len(rest) > LINE_BYTES:
                 raise TraceError(f"{path}, line {line}: longer than {LINE_BYTES} bytes")
         if rest:
-            yield _csv_chunk([rest], line, header, wanted)
+            yield _csv_chunk([rest], line, header, wanted, delimiter)
 
 
-def _csv_chunk(texts: list[bytes], first_line: int, header: tuple[str, ...], wanted: Sequence[str]) -> CsvChunk:
+def _csv_chunk(
+    texts: list[bytes], first_line: int, header: tuple[str, ...], wanted: Sequence[str], delimiter: str
+) -> CsvChunk:
     numbers = [line for line, text in enumerate(texts, first_line) if text and not text.isspace()]
     if len(numbers) < len(texts):
         texts = [texts[line - first_line] for line in numbers]
@@ -97,7 +101,7 @@ def _csv_chunk(texts: list[bytes], first_line: int, header: tuple[str, ...], wan
             column_names=[f"column {i}" for i in range(len(header))],
             block_size=len(data),
         ),
-        parse_options=pyarrow.csv.ParseOptions(quote_char=False, invalid_row_handler=note),
+        parse_options=pyarrow.csv.ParseOptions(delimiter=delimiter, quote_char=False, invalid_row_handler=note),
         convert_options=pyarrow.csv.ConvertOptions(
             column_types={f"column {i}": pa.string() for i in range(len(header))},
             include_columns=[f"column {header.index(name)}" for name in wanted],

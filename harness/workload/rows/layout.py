@@ -10,9 +10,9 @@ from harness.config.schema.reader import nearest
 from harness.config.schema.workload import TimeUnit
 from harness.errors import TraceError
 from harness.workload.rows import value_checks
-from harness.workload.rows.tabular import CsvColumn, NumberCheck, number_column
+from harness.workload.rows.tabular import CsvColumn, NumberCheck, TextCheck, number_column
 
-_TICKS: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 10**6, "date": 10**9}
+_TICKS: dict[TimeUnit, int] = {"s": 1, "ms": 1000, "us": 10**6, "ns": 10**9, "date": 10**9}
 _SHOWN = 12  # columns of a file that a message lists
 
 
@@ -22,7 +22,7 @@ class Layout:
 
     Attributes:
         columns: the trace table's column by the name in the file; empty for a file with the trace table's own names.
-        time_unit: of the arrival times: seconds, milliseconds, microseconds, or dates with times (ISO 8601).
+        time_unit: of the arrival times: seconds to nanoseconds, or dates with times (ISO 8601).
         hash_block_size: tokens per hash id, where no column says it.
     """
 
@@ -53,7 +53,7 @@ class Layout:
                 raise TraceError(f"{path}: columns {names[ours]!r} and {name!r} both give {ours}")
             if ours in known:
                 names[ours] = name
-            elif not self.columns:
+            elif not self.columns and not is_index(name):
                 raise TraceError(
                     f"{path}: unknown column {name!r}{nearest(name, known)} (allowed: {', '.join(known)}; "
                     "trace.columns={<column>: <one of these>} reads a file with other names)"
@@ -72,19 +72,33 @@ class Layout:
 
     def csv_column(self, name: str, ours: str, check: NumberCheck) -> CsvColumn:
         """How a column of a CSV file is read."""
-        if self.reads_dates(ours):
-            return CsvColumn(name, ours, value_checks.timestamps)
+        if times := self.times_of_text(ours):
+            return CsvColumn(name, ours, times)
         return number_column(name, ours, self.check(ours, check))
 
-    def reads_dates(self, ours: str) -> bool:
-        """Whether the column holds text with dates."""
-        return ours == "arrival_time" and self.time_unit == "date"
+    def times_of_text(self, ours: str) -> TextCheck | None:
+        """How the texts of a column are read, where they are times that no float64 holds: dates and nanoseconds."""
+        if ours != "arrival_time":
+            return None
+        return {"date": value_checks.timestamps, "ns": value_checks.nanoseconds}.get(self.time_unit)
 
 
-def dates_from_json(values: Sequence[object]) -> pa.ChunkedArray:
-    """JSON text as it is, and an empty text where there is none, for `checks.timestamps`."""
-    texts = ["" if value is None else value if isinstance(value, str) else "?" for value in values]
+def is_index(name: str) -> bool:
+    """Whether a column has the name of a row number that pandas wrote."""
+    return name in ("", "index") or name.startswith("Unnamed: ")
+
+
+def texts_from_json(values: Sequence[object]) -> pa.ChunkedArray:
+    """JSON text as it is, whole numbers as text, and an empty text where there is none, for `times_of_text`."""
+    texts = ["" if value is None else value if isinstance(value, str) else _whole(value) for value in values]
     return pa.chunked_array([pa.array(texts, pa.string())])
+
+
+def _whole(value: object) -> str:
+    """A whole number as text; `?` for anything else."""
+    if type(value) is float and value.is_integer() and abs(value) <= value_checks.MAX_EXACT:
+        value = int(value)
+    return str(value) if type(value) is int and abs(value) < 1 << 63 else "?"
 
 
 def _listed(names: Collection[str]) -> str:

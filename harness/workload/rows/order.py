@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from harness.errors import TraceError
 from harness.workload.rows.sieve import MAX_BAD_SHARE, RowSieve
 
 log = logging.getLogger(__name__)
@@ -49,9 +50,32 @@ def arrange(
             rows = rows[np.argsort(times[rows], kind="stable")]
     if "session_id" in columns:
         sieve.restart(lines[rows])
-        _check_sessions({name: values[rows] for name, values in columns.items()}, sieve)
+        has_contents = "hash_ids" in columns or "token_ids" in columns  # which say what the prompts share
+        _check_sessions({name: values[rows] for name, values in columns.items()}, sieve, is_cumulative=not has_contents)
         rows = rows[sieve.finish()]
     return {name: values[rows] for name, values in columns.items()}, notes
+
+
+def within_window(
+    columns: dict[str, Any], sieve: RowSieve, ticks_per_second: int
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The rows, in order of arrival, that arrive in the window of the rules, and a note on it.
+
+    Raises:
+        TraceError: the rows have no times, or none is in the window.
+    """
+    window = sieve.rules.window
+    if window is None:
+        return columns, ()
+    if "arrival_time" not in columns:
+        raise TraceError(f"{sieve.path}: trace.window={list(window)} needs arrival times, of which there are none")
+    ticks = columns["arrival_time"]
+    seconds = (ticks - ticks[0] if len(ticks) else ticks) / ticks_per_second
+    first, end = np.searchsorted(seconds, window)
+    if first == end and len(ticks):
+        raise TraceError(f"{sieve.path}: no request in trace.window={list(window)}; the last is at {seconds[-1]:g} s")
+    note = f"of {len(ticks)} requests, the {end - first} from {window[0]:g} to {window[1]:g} s (trace.window)"
+    return {name: values[first:end] for name, values in columns.items()}, (note,)
 
 
 def count_out_of_order(times: npt.NDArray[Any]) -> int:
@@ -91,7 +115,7 @@ def _num_beyond(ascending_s: npt.NDArray[np.longdouble]) -> int:
     return quarter - int(wide[0]) if len(wide) else 0
 
 
-def _check_sessions(columns: Mapping[str, Any], sieve: RowSieve) -> None:
+def _check_sessions(columns: Mapping[str, Any], sieve: RowSieve, *, is_cumulative: bool) -> None:
     """Row by row, because a row is compared with the usable rows of its session before it."""
     n = len(sieve.usable)
     sessions = columns["session_id"].tolist()
@@ -105,7 +129,7 @@ def _check_sessions(columns: Mapping[str, Any], sieve: RowSieve) -> None:
         turn = last_turn + 1 if turns is None else turns[row]
         if turn <= last_turn:
             bad[TURN_ORDER].append(row)
-        elif prompts[row] < last_total:
+        elif is_cumulative and prompts[row] < last_total:
             bad[NOT_CUMULATIVE].append(row)
         else:
             last[sessions[row]] = (turn, totals[row])

@@ -28,11 +28,13 @@ class RowRules:
         on_bad_row: "skip" counts bad rows and refuses a file with more than `MAX_BAD_SHARE` of them; "drop" counts any
             number of them; "error" raises at the first in the file.
         with_times: whether the file's arrival times are wanted. If not, they are not read, so none of them is bad.
+        window: (from, to) in s after the first request, of which the requests are kept; None for all.
     """
 
     limit: int | None = None
     on_bad_row: OnBadRow = "skip"
     with_times: bool = True
+    window: tuple[float, float] | None = None
 
 
 class RowSieve:

@@ -11,12 +11,13 @@ import pyarrow as pa
 
 from harness.workload.rows import value_checks
 from harness.workload.rows.csv_file import CsvChunk, csv_chunks
-from harness.workload.rows.order import arrange
+from harness.workload.rows.order import arrange, within_window
 from harness.workload.rows.sieve import RowSieve
 from harness.workload.trace import Trace, trace_table
 
 Columns = dict[str, npt.NDArray[Any]]
 NumberCheck = Callable[[value_checks.Numbers, str, RowSieve], npt.NDArray[Any]]
+TextCheck = Callable[[pa.ChunkedArray, str, RowSieve], npt.NDArray[Any]]
 
 
 class _Chunk(Protocol):
@@ -36,7 +37,7 @@ class CsvColumn:
 
     name: str
     target: str
-    parse: Callable[[pa.ChunkedArray, str, RowSieve], npt.NDArray[Any]]
+    parse: TextCheck
 
 
 def number_column(name: str, target: str, check: NumberCheck) -> CsvColumn:
@@ -74,10 +75,11 @@ def collect(chunks: Iterable[ChunkT], parse: Callable[[ChunkT, RowSieve], Column
     return {target: np.concatenate([part[target] for part in parts]) for target in parts[0]}
 
 
-def collect_csv(path: str, columns: Sequence[CsvColumn], sieve: RowSieve) -> Columns:
+def collect_csv(path: str, columns: Sequence[CsvColumn], sieve: RowSieve, delimiter: str = ",") -> Columns:
     """The usable rows of a CSV file. Its columns are checked in the order given. Raises like `collect`."""
     columns = [column for column in columns if sieve.rules.with_times or column.target != "arrival_time"]
-    return collect(csv_chunks(path, [column.name for column in columns]), partial(_parse_csv, columns), sieve)
+    chunks = csv_chunks(path, [column.name for column in columns], delimiter)
+    return collect(chunks, partial(_parse_csv, columns), sieve)
 
 
 def _parse_csv(columns: Sequence[CsvColumn], chunk: CsvChunk, sieve: RowSieve) -> Columns:
@@ -103,6 +105,8 @@ def build_trace(
     lines = columns.pop("line", None)
     if lines is not None:
         columns, arranged = arrange(columns, lines, sieve, ticks_per_second)
+        columns, cut = within_window(columns, sieve, ticks_per_second)
+        arranged = (*arranged, *cut)
         columns = {name: values[: sieve.rules.limit] for name, values in columns.items()}
         notes = (*notes, *arranged)
         sieve.require_usable(len(columns["num_prompt_tokens"]))

@@ -20,6 +20,7 @@ MAX_EXACT = 2.0**53  # every integer up to here is a float64
 _MAX_TIME = 1e15  # ticks; the year 33658 in milliseconds
 
 _NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+_NANOSECONDS = r"^-?(\d{1,18}|[1-8]\d{18})$"  # of an int64
 _TIMESTAMP = r"^(19|20)\d\d-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d{1,9})?(Z|[+-]\d\d:\d\d)?$"
 
 
@@ -72,6 +73,12 @@ def durations(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.fl
     return values
 
 
+def waits(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.float64]:
+    """Times >= 0, and 0 for an empty cell: float64."""
+    values = np.where(numbers.missing, 0.0, numbers.values)
+    return durations(Numbers(values, np.zeros_like(numbers.missing)), name, sieve)
+
+
 def integers(numbers: Numbers, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
     """Whole numbers up to 2^53 in size: int64."""
     values = finite(numbers, name, sieve)
@@ -102,6 +109,15 @@ def tokens(numbers: Numbers, name: str, sieve: RowSieve, zero: str | None = None
     values = ordinals(numbers, name, sieve)
     sieve.reject(values == 0, zero or f"{name} is 0")
     sieve.reject(values > MAX_TOKENS, f"{name} is larger than {MAX_TOKENS}")
+    return values
+
+
+def nanoseconds(texts: pa.ChunkedArray, name: str, sieve: RowSieve) -> npt.NDArray[np.int64]:
+    """Whole numbers of nanoseconds, read exactly: int64. Since 1970 they are more than a float64 tells apart."""
+    sieve.reject(pc.equal(texts, "").to_numpy(zero_copy_only=False), f"{name} is missing")
+    readable = pc.match_substring_regex(texts, _NANOSECONDS)
+    sieve.reject(~readable.to_numpy(zero_copy_only=False), f"{name} is not a whole number of nanoseconds")
+    values: npt.NDArray[np.int64] = pc.cast(pc.if_else(readable, texts, "0"), pa.int64()).to_numpy()
     return values
 
 

@@ -40,6 +40,7 @@ CONFIGS: dict[str, transformers.PreTrainedConfig] = {
     "qwen3_bias_tied": transformers.Qwen3Config(
         **(SIZES | {"tie_word_embeddings": True}), head_dim=32, attention_bias=True
     ),
+    "mistral": transformers.MistralConfig(**SIZES, head_dim=32, sliding_window=7, rms_norm_eps=1e-5),
     "llama": transformers.LlamaConfig(**SIZES, head_dim=32, rms_norm_eps=1e-5, rope_parameters=LLAMA3_ROPE),
 }
 VARIANTS = tuple(CONFIGS)

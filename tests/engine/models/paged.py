@@ -41,7 +41,7 @@ class PagedModel:
     @classmethod
     def build(cls, config: ModelConfig, dtype: torch.dtype, tp: TensorParallel, weights: Path | int) -> PagedModel:
         """Build a model with the weights of a folder, or with random weights from a seed."""
-        backend = select_backend("torch", CPU, dtype, config.head_dim, BLOCK_SIZE)
+        backend = select_backend("torch", CPU, dtype, config.head_dim, BLOCK_SIZE, window=config.sliding_window)
         model = build_model(config, tp, backend, dtype, CPU)
         if isinstance(weights, int):
             load_random(model, weights)

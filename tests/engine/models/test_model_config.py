@@ -125,6 +125,23 @@ def read(path: Path) -> dict[str, Any]:
     return {str(key): value for key, value in shape.items()}
 
 
+@pytest.mark.parametrize(
+    ("value", "window"),
+    [({"sliding_window": None}, 0), ({}, 4096), ({"sliding_window": 64}, 64), ({"sliding_window": 8192}, 0)],
+)
+def test_the_window_of_mistral(value: dict[str, Any], window: int) -> None:
+    data = {**LLAMA, "architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192, "attention_bias": True}
+    config = ModelConfig.from_hf({key: each for key, each in data.items() if key != "rope_scaling"} | value)
+    assert (config.family, config.sliding_window, config.attention_bias) == ("mistral", window, False)
+    assert config.num_sliding_layers == (config.num_layers if window else 0)
+
+
+def test_a_shape_with_parameters_that_no_family_has_is_refused() -> None:
+    shape = read(next(path for path in MODELS if path.stem == "qwen3-8b"))
+    with pytest.raises(ModelError, match="extra_layer_parameters=7168 is not supported by the real engine"):
+        ModelConfig.from_shape(shape | {"extra_layer_parameters": 7168})
+
+
 @pytest.mark.parametrize("path", MODELS, ids=lambda path: path.stem)
 def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
     shape = read(path)
@@ -138,7 +155,7 @@ def test_every_model_of_the_config_tree_is_a_known_one(path: Path) -> None:
             ModelConfig.from_shape({"qk_norm": False, **shape})
         return
     config = ModelConfig.from_shape({"qk_norm": False, **shape})
-    families = {"llama": "llama", "mistral": "llama", "qwen2.5": "qwen2"}
+    families = {"llama": "llama", "mistral": "mistral", "qwen2.5": "qwen2"}
     moe = "qwen3_moe" if "num_experts" in shape else "qwen3"
     family = next((family for start, family in families.items() if path.stem.startswith(start)), moe)
     assert config.family == family

@@ -32,7 +32,7 @@ Edit = Callable[[dict[str, Any]], Any]
 def build(folder: Path, tp: TensorParallel | None = None, **changes: Any) -> CausalLM:
     data = json.loads((folder / "config.json").read_text()) | changes
     config = ModelConfig.from_hf(data)
-    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE)
+    backend = select_backend("torch", CPU, torch.float32, config.head_dim, BLOCK_SIZE, window=config.sliding_window)
     return build_model(config, tp or TensorParallel(), backend, torch.float32, CPU)
 
 

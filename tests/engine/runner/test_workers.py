@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -24,6 +25,8 @@ from engine.api import llm as llm_module  # noqa: E402
 from engine.api.calls import EngineClosedError  # noqa: E402
 from engine.api.llm import LLM  # noqa: E402
 from engine.engine_config import EngineConfig  # noqa: E402
+from engine.models.layers import parallel  # noqa: E402
+from engine.models.layers.parallel import TensorParallel  # noqa: E402
 from engine.models.model_config import ModelConfig  # noqa: E402
 from engine.runner import model_runner  # noqa: E402
 from engine.runner.executors.tensor_parallel import (  # noqa: E402
@@ -33,6 +36,7 @@ from engine.runner.executors.tensor_parallel import (  # noqa: E402
     _limit_waiting,
     _SecondInterruptError,
 )
+from engine.runner.executors.worker import Progress  # noqa: E402
 from tests.engine.builders import GREEDY, MODEL, SETTINGS, generate, make_prompts  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
@@ -94,11 +98,13 @@ def test_a_killed_worker_ends_the_run_and_leaves_nothing(streaming: Any, tempora
         llm.generate([[1]])
 
 
+@pytest.mark.parametrize("hung", [0, 1])
 def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
-    streaming: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch
+    streaming: Any, temporary: Path, monkeypatch: pytest.MonkeyPatch, hung: int
 ) -> None:
-    """The rank that does not hang waits for the other one in a collective."""
-    llm, (victim, _), _ = streaming
+    """The rank that does not hang waits for the other one in a collective, and is not named."""
+    llm, workers, _ = streaming
+    victim = next(worker for worker in workers if worker.name == f"twinserve-rank-{hung}")
     executor: TensorParallelExecutor = llm.engine._executor
     collect, inputs = executor._collect, llm.engine._builder.build(llm.engine.scheduler.schedule(0))
 
@@ -113,10 +119,24 @@ def test_interrupts_wait_for_the_plan_and_a_hanging_worker_is_named_and_killed(
     assert not any(worker.pipe.poll() for worker in executor._workers), "an answer is left in a pipe"
     assert len(multiprocessing.active_children()) == 2
     os.kill(victim.pid, signal.SIGSTOP)
-    with pytest.raises(WorkerError, match=r"^no answer from rank 0, 1 within 3 s: one of them hangs, and"):
+    with pytest.raises(
+        WorkerError, match=f"^no answer from rank {hung} within 3 s: it hangs, and the others wait for it$"
+    ):
         executor.execute(inputs)
     assert multiprocessing.active_children() == []
     assert list(temporary.iterdir()) == []
+
+
+def test_a_rank_counts_a_collective_before_it_waits_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts = multiprocessing.get_context("spawn").RawArray(ctypes.c_int64, 3)
+    seen: list[int] = []
+    for name in ("all_reduce", "broadcast"):
+        monkeypatch.setattr(dist, name, lambda *_, **__: seen.append(counts[1]))
+    monkeypatch.setattr(parallel, "_all_gather", lambda *_, **__: seen.append(counts[1]))
+    tp = TensorParallel(1, 3, on_collective=Progress(counts, 1).step)
+    for collective in (tp.all_reduce, tp.all_gather, tp.from_rank_0):
+        collective(torch.zeros(2, 2))
+    assert seen == [1, 2, 3] and list(counts) == [0, 3, 0]
 
 
 def test_a_second_interrupt_ends_at_once() -> None:

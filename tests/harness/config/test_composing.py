@@ -20,6 +20,7 @@ RUNS = [
     "++seed=5 seed=6 ++seed=7 '+plot.labels={}' +plot.labels.a=b plot.labels.a=c 'trace={num_requests: 9}'",
     "hydra.job.env_copy=[HOME] hydra.job.config.override_dirname.kv_sep=: seed=3 block_size=4 cost=roofline",
     "hydra.searchpath=[file:///no/such] seed=1",
+    "validation.select.system=h100_sxm 'validation.select={a: 1}' model=hf model.config=x model.hf_overrides.rope.a=3",
 ]
 REFUSED = (
     "block_size=1,2  nothing=1  trace=nothing  ~nothing  trace@a=azure  +max_num_seqs=3  a=[  hydra.job.env_copy=3"

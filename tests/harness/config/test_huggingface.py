@@ -191,6 +191,9 @@ def test_the_option_belongs_to_one_model_only(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="model.config=5: must be the path of a config.json"):
         parse(composed("model=hf", "model.config=5"))
     assert explain_override("model.config") == "model.config: belongs to model=hf only"
+    assert explain_override("model.hf_overrides.a") == "model.hf_overrides.a: belongs to model=hf only"
+    with pytest.raises(ConfigError, match="model.hf_overrides=5: must be keys of a config.json with values"):
+        parse(composed("model=hf", f"model.config={tmp_path}", "model.hf_overrides=5"))
 
 
 def test_spoilt_files_are_read_or_refused_in_one_line(tmp_path: Path) -> None:

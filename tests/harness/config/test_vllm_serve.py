@@ -19,7 +19,9 @@ from harness.config.run import RunConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError
 from tests.harness.builders import CONF, config
+from tests.harness.config.builders import write
 
+CHECKPOINTS = Path(__file__).parent / "checkpoints"
 SERVE = "vllm serve Qwen/Qwen3-8B"
 SERVER_KEYS = (
     "model", "scheduler", "block_size", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "quantization",
@@ -84,6 +86,61 @@ def test_a_flag_sets_its_key(flags: str, override: str) -> None:
     assert override not in overrides(SERVE) or override == "max_model_len=null"
 
 
+def test_the_pool_is_as_large_as_the_flag_says() -> None:
+    settings = of(f"{SERVE} --kv-cache-memory-bytes 4G")
+    assert settings.kv_cache_memory_bytes == 4 * 2**30
+    assert "--kv-cache-memory-bytes 4294967296" in serve_command(settings)
+    assert "num_blocks=9" in overrides(f"{SERVE} --kv-cache-memory-bytes 4G --num-gpu-blocks-override 9")
+    assert not any("kv_cache_memory" in each for each in overrides(f"{SERVE} --num-gpu-blocks-override 9"))
+
+
+def hf(values: object) -> str:
+    return f"--hf-overrides '{json.dumps(values)}'"
+
+
+@pytest.mark.parametrize(
+    ("values", "longest"),
+    [
+        ({"max_position_embeddings": 8192}, 8192),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}}, 131_072),
+        ({"rope_parameters": {"rope_type": "linear", "factor": 2}}, 81_920),
+        ({"rope_theta": 5e6}, 40_960),
+    ],
+)
+def test_overrides_of_a_model_of_ours(values: object, longest: int) -> None:
+    assert of(f"{SERVE} {hf(values)}").model.max_position_embeddings == longest
+
+
+def test_overrides_of_sizes_and_in_parts() -> None:
+    model = of(
+        f"{SERVE} --hf-overrides.num_hidden_layers 4 --hf-overrides.rope_scaling.factor=2 "
+        "--hf-overrides.rope_scaling.rope_type linear"
+    ).model
+    assert (model.num_layers, model.max_position_embeddings) == (4, 81_920)
+    arguments, notes = expand([f"import_vllm={SERVE} {hf({'num_hidden_layers': 4})}", "model=tiny"])
+    assert not any("num_layers" in each for each in arguments)
+    assert "--hf-overrides: left out, as model is given beside" in notes
+
+
+def test_overrides_replace_keys_of_the_config_of_a_folder(tmp_path: Path) -> None:
+    folder = write(tmp_path, json.loads((CHECKPOINTS / "gemma-3-4b.json").read_text()))
+    values = {"text_config": {"num_hidden_layers": 12, "sliding_window": 256}, "torch_dtype": "float16"}
+    model = of(f"vllm serve {folder} {hf(values)}").model
+    assert (model.num_layers, model.sliding_window, model.num_sliding_layers, model.dtype) == (12, 256, 10, "float16")
+    assert (model.hidden_size, model.intermediate_size) == (2560, 10240), "the other keys of the text half stay"
+    folder = write(tmp_path, json.loads((CHECKPOINTS / "olmo-3-7b.json").read_text()))
+    assert of(f"vllm serve {folder}").model.max_position_embeddings == 65_536
+    model = of(f"vllm serve {folder} {hf({'rope_scaling': {'rope_type': 'linear', 'factor': 2.0}})}").model
+    assert model.max_position_embeddings == 131_072, "no key of the file's own scaling is left"
+
+
+def test_the_longest_answer_of_a_generation_config_is_noted() -> None:
+    plain, notes = translate(f"{SERVE} --override-generation-config '{json.dumps({'temperature': 0.5})}'")
+    assert plain == overrides(SERVE) and notes == ["--override-generation-config: left out"]
+    (note,) = translate(f"{SERVE} --override-generation-config.max_new_tokens 64").notes
+    assert note.startswith("--override-generation-config: max_new_tokens=64 cuts answers in vLLM")
+
+
 def test_speculation() -> None:
     ngram = json.dumps({"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_max": 3})
     settings = of(f"{SERVE} --speculative-config '{ngram}'")
@@ -126,6 +183,14 @@ def test_models_are_found_by_their_names(tmp_path: Path) -> None:
         (f"{SERVE} --quantization bitsandbytes", "--quantization bitsandbytes"),
         (f"{SERVE} --quantization compressed-tensors", "--quantization compressed-tensors"),
         (f"{SERVE} --max-num-sequences 3", "did you mean '--max-num-seqs'"),
+        (f"{SERVE} --hf-overrides x", "--hf-overrides: no JSON"),
+        (f"{SERVE} --hf-overrides {'[' * 100_000}", "--hf-overrides: no JSON"),
+        (f"{SERVE} --hf-overrides '[1]'", "--hf-overrides: must be a JSON object"),
+        (f"{SERVE} --hf-overrides.architectures x", "architectures: give the folder of the model's config.json"),
+        (f"{SERVE} --hf-overrides.a 1 --hf-overrides.a.b 2", "a.b: a has a value of its own"),
+        (f"{SERVE} --hf-overrides.max_position_embeddings 0.5", "must be an integer from 1"),
+        (f"{SERVE} --override-generation-config 5", "--override-generation-config: must be a JSON object"),
+        (f"{SERVE} --kv-cache-memory-bytes all", "--kv-cache-memory-bytes all: must be a number"),
         (f"{SERVE} --swap-space 4", "--swap-space: no flag of vLLM 0.19"),
         (f"{SERVE} --max-num-seqs many", "--max-num-seqs many: must be a number"),
         (f"{SERVE} --max-num-seqs", "--max-num-seqs: expected one argument"),

@@ -45,6 +45,7 @@ class ToyRequest:
     tokens: list[float] = field(default_factory=list)
     preemptions: int = 0
     recomputed: int = 0
+    gave_way: list[list[float]] = field(default_factory=list)  # from when until when
 
     @property
     def blocks(self) -> int:
@@ -126,6 +127,7 @@ def run_toy_engine(
             victim = running.pop()
             used -= victim.blocks
             victim.preemptions += 1
+            victim.gave_way.append([now, np.inf])
             waiting.appendleft(victim)
             preempted += 1
         admitted: list[ToyRequest] = []
@@ -141,6 +143,7 @@ def run_toy_engine(
                 cached_tokens += request.cached
                 tokens += request.prompt - request.cached
             else:
+                request.gave_way[-1][1] = now
                 request.recomputed += request.prompt + len(request.tokens)
                 tokens += request.prompt + len(request.tokens)
             used += request.blocks

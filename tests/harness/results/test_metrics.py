@@ -146,11 +146,11 @@ def reference(requests: list[ToyRequest], result: RunResult, config: MetricsConf
         out[f"median_{name}_ms"] = float(np.median(ms)) if values else math.nan
         out[f"mean_{name}_ms"] = sum(ms) / len(ms) if values else math.nan
         out[f"std_{name}_ms"] = float(np.std(ms)) if values else math.nan
-    out |= reference_engine(result, first, last)
+    out |= reference_engine(result, requests, first, last)
     return {name: None if isinstance(value, float) and math.isnan(value) else value for name, value in out.items()}
 
 
-def reference_engine(result: RunResult, start: float, end: float) -> dict[str, float]:
+def reference_engine(result: RunResult, requests: list[ToyRequest], start: float, end: float) -> dict[str, float]:
     steps = result.steps.to_dict("records") if not math.isnan(start) else []
     if math.isnan(end) and steps:
         end = max(step["start_time"] + step["duration"] for step in steps)
@@ -179,9 +179,18 @@ def reference_engine(result: RunResult, start: float, end: float) -> dict[str, f
         "saved_block_share": ratio(area["num_saved_blocks"], area["num_saved_blocks"] + area["num_used_blocks"]),
         "mean_running": ratio(area["num_running"], end - start),
         "max_running": peak["num_running"],
-        "mean_waiting": ratio(area["num_waiting"], end - start),
+        "mean_waiting": ratio(sum(waited(request, start, end) for request in requests), end - start),
         "max_waiting": peak["num_waiting"],
     }
+
+
+def waited(request: ToyRequest, start: float, end: float) -> float:
+    """Seconds between two times in which a request had arrived, or given way, and did not run."""
+    if request.status == "rejected":
+        return 0.0
+    first = math.inf if math.isnan(request.first_scheduled) else request.first_scheduled
+    spans = [[request.arrival, first], *request.gave_way]
+    return sum(max(0.0, min(until, end) - max(since, start)) for since, until in spans)
 
 
 def reference_slots(area: dict[str, float], result: RunResult, duration: float) -> dict[str, float]:

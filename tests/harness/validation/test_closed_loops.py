@@ -55,7 +55,7 @@ def test_a_precision_that_the_file_leaves_empty_is_called_nan(tmp_path: Path) ->
     [
         ({"gpu": "x"}, "no such column"),
         ({"system": "x"}, "no row"),
-        ({}, r"choose one with \+validation.select.system=: "),
+        ({}, r"choose one with validation.select.system=: "),
     ],
 )
 def test_a_wrong_selection_is_one_line(tmp_path: Path, select: dict[str, str], message: str) -> None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from experiments.kv_pool.__main__ import parts, scores
 from experiments.kv_pool.lines import card, predicted, read_lines, shape, with_predictions
 from simulator.models.hardware import Device
-from simulator.models.memory import ACCOUNTS, GIB, early_activation_bytes, size_kv_pool
+from simulator.models.memory import (
+    ACCOUNTS,
+    GIB,
+    DeviceTooSmallError,
+    early_activation_bytes,
+    fill_kv_pool,
+    size_kv_pool,
+)
 from tests.simulator.builders import H100, load_model
 
 H100_80GB = card("H100 80GB")
@@ -107,3 +115,31 @@ def test_the_kv_pool_of_an_early_vllm_is_nearly_that_of_its_run() -> None:
         max_num_seqs=1024, memory_account="vllm_v0",
     )  # fmt: skip
     assert pool.num_blocks == pytest.approx(3388.5, rel=0.003)
+
+
+LIMITS: dict[str, Any] = {
+    "block_size": 16,
+    "tensor_parallel_size": 1,
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 256,
+}
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-8b", "gpt-oss-20b"])
+def test_bytes_are_filled_as_those_that_are_left(name: str) -> None:
+    model = load_model(name)
+    sized = size_kv_pool(model, H100, gpu_memory_utilization=0.9, **LIMITS)
+    left = sized.usable_bytes - sized.weight_bytes - sized.activation_bytes - sized.outside_bytes
+    filled = fill_kv_pool(model, H100, left, **LIMITS)
+    assert filled.num_blocks == sized.num_blocks > 1000 and filled.window_bytes == sized.window_bytes
+    assert filled.block_bytes == sized.block_bytes and filled.usable_bytes == left
+    assert fill_kv_pool(model, H100, left // 2, **LIMITS).num_blocks < sized.num_blocks
+    assert f"from {left / GIB:.2f} GiB" in filled.describe() and "as configured" in filled.describe()
+
+
+def test_bytes_that_hold_no_block_or_leave_no_room_for_the_weights_are_refused() -> None:
+    model = load_model("llama-3.1-8b")
+    with pytest.raises(DeviceTooSmallError, match="1,048,576 bytes hold no KV block of 2,097,152 bytes"):
+        fill_kv_pool(model, H100, 1 << 20, **LIMITS)
+    with pytest.raises(DeviceTooSmallError, match="and the weights of .*, 16,0.* bytes, are more than its memory"):
+        fill_kv_pool(model, H100, H100.memory_bytes - 10, **LIMITS)

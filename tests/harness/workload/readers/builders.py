@@ -35,6 +35,15 @@ BURSTGPT_3 = (
 )
 
 
+SERVEGEN = b"request_id,timestamp,input_tokens,output_tokens\n0,0.5,10,20\n1,1.25,15,25\n"
+
+
+def bailian_line(chat: object, parent: object, timestamp: object, lengths: tuple[int, int], hash_ids: object) -> bytes:
+    record = {"chat_id": chat, "parent_chat_id": parent, "timestamp": timestamp, "input_length": lengths[0]}
+    record |= {"output_length": lengths[1], "type": "text", "turn": 1, "hash_ids": hash_ids}
+    return json.dumps(record).encode() + b"\n"
+
+
 def mooncake_line(timestamp: object, input_length: object, output_length: object, hash_ids: object) -> bytes:
     record = {
         "timestamp": timestamp,

@@ -10,13 +10,20 @@ import numpy as np
 import pytest
 
 from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace, TraceArrival
-from harness.config.schema.workload import MAX_TOKENS
+from harness.config.schema.workload import MAX_TOKENS, BailianTrace, ServeGenTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.arrivals import make_arrivals
 from harness.workload.content import block_identities
 from harness.workload.readers import load_trace
 from harness.workload.trace import Trace
-from tests.harness.workload.readers.builders import AZURE_2023, AZURE_2025, BURSTGPT_1, mooncake_line
+from tests.harness.workload.readers.builders import (
+    AZURE_2023,
+    AZURE_2025,
+    BURSTGPT_1,
+    SERVEGEN,
+    bailian_line,
+    mooncake_line,
+)
 from tests.mutations import mutants
 
 MAX_SECONDS = 5
@@ -42,6 +49,9 @@ CHATS = (
 CSV = b"arrival_time,num_prompt_tokens,num_output_tokens,priority,session_id,turn\n" + b"".join(
     b"%d.5,%d,3,0,%d,0\n" % (row, row + 1, row) for row in range(12)
 )
+NANOSECONDS = b";arrival_time;num_prompt_tokens;num_output_tokens;think_time\n" + b"".join(
+    b"%d;17162000001201234%02d;%d;3;0.5\n" % (row, row, row + 1) for row in range(12)
+)
 TOKENS = json_lines(
     '"arrival_time": 0, "num_prompt_tokens": 2, "num_output_tokens": 1, "token_ids": [1, 2], "priority": 1',
     '"arrival_time": 0.5, "num_prompt_tokens": 1, "num_output_tokens": 9, "token_ids": [7], "priority": 0',
@@ -61,6 +71,16 @@ CASES = {
     "mooncake": Case(
         MooncakeTrace, "json_lines", b"".join(mooncake_line(row * 1000, 600, 5, [1, row]) for row in range(12))
     ),
+    "bailian": Case(
+        BailianTrace,
+        "json_lines",
+        b"".join(
+            bailian_line(row, row - 3, row, (20 + row, 5), [1, row, 7][: -(-(20 + row) // 16)]) for row in range(12)
+        ),
+    ),
+    "servegen": Case(ServeGenTrace, "csv", SERVEGEN),
+    "nanoseconds": Case(CsvTrace, "csv", NANOSECONDS, {"time_unit": "ns", "delimiter": "semicolon"}),
+    "window": Case(CsvTrace, "csv", CSV, {"window": (2, 9)}),
     "token_ids": Case(JsonlTrace, "json_lines", TOKENS),
     "hash_ids": Case(JsonlTrace, "json_lines", HASHED),
     "chats": Case(ShareGptTrace, "json", CHATS, {"turns": "multi"}),

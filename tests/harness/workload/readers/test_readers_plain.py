@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.config import AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace
+from harness.config.schema.workload import BailianTrace, ServeGenTrace
 from harness.errors import ConfigError, TraceError
 from harness.workload.readers import load_trace
 from harness.workload.rows import csv_file
@@ -213,7 +214,9 @@ def test_csv_wrong_files(path: Path, text: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-FILE_TRACES = [AzureTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ShareGptTrace]
+FILE_TRACES = [
+    AzureTrace, BailianTrace, BurstGptTrace, CsvTrace, JsonlTrace, MooncakeTrace, ServeGenTrace, ShareGptTrace,
+]  # fmt: skip
 PNG = b"\x89PNG\r\n\x1a\n\x00\x00\x00\rIHDR" + bytes(range(256)) * 40
 
 

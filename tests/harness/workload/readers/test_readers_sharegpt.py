@@ -132,8 +132,9 @@ class WordTokenizer:
             raise Exception("no model\nin it")
         return cls()
 
-    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[list[str]]:
-        return [["<s>"] * add_special_tokens + text.replace("stripped", "").split() for text in texts]
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[SimpleNamespace]:
+        words = [["<s>"] * add_special_tokens + text.replace("stripped", "").split() for text in texts]
+        return [SimpleNamespace(ids=each) for each in words]
 
 
 @pytest.fixture

@@ -1,0 +1,142 @@
+"""Checkpoints of each family: their weights are those of the same model in transformers, without memory for them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # noqa: E402
+
+from harness.config import ModelConfig  # noqa: E402
+from harness.config.huggingface_keys import ignored_notes  # noqa: E402
+from harness.engines.resolving.shapes import model_shape  # noqa: E402
+from harness.errors import ConfigError  # noqa: E402
+from simulator.models.hardware import ModelShape  # noqa: E402
+from tests.harness.config.builders import read, write  # noqa: E402
+
+FOLDER = Path(__file__).parent / "checkpoints"
+CHECKPOINTS = sorted(FOLDER.glob("*.json"))
+_TOWER = ("visual.", "vision_tower.", "multi_modal_projector.")
+
+
+def num_parameters(data: dict[str, Any]) -> int:
+    """Parameters of the model of text, as transformers builds it, with the corrections of an expert's score."""
+    config = CONFIG_MAPPING[data["model_type"]].from_dict(data)
+    kind = transformers.AutoModelForImageTextToText if "text_config" in data else transformers.AutoModelForCausalLM
+    with torch.device("meta"):
+        model = kind.from_config(config)
+    sizes = {name: tensor.numel() for name, tensor in model.named_parameters()}
+    sizes |= {name: tensor.numel() for name, tensor in model.named_buffers() if "e_score_correction" in name}
+    return sum(size for name, size in sizes.items() if not any(part in name for part in _TOWER))
+
+
+def shape(path: Path) -> ModelShape:
+    return model_shape(ModelConfig(**read(path)), "none", "auto")
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+def test_weights_are_the_tensors_of_the_checkpoint(path: Path) -> None:
+    data = json.loads(path.read_text())
+    data.pop("quantization_config", None)
+    assert shape(path).weight_bytes() == 2 * num_parameters(data)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed"),
+    [
+        ("seed-oss-36b", {"attention_bias": False}),
+        ("seed-oss-36b", {"attention_out_bias": True, "mlp_bias": True}),
+        ("ernie-4.5-0.3b", {"use_bias": True}),
+        ("granite-3.3-8b", {"attention_bias": True}),
+        ("granite-3.3-8b", {"mlp_bias": True}),
+        ("olmo-2-7b", {"attention_bias": True}),
+        ("gemma-3-1b", {"attention_bias": True}),
+        ("smollm3-3b", {"mlp_bias": True}),
+    ],
+)
+def test_biases_are_weights(name: str, changed: dict[str, Any], tmp_path: Path) -> None:
+    data = json.loads((FOLDER / f"{name}.json").read_text()) | changed
+    assert shape(write(tmp_path, data)).weight_bytes() == 2 * num_parameters(data)
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+def test_as_many_layers_have_a_window_as_in_transformers(path: Path) -> None:
+    data = json.loads(path.read_text())
+    config = CONFIG_MAPPING[data["model_type"]].from_dict(data)
+    kinds = getattr(config.get_text_config(), "layer_types", None) or []
+    assert shape(path).num_sliding_layers == (32 if path.stem == "phi-3-mini-4k" else kinds.count("sliding_attention"))
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "window", "num_layers"),
+    [
+        ("exaone-4.0-32b", {"layer_types": None}, 4096, 48),
+        ("exaone-4.0-32b", {"layer_types": None, "sliding_window_pattern": 2}, 4096, 32),
+        ("exaone-4.0-32b", {"layer_types": None, "sliding_window": None, "sliding_window_pattern": None}, 0, 0),
+        ("olmo-3-7b", {"layer_types": None}, 4096, 24),
+        ("gemma-3-1b", {}, 512, 22),
+        ("gemma-3-1b", {"sliding_window_pattern": None}, 512, 22),
+        ("gemma-3-27b", {}, 1024, 52),
+        ("phi-4", {"sliding_window": 262144}, 0, 0),
+        ("smollm3-3b", {"layer_types": None, "sliding_window": 512}, 0, 0),
+    ],
+)
+def test_windows_of_the_families(
+    name: str, changed: dict[str, Any], window: int, num_layers: int, tmp_path: Path
+) -> None:
+    model = read(write(tmp_path, json.loads((FOLDER / f"{name}.json").read_text()) | changed))
+    assert (model["sliding_window"], model["num_sliding_layers"]) == (window, num_layers)
+
+
+@pytest.mark.parametrize("path", CHECKPOINTS, ids=lambda path: path.stem)
+def test_only_a_tower_is_left_out_and_the_run_says_so(path: Path) -> None:
+    model = read(path)
+    has_tower = "vision_config" in json.loads(path.read_text())
+    assert model["ignored_keys"] == (("vision_config",) if has_tower else ())
+    notes = ignored_notes(model["ignored_keys"])
+    assert notes == (
+        ["the text half of the model is simulated: the weights and inputs of vision_config are left out"] * has_tower
+    )
+
+
+def test_positions_that_are_scaled_already_stay(tmp_path: Path) -> None:
+    assert read(FOLDER / "gemma-3-4b.json")["max_position_embeddings"] == 131_072
+    assert read(FOLDER / "minimax-m2.5.json")["quantization"] == "fp8_block"
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "expected"),
+    [
+        (
+            "gemma-3-27b",
+            {"text_config": {"num_experts": 4, "n_shared_experts": 1}},
+            "shared experts (n_shared_experts)",
+        ),
+        ("minimax-m2.5", {"attn_type_list": [0, 1]}, "state-space or linear-attention layers (attn_type_list)"),
+        ("hunyuan-7b", {"use_cla": True}, "keys and values shared by layers (use_cla)"),
+        ("phi-4", {"vision_config": {"a": 1}}, "a tower for images or sound (vision_config)"),
+        (
+            "smollm3-3b",
+            {"layer_types": None, "sliding_window": 9, "use_sliding_window": True},
+            "config.json: sliding_w",
+        ),
+        ("exaone-4.0-32b", {"layer_types": None, "sliding_window_pattern": "LGL"}, "config.json: sliding_window_patt"),
+        (
+            "phi-4",
+            {"architectures": ["Llama4ForConditionalGeneration"], "text_config": {"interleave_moe_layer_step": 1}},
+            "shared experts (interleave_moe_layer_step) cannot be simulated",
+        ),
+    ],
+)
+def test_what_a_shape_cannot_say_is_refused(name: str, changed: dict[str, Any], expected: str, tmp_path: Path) -> None:
+    folder = write(tmp_path, json.loads((FOLDER / f"{name}.json").read_text()) | changed)
+    with pytest.raises(ConfigError, match=re.escape(expected)) as caught:
+        read(folder)
+    assert "\n" not in str(caught.value)
