@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 
 from experiments.inferencex.fit import with_synchronous
-from experiments.inferencex.scores import contradicted, scores
+from experiments.inferencex.scores import scores
+from harness.validation.contradictions import contradicted
 from simulator.importers.aiconfigurator.rules import HOST
 
 

@@ -7,6 +7,7 @@ from harness.errors import ConfigError
 from simulator.models.hardware import Device, ModelShape
 from simulator.models.memory import DeviceTooSmallError, KVPool, size_kv_pool
 from simulator.quantities import MAX_BLOCKS
+from simulator.vllm_versions import vllm_version
 
 
 def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, device: Device) -> KVPool:
@@ -26,7 +27,7 @@ def kv_pool(config: RunConfig, model: ModelShape, drafter: ModelShape | None, de
             gpu_memory_utilization=config.gpu_memory_utilization,
             max_num_batched_tokens=config.max_num_batched_tokens,
             max_num_seqs=config.max_num_seqs,
-            memory_account=config.engine.memory_account,
+            memory_account=config.engine.memory_account or vllm_version(config.engine.vllm_version).memory_account,
             drafter=drafter,
         )
     except DeviceTooSmallError as error:

@@ -13,7 +13,7 @@ from harness.figures.labels import parameter_label, short_name
 from harness.figures.pages.elements import Cell, Markup, Tone, code, figures, folded, section, table, tiles, verdict
 from harness.figures.pages.page import Page
 from harness.figures.pages.reproduction import read_document, reproduction, settings_of
-from harness.figures.pages.search_page import trials
+from harness.figures.pages.search_page import mixed_verdict, trials
 from harness.figures.pages.words import count, interval_text, number_cell, numeric, value_text
 from harness.results.stored.files import CAPACITY, SEARCH, SUMMARY
 from harness.results.summary import number
@@ -50,6 +50,7 @@ def capacity_page(folder: Path) -> Page:
         badges=[("plain", "CAPACITY")],
         question=_question(document, over),
         parts=[
+            mixed_verdict(rows),
             _verdict(document, best, "Best:" if len(rows) > 1 else "Found:"),
             code(str(document.get("command") or "")),
             tiles(_tiles(best, unit)) if best else Markup(""),

@@ -15,6 +15,7 @@ from rich.text import Text
 from engine.documents import DocumentError, read_json
 from harness.errors import TwinServeError
 from harness.results.metrics import json_ready
+from harness.results.step_times import mixed_text
 from harness.results.stored.files import CAPACITY, write_whole
 from harness.results.summary import number
 from harness.studies.capacity.row import Row, range_text
@@ -62,6 +63,8 @@ def capacity_text(folder: Path) -> str:
 def print_table(document: Mapping[str, Any], console: Console) -> None:
     """The capacities, the best first, the sentence and the `vllm serve` line."""
     rows: Sequence[Row] = document["rows"]
+    if mixed := mixed_text(row.get("cost_source") for row in rows):
+        console.print(Text(f"! {mixed}", style="bold"))
     if len(rows) > 1:
         console.print(Text(f"Capacities in {document['unit']}", style="bold"))
         console.print(_table(rows))

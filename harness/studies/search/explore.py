@@ -28,6 +28,7 @@ from harness.config.schema.tasks.capacity import SearchConfig
 from harness.engines.resolving.serve_line import serve_line
 from harness.errors import ConfigError, TwinServeError
 from harness.results.metrics import json_ready
+from harness.results.step_times import mixed_text
 from harness.results.stored.files import SEARCH, write_whole
 from harness.results.summary import number
 from harness.results.unserved import unserved_text
@@ -230,6 +231,7 @@ def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> floa
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")
     trial.set_user_attr("command", summary["vllm_command"])
+    trial.set_user_attr("cost_source", summary.get("cost_source"))
     return float(value)
 
 
@@ -255,6 +257,7 @@ def _document(study: optuna.Study, config: RunConfig) -> dict[str, Any]:
             "label": trial.user_attrs["label"],
             "overrides": {key: text(value) for key, value in trial.params.items()},
             "value": _value(trial),
+            "cost_source": trial.user_attrs.get("cost_source"),
             "given_up": trial.user_attrs.get("given_up"),
             "folder": f"trials/{trial.number}",
         }
@@ -294,6 +297,8 @@ def _conclude(study: optuna.Study, document: dict[str, Any], config: RunConfig, 
         write_document(table, folder)
         print_table(table, console)
     else:
+        if mixed := mixed_text(row["cost_source"] for row in document["rows"]):
+            console.print(Text(f"! {mixed}", style="bold"))
         console.print(document["sentence"], highlight=False)
         console.print(Text(document["command"], style="cyan"), soft_wrap=True)
     console.print(f"results: {folder}", highlight=False, soft_wrap=True)
