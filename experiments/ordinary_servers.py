@@ -50,7 +50,7 @@ def main() -> None:
     document = {
         **provenance("experiments.ordinary_servers"),
         "errors_pct": _summary(table),
-        "by_cost": {", ".join(key): _summary(part) for key, part in table.groupby(["engine", "cost"])},
+        "by_cost": {str(key): _summary(part) for key, part in table.groupby(table["engine"] + ", " + table["cost"])},
         "by_class": {str(key): _summary(part) for key, part in table.groupby("class")},
         "rows": rows,
         "refused": refused,

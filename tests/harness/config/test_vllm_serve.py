@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from harness import run
-from harness.config import parse
+from harness.config import ProfiledCost, SimEngine, parse
 from harness.config.command_lines import vllm_serve
 from harness.config.command_lines.vllm_flags import NEUTRAL, OTHERS, SAME_SIZES
 from harness.config.command_lines.vllm_import import expand, translate
@@ -270,6 +270,7 @@ def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> No
     run_it = "docker run --gpus all -e VLLM_MXFP4_USE_MARLIN=1 --env A=1 vllm/vllm-openai:v0.15.1-cu130 --model {}"
     translation = translate(f"{run_it.format('openai/gpt-oss-120b')} --max-cudagraph-capture-size 2048 -tp 2")
     found = parse(composed(*translation.overrides, "device=h200"))
+    assert isinstance(found.engine, SimEngine) and isinstance(found.cost, ProfiledCost)
     assert found.engine.vllm_version == "0.15.1" and found.engine.max_graph_tokens == 2048
     assert found.cost.profile == "auto+separate_norms+cutlass_fp4+marlin" and found.tensor_parallel_size == 2
     assert [note for note in translation.notes if note.startswith("A=1")]

@@ -45,7 +45,12 @@ def test_rows_that_other_parallelism_served_are_left_out(tmp_path: Path) -> None
 
 def test_a_precision_that_the_file_leaves_empty_is_called_nan(tmp_path: Path) -> None:
     path = written(tmp_path, {"precision": None}, {})
-    assert read_rows(path, {"precision": "nan"}).table["id"].tolist() == ["0"]
+    settings = parse(
+        composed(
+            *SETTINGS, f"validation.measured=inferencex:{path}", "task=validate", "+validation.select.precision=nan"
+        )
+    )
+    assert read_rows(path, settings.validation.select).table["id"].tolist() == ["0"]
     with pytest.raises(MeasuredRunError, match=r"validation.select.precision=: fp8, nan"):
         read_rows(path, {})
 

@@ -1,8 +1,8 @@
 """Configuration of the tasks on measured runs: which run, which part of its requests, which constants to fit."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from harness.config.schema.base import ConfigModel, Fraction, PositiveFloat, Text, within
 
@@ -36,6 +36,14 @@ class ValidationConfig(ConfigModel):
     requests_per_client: Annotated[int, Field(ge=1, le=10_000)] = 10
     seats: Annotated[int, within("max_num_seqs")] | None = None
     tokens_beyond_prompt: Annotated[int, within("num_tokens")] | None = None
+
+    @field_validator("select", mode="before")
+    @classmethod
+    def _empty_as_text(cls, select: Any) -> Any:
+        """nan on a command line is a number; in the file it stands for an empty cell."""
+        if not isinstance(select, dict):
+            return select
+        return {key: "nan" if value != value else value for key, value in select.items()}
 
 
 class CalibrationConfig(ConfigModel):
