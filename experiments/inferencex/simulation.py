@@ -29,7 +29,8 @@ class CaseRows:
 
     def __init__(self, case: PublicServer, data: Path) -> None:
         self.case = case
-        self.config = composed("plots=false", *(f"{key}={value}" for key, value in case.settings().items()))
+        asked = ("task=validate", f"validation.measured=inferencex:{data}", "plots=false")
+        self.config = composed(*asked, *(f"{key}={value}" for key, value in case.settings().items()))
         system = self.config.device.aiconfigurator_system
         assert system is not None
         select = {
