@@ -31,7 +31,7 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
     room = room_of(config)
     held = [probe.load for probe in found.probes if probe.holds(room)]
     failed = [probe.load for probe in found.probes if not probe.holds(room)]
-    row: Row = {"label": label, "overrides": dict(overrides), "cost_source": _cost_source(config), "capacity": None}
+    row: Row = {"label": label, "overrides": dict(overrides), "cost_source": cost_source(config), "capacity": None}
     if found.estimate is None:
         row |= {"low": max(held, default=None), "high": min(failed, default=None)}
     else:
@@ -46,7 +46,8 @@ def row_of(config: RunConfig, found: Capacity, label: str, overrides: Mapping[st
     return row
 
 
-def _cost_source(config: RunConfig) -> str | None:
+def cost_source(config: RunConfig) -> str | None:
+    """Where step times come from, in one line; None of a real engine."""
     return resolve(config).step_times_from() if isinstance(config.engine, SimEngine) else None
 
 

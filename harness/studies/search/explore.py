@@ -37,7 +37,7 @@ from harness.studies.capacity.capacity_sweep import best_of, best_sentence
 from harness.studies.capacity.keys import searched_key, with_load
 from harness.studies.capacity.load_search import SCOUT_SHARE, Ask, Capacity
 from harness.studies.capacity.probe import run_quietly
-from harness.studies.capacity.row import Row, room_of, row_of
+from harness.studies.capacity.row import Row, cost_source, room_of, row_of
 from harness.studies.capacity.table import print_table, write_document
 from harness.studies.capacity.worker_pool import ended_on_failure, num_workers, submit
 from harness.studies.search.space import CAPACITY_PER_GPU, check_keys, configuration, draw_untried, space_of, text
@@ -185,6 +185,7 @@ class _TrialUnderWay:
 def _evaluate(study: optuna.Study, trial: Trial, base: RunConfig, folder: Path) -> Jobs:
     """Find the objective of a configuration; None where it is given up. Yields jobs and receives their results."""
     config = configuration(base, trial.params)
+    trial.set_user_attr("cost_source", cost_source(config))
     if config.search.objective != CAPACITY_PER_GPU:
         plain = config.model_copy(update={"task": "run", "progress": False, "plots": False, "search": SearchConfig()})
         summary = yield partial(_run, plain, folder)
@@ -231,7 +232,6 @@ def _objective(trial: Trial, config: RunConfig, summary: dict[str, Any]) -> floa
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TwinServeError(f"search.objective={config.search.objective}: the summary of a run has no such number")
     trial.set_user_attr("command", summary["vllm_command"])
-    trial.set_user_attr("cost_source", summary.get("cost_source"))
     return float(value)
 
 
@@ -295,7 +295,7 @@ def _conclude(study: optuna.Study, document: dict[str, Any], config: RunConfig, 
         sentence = best_sentence(rows, best, searched_key(config))
         table = make_document(config, rows, sentence, document["command"]) | {"best": best}
         write_document(table, folder)
-        print_table(table, console)
+        print_table(table, console, document["rows"])
     else:
         if mixed := mixed_text(row["cost_source"] for row in document["rows"]):
             console.print(Text(f"! {mixed}", style="bold"))
