@@ -232,12 +232,13 @@ def _server(line: Line) -> dict[str, Any]:
     made: dict[str, Any] = {}
     if line.version:
         made["engine.vllm_version"] = line.version
-    if line.kernels:
+    kernels = [*line.kernels, *(["static_scales"] if line.values.get("--quantization") == "modelopt" else [])]
+    if kernels:
         try:
             of_version = vllm_version(line.version).kernels
         except ValueError as error:
             raise ConfigError(f"{KEY}: {error}") from None
-        made["cost.profile"] = "+".join(("auto", *of_version, *line.kernels))
+        made["cost.profile"] = "+".join(("auto", *of_version, *kernels))
     if size := line.values.get("--max-cudagraph-capture-size"):
         made["engine.max_graph_tokens"] = _number("max_cudagraph_capture_size", size)
     return made

@@ -181,8 +181,9 @@ def _drafting(system: System, drafter: ModelShape) -> System:
     one comes with the project, since another one is of the model that verifies."""
     device, scheduler = replace(system.device, step_overhead_s=0.0), SchedulerOptions(async_scheduling=True)
     own = replace(system, model=drafter, device=device, scheduler=scheduler, profile=None, notes=())
-    if own.cost.kind == "profiled" and not _comes_along(own.cost.source):
-        own = replace(own, cost=CostChoice("roofline"))
+    if own.cost.kind == "profiled":
+        comes_along = _comes_along(own.cost.source)
+        own = replace(own, cost=replace(own.cost, source=AUTO) if comes_along else CostChoice("roofline"))
     return _priced(own)
 
 

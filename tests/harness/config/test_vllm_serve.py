@@ -275,6 +275,8 @@ def test_the_image_of_docker_tells_the_version_and_variables_the_kernels() -> No
     assert found.cost.profile == "auto+separate_norms+cutlass_fp4+marlin" and found.tensor_parallel_size == 2
     assert [note for note in translation.notes if note.startswith("A=1")]
     assert not [note for note in translation.notes if "MARLIN" in note]
+    static = parse(composed(*overrides("vllm serve meta-llama/Llama-3.1-70B --quantization modelopt -tp 2")))
+    assert isinstance(static.cost, ProfiledCost) and static.cost.profile == "auto+static_scales"
     priced_otherwise = expand([f"import_vllm={run_it.format('openai/gpt-oss-20b')}", "cost=roofline"])
     assert not any(line.startswith("cost.") for line in priced_otherwise.overrides)
     old = config(*overrides("docker run vllm/vllm-openai:v0.11.0 --model Qwen/Qwen3-8B"))

@@ -56,6 +56,12 @@ def test_what_is_given_beside_a_version_counts() -> None:
     assert kernels_of(system) == ["separate_norms"]
 
 
+def test_kernels_that_a_server_was_told_to_run_are_not_asked_of_its_drafter() -> None:
+    drafting = ("speculation=draft_model", "model@speculation.drafter=qwen3-0.6b", "scheduler.async_scheduling=false")
+    system = resolved("model=gpt-oss-20b", "cost.profile=auto+marlin", *drafting)
+    assert kernels_of(system) == ["marlin"] and system.drafter is not None and kernels_of(system.drafter) == []
+
+
 def test_experts_of_0_12_are_padded_on_hopper_but_not_on_8_gpus() -> None:
     settings = ("model=qwen3-235b-a22b", "quantization=fp8_block", "device=h200", "engine.vllm_version=0.12.0")
     assert "deepgemm" in kernels_of(resolved(*settings, "tensor_parallel_size=4"))
